@@ -34,25 +34,26 @@ Run = Tuple[List[float], Dict[str, torch.Tensor]]
 
 
 def train(config: Path, work: Path, source: Optional[Dict[str, Any]], *options: str,
-          heads: int = 2, accelerator: str = 'cpu') -> Run:
+          heads: int = 2, accelerator: str = 'cpu', steps: int = 10) -> Run:
     """Return losses and weights of a run on ``heads`` ranks, and encoders where there are any."""
     text = config.read_text()
     variant = config.with_name(f'{work.name}.py')
     variant.write_text(text + (f'feature_source = {source!r}\n' if source else ''))
     check_finished(launch(variant, '--work-dir', work, *options, environ={
         'ACCELERATOR': accelerator}, ranks=heads + (source or {}).get('encoders', 0)))
-    return read(work)
+    return read(work, steps)
 
 
-def read(work: Path) -> Run:
+def read(work: Path, steps: int = 10) -> Run:
     lines = [line for path in sorted(work.glob('*/vis_data/scalars.json'))
              for line in path.read_text().splitlines()]
     losses = [line['loss'] for line in map(json.loads, lines) if 'loss' in line]
-    return losses, torch.load(str(work / 'iter_10.pth'), **LOAD)['state_dict']
+    assert len(losses) == steps
+    return losses, torch.load(str(work / f'iter_{steps}.pth'), **LOAD)['state_dict']
 
 
 def check_equal(run: Run, other: Run) -> None:
-    assert len(run[0]) == 10 and run[0] == other[0]
+    assert run[0] == other[0]
     assert list(run[1]) == list(other[1])
     assert all(torch.equal(run[1][name], other[1][name]) for name in run[1])
 
@@ -102,8 +103,8 @@ optim_wrapper = dict(_delete_=True, type='OptimWrapper', optimizer=dict(type='SG
 """
 SHORT = """
 val_dataloader = val_cfg = val_evaluator = None
-train_cfg = dict(max_iters=10, val_interval=10)
-default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=10, save_best=None))
+train_cfg = dict(max_iters=4, val_interval=4)
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=4, save_best=None))
 visualizer = dict(vis_backends=[dict(type='LocalVisBackend')])
 """
 
@@ -121,13 +122,14 @@ def test_demo_and_nwpu_train_alike_from_every_source(text: str, config: str, dat
         pytest.skip(f'{data} is not here')
     path = tmp_path / 'short.py'
     path.write_text(text.format(config=str(ROOT / 'configs' / config), data=str(data)) + SHORT)
-    expected = train(path, tmp_path / 'local', None, heads=1)
+    expected = train(path, tmp_path / 'local', None, heads=1, steps=4)
     folder = str(tmp_path / 'features')
     check_finished(launch(command=[sys.executable, 'tools/cache_features.py', str(path), '--folder',
                                    folder, '--accelerator', 'cpu']))
     for source in (dict(type='Cached', folder=folder), dict(type='Prefetched'),
                    dict(type='Streamed', encoders=1)):
-        check_equal(train(path, tmp_path / str(source['type']), source, heads=1), expected)
+        check_equal(train(path, tmp_path / str(source['type']), source, heads=1, steps=4),
+                    expected)
 
 
 @main_leg
