@@ -68,6 +68,10 @@ def test_training_testing_and_prediction(tmp_path: Path, tiny_data: Path, enviro
                            '--out', tmp_path / 'maps', *CPU, environ=environ))
 
 
+# The trainings of both drivers are above.
+ONE_DRIVER = pytest.mark.parametrize('environ', ['working'], indirect=True)
+
+
 # Forked ranks do not run the report, so that only a failing driver shows what they touch.
 @pytest.mark.parametrize('environ', ['failing'], indirect=True)
 def test_two_ranks(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
@@ -77,12 +81,14 @@ def test_two_ranks(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     check_without_cuda(finished)
 
 
+@ONE_DRIVER
 def test_caching_features(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     config = write_tiny_config(tmp_path / 'frozen.py', tiny_data, frozen_config.PLAIN + OPTIONS)
     check_without_cuda(run('cache_features.py', config, '--work-dir', tmp_path / 'run', '--folder',
                            tmp_path / 'cache', *CPU, environ=environ))
 
 
+@ONE_DRIVER
 def test_doctor(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, OPTIONS)
     check_without_cuda(run('doctor.py', config, *CPU, environ=environ))

@@ -1,5 +1,7 @@
 """Configs of few labels, stage two and rewards by the start script: the bits of a resumed run.
 
+Eight ranks on simulated cards, two on the CPU.
+
 Where ``MAPSAGE_NWPU`` names the folder of the NWPU polygons, those of configs/nwpu too.
 """
 from __future__ import annotations
@@ -23,7 +25,7 @@ pytestmark = main_leg
 NO_SIM = no_simulated_cards()
 NO_SIM_HERE = pytest.mark.skipif(NO_SIM is not None, reason=str(NO_SIM))
 NWPU = os.environ.get('MAPSAGE_NWPU', '')
-RANKS, STEPS = 8, 2
+RANKS, STEPS = dict(cpu=2, sim=8), 2
 SHORT = ['--cfg-options', f'train_cfg.max_iters={STEPS}', f'train_cfg.val_interval={STEPS}',
          'default_hooks.checkpoint.interval=1', 'default_hooks.checkpoint.save_best=None',
          'default_hooks.logger.interval=1', 'val_dataloader.dataset.indices=8',
@@ -57,7 +59,7 @@ def _config(data: str, name: str) -> Path:
 def _train(environ: Dict[str, str], data: str, name: str, work: Path, accelerator: str,
            *options: str) -> str:
     finished = launch(_config(data, name), '--work-dir', work, '--accelerator', accelerator, *SHORT,
-                      *options, ranks=RANKS,
+                      *options, ranks=RANKS[accelerator],
                       environ=dict(environ, MAPSAGE_STAGE_ONE=f'{environ["STAGES"]}/{data}.pth'))
     check_finished(finished)
     return finished.output
@@ -70,7 +72,7 @@ def _check(environ: Dict[str, str], data: str, name: str, folder: Path, accelera
     if accelerator == 'sim':  # eccl's own sum depends on the buckets of gradients
         options.append('env_cfg.reduction=ordered')
     output = _train(environ, data, name, folder / 'whole', accelerator, *options)
-    assert f'world size {RANKS}' in output
+    assert f'world size {RANKS[accelerator]}' in output
     kind = next(each for each in SAID if name.endswith(each))
     assert SAID[kind] in output
     (folder / 'again').mkdir()
@@ -94,7 +96,7 @@ EVERYWHERE = pytest.mark.parametrize(
 
 @EVERYWHERE
 @pytest.mark.parametrize('name', ['16_fixmatch_dropout', 'stage_two', 'reward'])
-def test_the_demo_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: str,
+def test_the_demo_on_ranks(environ: Dict[str, str], tmp_path: Path, name: str,
                                  accelerator: str) -> None:
     _check(environ, 'demo', name, tmp_path, accelerator)
 
@@ -102,6 +104,6 @@ def test_the_demo_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: 
 @pytest.mark.skipif(not NWPU, reason='MAPSAGE_NWPU is not set')
 @EVERYWHERE
 @pytest.mark.parametrize('name', ['16_fixmatch_dropout', 'stage_two', 'reward'])
-def test_real_images_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: str,
+def test_real_images_on_ranks(environ: Dict[str, str], tmp_path: Path, name: str,
                                     accelerator: str) -> None:
     _check(environ, 'nwpu', name, tmp_path, accelerator)

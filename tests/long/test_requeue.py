@@ -49,7 +49,7 @@ def notes(run: Launch) -> Path:
 
 
 @pytest.mark.parametrize('ask, ranks, more, cold', [
-    (launcher, 2, '', False), (one_rank, 3, '', False),
+    (launcher, 2, '', False), pytest.param(one_rank, 3, '', False, marks=on_host),
     pytest.param(every_process, 2, '', True, marks=on_host),
     pytest.param(encoder, 3, PLAIN + STREAMED, False, marks=on_host)])
 def test_a_run_that_is_asked_to_stop_can_be_queued_again(

@@ -18,7 +18,7 @@ from color_model import paint, write_scene
 from frozen_config import PLAIN
 from ranks import free_port
 from socket_table import Listener, listening
-from support import ROOT, Launch, check_finished, main_leg, on_host, write_tiny_config
+from support import ROOT, Launch, check_finished, main_leg, write_tiny_config
 
 TABLE = ROOT / 'docs' / 'explanation' / 'security.md'
 REQUIRED = 'always'
@@ -193,7 +193,7 @@ def check_secret(watch: Watch, output: str, work: Path) -> None:
     assert secret not in output + ' '.join(watch.commands.values())
 
 
-@on_host
+@main_leg
 def test_encoders(tiny_data: Path, tmp_path: Path) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, PLAIN
                                + "feature_source = dict(type='Streamed', encoders=1)\n")
@@ -299,6 +299,7 @@ def test_machines_that_come_and_go(tiny_data: Path, tmp_path: Path,
     watch.check('NNODES=2:4')
 
 
+@main_leg  # nothing of it is MapSage's code
 @pytest.mark.skipif(os.getuid() != 0 or not all(map(shutil.which, ('ip', 'nft', 'unshare'))),
                     reason='network namespaces need root, iproute2, nftables and util-linux')
 def test_the_firewall_of_the_docs() -> None:

@@ -91,10 +91,10 @@ def kill_server(run: Launch) -> None:
 
 
 @pytest.mark.parametrize('ranks, end, words', [
-    (2, interrupt_launcher, ['stopped by SIGINT']),
-    (3, press_ctrl_c, ['stopped by SIGINT']),
+    pytest.param(2, interrupt_launcher, ['stopped by SIGINT'], marks=on_host),
+    pytest.param(3, press_ctrl_c, ['stopped by SIGINT'], marks=on_host),
     (2, terminate_launcher, ['stopped by SIGTERM']),
-    (3, kill_launcher, []),
+    pytest.param(3, kill_launcher, [], marks=on_host),
     (2, kill_rank, ['failed first', 'killed by SIGKILL']),
     pytest.param(3, kill_fork, ['failed first', 'killed by SIGKILL'], marks=on_host),
     pytest.param(2, kill_server, ['failed first', 'killed by SIGKILL'], marks=on_host),
