@@ -82,10 +82,8 @@ NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/commands/test_assess_command.py', 'unit/commands/test_error_reports.py',
     'unit/commands/doctor/test_tuning.py', 'unit/distributed/test_launcher.py',
     'unit/models/backbones/test_dinov3_parity.py', 'unit/test_scripts.py', 'unit/test_mutants.py',
-    'distributed/test_sampling_runs.py', 'distributed/test_group_reward_ranks.py',
-    'distributed/test_jaccard_ranks.py', 'distributed/test_feature_sources.py',
-    'integration/test_accept_machine.py',
-    'integration/test_wheel.py'))
+    'distributed/test_sampling_runs.py', 'distributed/test_jaccard_ranks.py',
+    'distributed/test_feature_sources.py', 'integration/test_wheel.py'))
 # Of these folders: hooks, which train on the device.
 ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/features/hooks', 'unit/sampling/hooks/test_group_reward_settings.py',
@@ -95,7 +93,8 @@ ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/features/remote', 'unit/viewer/test_view_review.py', 'unit/viewer/test_view_server.py',
     'unit/drawing/test_sampling_plot.py', 'unit/commands/test_replay.py',
     'distributed/test_lora_runs.py', 'distributed/test_mask_ranks.py',
-    'distributed/test_saving_alone.py', 'integration/test_one_writer.py',
+    'distributed/test_saving_alone.py', 'distributed/test_group_reward_ranks.py',
+    'integration/test_accept_machine.py', 'integration/test_one_writer.py',
     'integration/test_geotiff_pictures.py'))
 
 # Folders of tests whose processes mostly wait for each other.
