@@ -83,7 +83,7 @@ NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/commands/doctor/test_tuning.py', 'unit/distributed/test_launcher.py',
     'unit/models/backbones/test_dinov3_parity.py', 'unit/test_scripts.py', 'unit/test_mutants.py',
     'distributed/test_sampling_runs.py', 'distributed/test_jaccard_ranks.py',
-    'distributed/test_feature_sources.py', 'integration/test_wheel.py'))
+    'integration/test_wheel.py'))
 # Of these folders: hooks, which train on the device.
 ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/features/hooks', 'unit/sampling/hooks/test_group_reward_settings.py',
