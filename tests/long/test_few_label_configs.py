@@ -41,7 +41,7 @@ SAID = {'fixmatch_dropout': '[FixMatch] of 1 step(s): ', 'stage_two': 'loss_jacc
 def environ(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
     """Data of the demo, and a model of each dataset that was never trained."""
     folder = tmp_path_factory.mktemp('few')
-    write_demo_data(str(folder / 'demo'), DemoParams())
+    write_demo_data(str(folder / 'demo'), DemoParams(val_scenes=1))
     (folder / 'demo' / 'scene.tif').unlink()  # of which the script would make a map
     init_default_scope('mmseg')
     for name in ('demo', 'nwpu'):
