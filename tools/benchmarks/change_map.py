@@ -1,12 +1,14 @@
 """Peak memory and time of a map of change of a pair of scenes of 10,000 x 10,000 pixels.
 
-    python tools/benchmarks/change_map.py [--size 10000] [--ranks 1 2]
+    OMP_NUM_THREADS=1 python tools/benchmarks/change_map.py [--size 10000] [--ranks 1 2]
 
 Writes two scenes that differ in scattered squares, block by block, and maps them with
-tools/predict.py in processes of its own, with a siamese model of one EfficientNet stage that calls
-strong differences change. The bound is stated before the map: a strip of scores is as wide as the
-scene, and nothing is as large as the scene. The peak is the largest resident set of any process, as
-the kernel counts it. Maps of all numbers of ranks must have the same bytes.
+tools/predict.py in other processes, with a siamese model of one EfficientNet stage that calls strong
+differences change. The bound is stated before the map: the formula of docs/how-to/scene-stacks.md,
+and what a forward pass of the model adds to a process. The peak is the largest resident set of any
+process, as the kernel counts it. While the map is made, the largest resident set is noted beside the
+number of finished strips: memory that grows with the scene would show there. Maps of all numbers of
+ranks must have the same bytes.
 """
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import rasterio
@@ -31,11 +34,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
 from _common import describe_machine  # noqa: E402
 
-import mapsage  # noqa: E402, F401
+from mapsage.accelerator import resolve_accelerator  # noqa: E402
+from mapsage.commands.checkpoint_model import choose_batch  # noqa: E402
 
-# Bound on the resident set of a process in GiB, for scenes up to 20,000 pixels wide.
-BOUND = 2.
-_BLOCK = 512
+_BLOCK, _WINDOW = 512, 512
+# Bands of both dates, two planes for each date, and two of the place.
+_CHANNELS = 2 * 3 + 2 * 2 + 2
+_CLASSES = 2
+# Python, PyTorch and GDAL with its cache of blocks, and pixels that wait to be predicted.
+_PROGRAM, _AHEAD = 1 << 30, 512 << 20
+# Groups of strips that have a line in the report.
+_GROUPS = 5
 _CONFIG = '''
 default_scope = 'mmseg'
 custom_imports = dict(imports=['mapsage'])
@@ -90,8 +99,81 @@ def write_pair(folder: Path, size: int) -> Tuple[Path, Path]:
     return paths
 
 
-def predict(folder: Path, out: Path, ranks: int) -> Tuple[float, float]:
-    """Map the pair; return the largest resident set of a process in GiB, and seconds."""
+def memory_of_program(width: int, batch: int) -> int:
+    """Return the bytes that docs/how-to/scene-stacks.md allows without the model's own memory."""
+    readers, threads = min(8, len(os.sched_getaffinity(0))), torch.get_num_threads()
+    window = 4 * _CHANNELS * _WINDOW**2
+    ahead = max(readers, min(4 * readers, _AHEAD // window))
+    return (_PROGRAM + window * (ahead + 1 + readers + batch * (3 + 4 * threads))
+            + 4 * _CLASSES * (2 * _WINDOW * width + 4 * batch * _WINDOW**2))
+
+
+def memory_of_model(folder: Path, batch: int) -> int:
+    """Return what a forward pass adds to the largest resident set of a process, in bytes."""
+    read_end, write_end = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model = MODELS.build(Config.fromfile(str(folder / 'change.py')).model).eval()
+        before = _resident(os.getpid(), 'VmHWM')
+        with torch.no_grad():
+            model(torch.zeros(batch, _CHANNELS, _WINDOW, _WINDOW), mode='tensor')
+        os.write(write_end, str(_resident(os.getpid(), 'VmHWM') - before).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        text = pipe.read()
+    os.waitpid(process, 0)
+    if not text:
+        raise SystemExit('the forward pass of the model failed')
+    return int(text)
+
+
+def _resident(process: int, field: str) -> int:
+    """Return a field of a process's status in bytes; 0 if the process has ended."""
+    try:
+        status = Path(f'/proc/{process}/status').read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in status.splitlines()
+                 if line.startswith(field + ':')), 0)
+
+
+def _descendants(process: int) -> List[int]:
+    """Return a process and all processes that it has started and that still run."""
+    try:
+        children = Path(f'/proc/{process}/task/{process}/children').read_text().split()
+    except OSError:
+        children = []
+    return [process, *(descendant for child in children for descendant in _descendants(int(child)))]
+
+
+class Course(NamedTuple):
+    """Memory and time of a map.
+
+    Attributes:
+        peak: Largest resident set of any process in bytes.
+        by_strips: Largest resident set until so many strips were finished, in bytes.
+        seconds, processor_seconds: Elapsed and processor time.
+    """
+
+    peak: int
+    by_strips: Dict[int, int]
+    seconds: float
+    processor_seconds: float
+
+    def describe(self) -> str:
+        """Return the memory of groups of strips, and while the files are written."""
+        strips = sorted(self.by_strips)
+        size = -(-len(strips) // _GROUPS)
+        groups = [strips[start:start + size] for start in range(0, len(strips), size)]
+        return ', '.join(f'{group[0]} to {group[-1]}: '
+                         f'{max(self.by_strips[strip] for strip in group) / 2**30:.2f}'
+                         for group in groups)
+
+
+def predict(folder: Path, out: Path, ranks: int) -> Course:
+    """Map the pair; return memory and time."""
     command = [sys.executable, str(ROOT / 'tools' / 'predict.py')]
     environ = dict(os.environ, PYTHONPATH=str(ROOT))
     if ranks > 1:
@@ -103,10 +185,27 @@ def predict(folder: Path, out: Path, ranks: int) -> Tuple[float, float]:
          str(folder / 'before_20190614.tif'), str(folder / 'after_20230702.tif'), '--out', str(out),
          '--polygons', '--accelerator', 'cpu'], env=environ, cwd=str(ROOT),
         stdout=subprocess.DEVNULL)
+    by_strips: Dict[int, int] = {}
+    ended = threading.Event()
+
+    def watch() -> None:
+        strips = 0
+        while not ended.wait(1):
+            # The strips are removed when the files are written.
+            strips = max(strips, sum(1 for _ in out.glob('.*/strip*')))
+            largest = max(_resident(descendant, 'VmHWM')
+                          for descendant in _descendants(process.pid))
+            by_strips[strips] = max(by_strips.get(strips, 0), largest)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     _, status, usage = os.wait4(process.pid, 0)
+    ended.set()
+    watcher.join()
     if status:
         raise SystemExit(f'predict.py ended with {status}')
-    return usage.ru_maxrss / 2**20, time.monotonic() - start
+    return Course(usage.ru_maxrss << 10, by_strips, time.monotonic() - start,
+                  usage.ru_utime + usage.ru_stime)
 
 
 def main() -> None:
@@ -116,21 +215,32 @@ def main() -> None:
     parser.add_argument('--size', type=int, default=10000, help='side of the scenes in pixels')
     parser.add_argument('--ranks', type=int, nargs='+', default=[1])
     args = parser.parse_args()
-    print(describe_machine())
-    print(f'bound: {BOUND:g} GiB of a process; the pair has {6 * args.size**2 / 2**30:.2f} GiB, '
-          f'its scores in float32 {8 * args.size**2 / 2**30:.2f} GiB')
+    print(f'{describe_machine()}, rasterio {rasterio.__version__}')
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder)
+        batch = choose_batch(None, (_WINDOW, _WINDOW), _CLASSES, resolve_accelerator('cpu'),
+                             _CHANNELS)
+        program, model = memory_of_program(args.size, batch), memory_of_model(folder, batch)
+        bound = program + model
+        print(f'bound of a process: {bound / 2**30:.2f} GiB, of it {model / 2**30:.2f} GiB of the '
+              f'model with {batch} windows; the pair has {6 * args.size**2 / 2**30:.2f} GiB, its '
+              f'scores in float32 {8 * args.size**2 / 2**30:.2f} GiB', flush=True)
         write_pair(folder, args.size)
-        maps = set()
+        maps, is_within = set(), True
         for ranks in args.ranks:
-            peak, seconds = predict(folder, folder / f'maps{ranks}', ranks)
+            course = predict(folder, folder / f'maps{ranks}', ranks)
             path, = (folder / f'maps{ranks}').glob('*_to_*.tif')
             maps.add(path.read_bytes())
-            print(f'{ranks} rank(s): peak {peak:.2f} GiB, {seconds:.0f} s, '
-                  f'{"within" if peak <= BOUND else "BEYOND"} the bound', flush=True)
+            is_within = is_within and course.peak <= bound
+            print(f'{ranks} rank(s): peak {course.peak / 2**30:.2f} GiB, '
+                  f'{course.processor_seconds:.0f} s of processor time, {course.seconds:.0f} s, '
+                  f'{"within" if course.peak <= bound else "BEYOND"} the bound\n'
+                  f'  largest resident set until then in GiB, by finished strips: {course.describe()}',
+                  flush=True)
         print('the same bytes' if len(maps) == 1 else 'DIFFERENT bytes')
+    if len(maps) > 1 or not is_within:
+        sys.exit(1)
 
 
 if __name__ == '__main__':
