@@ -1,5 +1,7 @@
 """The preview picture: rows of image, truth, prediction and disagreement, with a legend.
 
+Samples of two dates have two images, before and after.
+
 :func:`render_preview` is pure (arrays in, one uint8 RGB array out); :func:`save_preview` writes
 the picture atomically, so no reader sees an incomplete file. Label maps are resized once, by
 selecting pixels, so that the picture shows no label that the model did not predict.
@@ -33,12 +35,15 @@ class PreviewSample:
         truth: True labels, integers ``(H', W')``; None for a test set without labels. Labels that
             are not a class, such as the ignore index, are drawn as no data.
         name: Caption, usually the file name of the image.
+        after: Image of the second date, as ``image``; None for samples of one date. The samples of
+            a picture have all one date or all two.
     """
 
     image: np.ndarray
     prediction: np.ndarray
     truth: Optional[np.ndarray] = None
     name: str = ''
+    after: Optional[np.ndarray] = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def render_preview(samples: Sequence[PreviewSample],
         Picture, RGB uint8 ``(H, W, 3)``.
 
     Raises:
-        ValueError: If there is no sample, a class list is empty, or an array has a wrong shape.
+        ValueError: If there is no sample, a class list is empty, an array has a wrong shape, or
+            some samples have one date and others two.
     """
     if not samples:
         raise ValueError('a preview of 0 samples was requested, expected at least one')
@@ -76,9 +82,13 @@ def render_preview(samples: Sequence[PreviewSample],
         raise ValueError('a preview needs class names, got none; set METAINFO of the dataset')
     colors = tiles.class_palette(len(classes), palette)
     with_truth = any(sample.truth is not None for sample in samples)
+    dates = {1 if sample.after is None else 2 for sample in samples}
+    if len(dates) > 1:
+        raise ValueError('some samples of a preview have one date and others two, expected the '
+                         'same number; draw them as two pictures')
     rows = [_row(sample, colors, with_truth) for sample in samples]
     entries, note = _legend_entries(samples, classes, colors)
-    return _draw(rows, _column_titles(with_truth, labels), entries, title,
+    return _draw(rows, _column_titles(dates == {2}, with_truth, labels), entries, title,
                  '   '.join(filter(None, (subtitle, note))))
 
 
@@ -102,8 +112,9 @@ def save_preview(path: str,
     save_png(path, render_preview(samples, classes, palette, title, subtitle, labels))
 
 
-def _column_titles(with_truth: bool, labels: str) -> List[str]:
-    return ['Image', 'Truth', labels, 'Disagreement'] if with_truth else ['Image', labels]
+def _column_titles(with_dates: bool, with_truth: bool, labels: str) -> List[str]:
+    images = ['Before', 'After'] if with_dates else ['Image']
+    return images + (['Truth', labels, 'Disagreement'] if with_truth else [labels])
 
 
 def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:
@@ -112,21 +123,24 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
         raise ValueError(f'the prediction of {sample.name or "a sample"} has shape '
                          f'{sample.prediction.shape}, expected (H, W) labels')
     height, width = tile_size(sample.prediction.shape)
-    image = tiles.resize(tiles.display_rgb(tiles.shrink(sample.image, MAX_STORED_SIDE, False)),
-                         height, width, nearest=False)
+    images = [tiles.resize(tiles.display_rgb(tiles.shrink(image, MAX_STORED_SIDE, False)),
+                           height, width, nearest=False)
+              for image in (sample.image, sample.after) if image is not None]
     prediction = tiles.resize(sample.prediction, height, width, nearest=True)
-    row = [_PreviewTile(image, sample.name), _PreviewTile(tiles.color_labels(prediction, palette))]
+    pictures = [_PreviewTile(image, sample.name if number == 0 else '')
+                for number, image in enumerate(images)]
+    labels = _PreviewTile(tiles.color_labels(prediction, palette))
     if not with_truth:
-        return row
+        return [*pictures, labels]
     if sample.truth is None:
-        blank = np.full_like(image, 238)
-        return [row[0], _PreviewTile(blank, 'no truth'), row[1], _PreviewTile(blank)]
+        blank = np.full_like(images[0], 238)
+        return [*pictures, _PreviewTile(blank, 'no truth'), labels, _PreviewTile(blank)]
     if sample.truth.ndim != 2:
         raise ValueError(f'the truth of {sample.name or "a sample"} has shape '
                          f'{sample.truth.shape}, expected (H, W) labels')
     truth = tiles.resize(sample.truth, height, width, nearest=True)
-    wrong = tiles.disagreement(image, truth, prediction, len(palette))
-    return [row[0], _PreviewTile(tiles.color_labels(truth, palette)), row[1],
+    wrong = tiles.disagreement(images[-1], truth, prediction, len(palette))
+    return [*pictures, _PreviewTile(tiles.color_labels(truth, palette)), labels,
             _PreviewTile(wrong, _accuracy(sample, len(palette)))]
 
 

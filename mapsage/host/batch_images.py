@@ -16,6 +16,7 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
 from mapsage.host.dataset_parts import metainfo_of
+from mapsage.stacks import StackLayout
 
 _RGB = (0, 1, 2)
 Channels = Optional[Tuple[int, ...]]
@@ -46,11 +47,7 @@ def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Chann
     """
     if order is not None:
         return _RGB if order == 'rgb' else None
-    model = cfg.get('model')
-    # Test-time augmentation wraps the config of the segmentor.
-    while isinstance(model, Mapping) and 'backbone' not in model and 'module' in model:
-        model = model['module']
-    model = model if isinstance(model, Mapping) else {}
+    model = _segmentor(cfg)
     bands = _sub_config(_sub_config(model, 'backbone'), 'bands')
     channels = tuple(bands.get('rgb') or ())
     if len(channels) == len(_RGB) and None not in channels:
@@ -61,6 +58,29 @@ def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Chann
             _types(_sub_config(cfg, f'{split}_dataloader').get('dataset')))
         for split in ('train', 'val', 'test'))
     return _RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else None
+
+
+def channels_of_dates(cfg: Mapping[str, Any]) -> Tuple[Channels, ...]:
+    """Return the channels that a picture shows for each date of a model of two dates.
+
+    The first three bands of the sensor are shown as red, green and blue, or its first band as gray.
+
+    Args:
+        cfg: Config of the run.
+
+    Returns:
+        Channels of the first and of the second date; empty if the model does not take stacks of one
+        sensor with two dates.
+    """
+    preprocessor = _sub_config(_segmentor(cfg), 'data_preprocessor')
+    if 'sensors' not in preprocessor:
+        return ()
+    sensors = StackLayout.of_config(preprocessor['sensors']).sensors
+    if [sensor.max_dates for sensor in sensors] != [2]:
+        return ()
+    bands = len(sensors[0].bands)
+    first = _RGB if bands >= len(_RGB) else (0, 0, 0)
+    return first, tuple(bands + channel for channel in first)
 
 
 def choose_channels(image: np.ndarray, channels: Channels) -> np.ndarray:
@@ -154,6 +174,14 @@ def _entry(entries: object, index: int) -> object:
     if not isinstance(entries, (list, tuple, torch.Tensor)) or index >= len(entries):
         return None
     return entries[index]
+
+
+def _segmentor(cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the segmentor, which test-time augmentation wraps."""
+    model = cfg.get('model')
+    while isinstance(model, Mapping) and 'backbone' not in model and 'module' in model:
+        model = model['module']
+    return model if isinstance(model, Mapping) else {}
 
 
 def _sub_config(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

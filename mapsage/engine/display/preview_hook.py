@@ -21,8 +21,11 @@ from mmengine.structures import BaseDataElement
 
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.drawing.tiles import display_rgb, is_class, shrink
+from mapsage.geo import GeoError, Raster, RasterBlockError
 from mapsage.host.batch_images import (
+    Channels,
     ShowsImages,
+    channels_of_dates,
     dataset_metainfo,
     image_in_batch,
     sample_in_batch,
@@ -51,6 +54,8 @@ class _PreviewCandidate(NamedTuple):
 @HOOKS.register_module()
 class PreviewHook(ShowsImages, Hook):
     """Hook that writes ``preview.png`` (image, truth, prediction, disagreement) after evaluations.
+
+    Pairs of two dates have two images, before and after, as the model sees them.
 
     It shows the samples of rank 0 whose truth has the most classes, and among equals the earliest,
     so that the picture shows the same ground every time. The hook takes part in no collective. If a
@@ -88,11 +93,14 @@ class PreviewHook(ShowsImages, Hook):
         self._not_the_sample: Set[str] = set()
         self._failures = 0
         self._channels = shown_channels({}, input_channel_order)
+        # Channels of both dates of a pair; empty for samples of one date.
+        self._date_channels: Tuple[Channels, ...] = ()
 
     def before_val_epoch(self, runner: HostRunner) -> None:
         """Discard the samples of the previous evaluation."""
         self._chosen, self._failures = [], 0
         self._channels = shown_channels(runner.cfg, self.input_channel_order)
+        self._date_channels = channels_of_dates(runner.cfg)
 
     before_test_epoch = before_val_epoch
 
@@ -143,14 +151,17 @@ class PreviewHook(ShowsImages, Hook):
         prediction = _labels(output, 'pred_sem_seg')
         assert prediction is not None
         path = _image_path(output)
-        image = self._read(path, output.metainfo.get('ori_shape'))
-        if image is None:
-            image = image_in_batch(data_batch, index, self._channels)
-        if image is None:
+        images = [image_in_batch(data_batch, index, channels) for channels in self._date_channels]
+        if not images:
+            image = self._read(path, output.metainfo.get('ori_shape'))
+            images = [image_in_batch(data_batch, index, self._channels) if image is None else image]
+        pictures = [display_rgb(shrink(image, _KEPT_SIDE, nearest=False))
+                    for image in images if image is not None]
+        if len(pictures) < len(images):
             raise ValueError('the image can be read neither from img_path nor from inputs of '
                              'the batch, expected there a (bands, H, W) tensor; add img_path to '
                              'meta_keys of PackSegInputs')
-        sample = PreviewSample(image=display_rgb(shrink(image, _KEPT_SIDE, nearest=False)),
+        sample = PreviewSample(image=pictures[0], after=(*pictures, None)[1],
                                prediction=shrink(prediction, _KEPT_SIDE, nearest=True),
                                truth=None if truth is None
                                else shrink(truth, _KEPT_SIDE, nearest=True),
@@ -170,10 +181,11 @@ class PreviewHook(ShowsImages, Hook):
         if path in self._not_the_sample or not os.path.isfile(path) \
                 or os.path.getsize(path) > _MAX_FILE_BYTES:
             return None
-        image = _read_rgb(path)
+        image = (_read_geotiff(path, original_shape)
+                 if path.lower().endswith(('.tif', '.tiff')) else _read_rgb(path))
         if image is None or (original_shape is not None
                              and tuple(image.shape[:2]) != tuple(original_shape[:2])):
-            # A window of a scene, or a format that OpenCV cannot read. Do not try it again.
+            # A window of a scene, or a format that cannot be read. Do not try it again.
             self._not_the_sample.add(path)
             return None
         return image
@@ -241,6 +253,22 @@ def _read_rgb(path: str) -> Optional[np.ndarray]:
         # Raised above OpenCV's pixel limit; for other unreadable pictures imread returns None.
         return None
     return None if image is None else np.ascontiguousarray(image[:, :, ::-1])
+
+
+def _read_geotiff(path: str, shape: Optional[Tuple[int, ...]]) -> Optional[np.ndarray]:
+    """Return the first three bands of a GeoTIFF, or its first band, ``(H, W, bands)``.
+
+    None if it cannot be read or has another shape: a scene is not decoded for a window of it.
+    OpenCV would print a warning for every tag that it does not know.
+    """
+    try:
+        with Raster(path) as raster:
+            if shape is not None and (raster.height, raster.width) != tuple(shape[:2]):
+                return None
+            image = raster.read(0, 0, raster.width, raster.height)[0]
+    except (GeoError, RasterBlockError):
+        return None
+    return np.ascontiguousarray(image[:3 if len(image) >= 3 else 1].transpose(1, 2, 0))
 
 
 def _title(runner: HostRunner) -> str:

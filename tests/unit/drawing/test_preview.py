@@ -49,6 +49,14 @@ def test_the_picture_holds_all_four_tiles() -> None:
         assert contains(picture, tile)
 
 
+def test_samples_of_two_dates_have_two_images() -> None:
+    after = np.full((32, 32, 3), (10, 180, 60), dtype=np.uint8)
+    picture = render_preview([sample(after=after)], CLASSES, PALETTE)
+    for image in (sample().image, after):
+        assert contains(picture, tiles.resize(image, TILE_WIDTH, TILE_WIDTH, nearest=False))
+    assert picture.shape[1] > render_preview([sample()], CLASSES, PALETTE).shape[1] + TILE_WIDTH
+
+
 def test_missing_truth_leaves_two_columns() -> None:
     with_truth = render_preview([sample()], CLASSES, PALETTE)
     without = render_preview([sample(truth=None)], CLASSES, PALETTE)
@@ -109,6 +117,7 @@ def test_a_failed_save_leaves_the_previous_picture(tmp_path: Path) -> None:
     ([sample()], (), None, 'METAINFO'),
     ([sample()], CLASSES, [[1, 2]], 'palette'),
     ([sample()], CLASSES, [[1, 2, 300]], 'palette'),
+    ([sample(), sample(after=np.zeros((32, 32, 3)))], CLASSES, PALETTE, 'one date and others two'),
     ([sample(image=np.zeros((2, 2, 2, 2)))], CLASSES, PALETTE, 'shape \\(2, 2, 2, 2\\)'),
     ([sample(truth=np.zeros((1, 2, 2)))], CLASSES, PALETTE, 'truth of a.png'),
 ])

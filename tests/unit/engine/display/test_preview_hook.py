@@ -8,11 +8,13 @@ from typing import Any, Dict, List, Tuple
 import cv2
 import numpy as np
 import pytest
+import rasterio
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 
 from mapsage.drawing import PreviewSample
 from mapsage.engine.display import PreviewHook, preview_hook
+from mapsage.host.batch_images import channels_of_dates
 
 
 @pytest.fixture
@@ -173,3 +175,41 @@ def test_images_that_cannot_be_had_are_left_out_until_the_next_evaluation(
 def test_wrong_arguments_are_refused(arguments: Dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         PreviewHook(**arguments)
+
+
+@pytest.mark.parametrize('bands', [3, 1])
+def test_a_pair_shows_both_dates(bands: int) -> None:
+    sensors = dict(image=dict(bands=list(range(1, bands + 1)), max_dates=2))
+    hook = PreviewHook()
+    hook._date_channels = channels_of_dates(dict(model=dict(
+        data_preprocessor=dict(type='StackDataPreProcessor', sensors=sensors))))
+    # Bands of the first date, bands of the second date, valid pixels.
+    inputs = torch.arange(2 * bands + 2, dtype=torch.uint8)[:, None, None].repeat(1, 16, 16)
+    shown = consider(hook, output('absent.png', (16, 16)), inputs)
+    assert shown.after is not None
+    assert shown.image[0, 0].tolist() == ([0, 1, 2] if bands == 3 else [0] * 3)
+    assert shown.after[0, 0].tolist() == ([3, 4, 5] if bands == 3 else [1] * 3)
+
+
+def test_other_models_have_no_two_dates() -> None:
+    assert channels_of_dates({}) == ()
+    for sensors in (dict(a=dict(bands=[1], max_dates=3)),
+                    dict(a=dict(bands=[1]), b=dict(bands=[1]))):
+        assert channels_of_dates(dict(model=dict(data_preprocessor=dict(sensors=sensors)))) == ()
+
+
+def test_geotiffs_are_read_without_opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cv2, 'imread', None)
+    paths = [str(tmp_path / name) for name in ('tile.tif', 'broken.TIF', 'scene.tif')]
+    for path, side in zip(paths, (16, 16, 64)):
+        with rasterio.open(path, 'w', driver='GTiff', dtype='uint8', count=4, width=side,
+                           height=side, crs='EPSG:32631', nodata=0,
+                           transform=rasterio.Affine(.5, 0, 4e5, 0, -.5, 5e6)) as file:
+            file.write(np.arange(10, 50, 10, dtype=np.uint8)[:, None, None].repeat(side, 1)
+                       .repeat(side, 2))
+    Path(paths[1]).write_bytes(b'II*\0no picture')
+    hook = PreviewHook()
+    inputs = torch.full((3, 16, 16), 77, dtype=torch.uint8)
+    assert consider(hook, output(paths[0], (16, 16)), inputs).image[3, 3].tolist() == [10, 20, 30]
+    for path in paths[1:]:
+        assert consider(PreviewHook(), output(path, (16, 16)), inputs).image.max() == 77
