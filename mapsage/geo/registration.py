@@ -167,11 +167,11 @@ def check_same_grid(before: Raster, after: Raster) -> None:
     pair = f'{before.path} and {after.path}'
     if sizes[0] != sizes[1]:
         raise GeoError(f'{pair} have {sizes[0][0]}x{sizes[0][1]} and {sizes[1][0]}x{sizes[1][1]} '
-                       f'pixels, expected one size and grid for both dates. '
+                       f'pixels, expected one size and grid. '
                        f'{_warp_command(before, after)}')
     if before.crs != after.crs:
         raise GeoError(f'{pair} have the CRS {_crs(before)} and {_crs(after)}, expected one CRS '
-                       f'and grid for both dates. {_warp_command(before, after)}')
+                       f'and grid. {_warp_command(before, after)}')
     width, height = sizes[0]
     corners = np.array([[column, row, 1] for column in (0, width) for row in (0, height)])
     # Pixels of `before` under the corners of `after`.
@@ -180,7 +180,7 @@ def check_same_grid(before: Raster, after: Raster) -> None:
     distance = float(np.hypot(*(moved - corners[:, :2]).T).max())
     if distance > .01:
         raise GeoError(f'{pair} have one size, but grids that differ by up to {distance:.2f} '
-                       f'pixels, expected one grid for both dates. {_warp_command(before, after)}')
+                       f'pixels, expected one grid. {_warp_command(before, after)}')
 
 
 def _corners(width: int, height: int, side: int, most: int) -> List[Tuple[int, int]]:

@@ -30,7 +30,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
 from _results import Results, Row, run_timed  # noqa: E402
 

@@ -3,12 +3,12 @@
     OMP_NUM_THREADS=1 python tools/benchmarks/change_map.py [--size 10000] [--ranks 1 2]
 
 Writes two scenes that differ in scattered squares, block by block, and maps them with
-tools/predict.py in other processes, with a siamese model of one EfficientNet stage that calls strong
-differences change. The bound is stated before the map: the formula of docs/how-to/scene-stacks.md,
-and what a forward pass of the model adds to a process. The peak is the largest resident set of any
-process, as the kernel counts it. While the map is made, the largest resident set is noted beside the
-number of finished strips: memory that grows with the scene would show there. Maps of all numbers of
-ranks must have the same bytes.
+tools/predict.py in other processes, with a siamese model of one EfficientNet stage that calls
+strong differences change. The bound is stated before the map: the formula of
+docs/how-to/scene-stacks.md, and what a forward pass of the model adds to a process. The peak is the
+largest resident set of any process, as the kernel counts it. While the map is made, the peak is
+noted beside the number of finished strips: memory that grows with the scene would show there. Maps
+of all numbers of ranks must have the same bytes.
 """
 from __future__ import annotations
 
@@ -236,7 +236,8 @@ def main() -> None:
             print(f'{ranks} rank(s): peak {course.peak / 2**30:.2f} GiB, '
                   f'{course.processor_seconds:.0f} s of processor time, {course.seconds:.0f} s, '
                   f'{"within" if course.peak <= bound else "BEYOND"} the bound\n'
-                  f'  largest resident set until then in GiB, by finished strips: {course.describe()}',
+                  f'  largest resident set until then in GiB, by finished strips: '
+                  f'{course.describe()}',
                   flush=True)
         print('the same bytes' if len(maps) == 1 else 'DIFFERENT bytes')
     if len(maps) > 1 or not is_within:

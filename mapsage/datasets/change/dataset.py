@@ -25,7 +25,7 @@ from mapsage.geo import Raster
 from mapsage.geo.registration import ShiftReport, check_same_grid, pair_shifts, summarize_shifts
 from mapsage.stacks import NO_DAY, StackLayout, day_number
 
-from .labels import LabelFolders, read_change
+from .labels import LabelFolders, check_label_grid, read_change
 
 # Pairs whose shift is measured before a training, and blocks in each of them.
 _MEASURED_PAIRS, _BLOCKS_OF_A_PAIR = 32, 4
@@ -51,8 +51,8 @@ class ChangeDataset(BaseSegDataset):
       'forest > building'; two equal classes are 'unchanged'. With both kinds of labels, they must
       agree on what has changed.
 
-    Sizes and grids of all pairs are compared first, and training pairs need a changed pixel.
-    :meth:`notes` measures the shift between the dates, which the log of a training shows.
+    Sizes and grids of all images and labels are compared first, and training pairs need a changed
+    pixel. :meth:`notes` measures the shift between the dates, which the log of a training shows.
 
     Args:
         sensors: The one sensor with its bands, counted from 1, and two dates, as in the data
@@ -172,8 +172,17 @@ class ChangeDataset(BaseSegDataset):
             with Raster(pair['img_path_from'], self.bands) as before, \
                     Raster(pair['img_path_to'], self.bands) as after:
                 check_same_grid(before, after)
+                self._check_label_grids(pair, before)
         if not self.test_mode:
             self._check_any_change(pairs)
+
+    @staticmethod
+    def _check_label_grids(pair: Mapping[str, str], image: Raster) -> None:
+        for key, path in pair.items():
+            # Pairs of a test need no labels.
+            if key.startswith('seg_map') and os.path.isfile(path):
+                with Raster(path) as label:
+                    check_label_grid(label, image)
 
     def _check_any_change(self, pairs: List[Dict[str, str]]) -> None:
         if not any(key.startswith('seg_map') for key in pairs[0]):

@@ -17,6 +17,7 @@ from mapsage.change_classes import (
     transition_name,
 )
 from mapsage.geo import GeoError, Raster
+from mapsage.geo.registration import check_same_grid
 
 # As format_seg_map='to_binary' of Open-CD.
 _CHANGED_FROM = 128
@@ -165,6 +166,21 @@ def _check_agreement(pair: Mapping[str, Any], change: np.ndarray, labels: np.nda
             f'first at (column, row) = {(int(column), int(row))}: '
             f'{"changed" if change[row, column] else "unchanged"} in the label of change. Correct '
             f'the labels, or leave seg_map_path out: the classes say what has changed.')
+
+
+def check_label_grid(label: Raster, image: Raster) -> None:
+    """Check that a label lies on an image of its pair.
+
+    A label without coordinates, such as a PNG, lies on an image of its size.
+
+    Raises:
+        GeoError: If size, CRS or transform differ.
+    """
+    if (label.width, label.height) != (image.width, image.height):
+        raise GeoError(f'label {label.path} has {label.width}x{label.height} pixels and the images '
+                       f'{image.path} {image.width}x{image.height}, expected one size.')
+    if label.is_georeferenced and image.is_georeferenced:
+        check_same_grid(image, label)
 
 
 def _read(path: str) -> np.ndarray:

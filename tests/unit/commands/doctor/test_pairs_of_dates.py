@@ -7,6 +7,7 @@ from typing import Any, List
 import cv2
 import numpy as np
 import pytest
+import rasterio
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from support import ROOT
@@ -55,6 +56,31 @@ def test_pairs_that_cannot_be_trained_on_are_a_problem(cfg: Any, tmp_path: Path,
     for path in (tmp_path / 'train' / name).iterdir():
         cv2.imwrite(str(path), np.zeros(size, np.uint8) if name == 'label'
                     else np.zeros((*size, 3), np.uint8))
+    findings = ask(cfg)
+    assert len(findings) == 1 and findings[0].startswith('problem: train_dataloader: ')
+    assert text in findings[0]
+
+
+def place(folder: Path, crs: str = 'EPSG:32631', west: float = 4e5) -> None:
+    """Give the pictures of a folder coordinates: PNG files become GeoTIFFs."""
+    for path in sorted(folder.iterdir()):
+        pixels = np.atleast_3d(cv2.imread(str(path), cv2.IMREAD_UNCHANGED)).transpose(2, 0, 1)
+        with rasterio.open(str(path.with_suffix('.tif')), 'w', driver='GTiff', dtype='uint8',
+                           count=len(pixels), height=64, width=64, crs=crs,
+                           transform=rasterio.Affine(.5, 0, west, 0, -.5, 5e6)) as file:
+            file.write(pixels)
+        path.unlink()
+
+
+@pytest.mark.parametrize('name, grid, text', [
+    ('B', dict(crs='EPSG:32632'), 'have the CRS EPSG:32631 and EPSG:32632, expected one CRS and '
+     'grid. Bring the second to the grid of the first: gdalwarp -r bilinear -t_srs'),
+    ('B', dict(west=4e5 + 3), 'grids that differ by up to 6.00 pixels, expected one grid'),
+    ('label', dict(west=4e5 + 3), 'grids that differ by up to 6.00 pixels, expected one grid')])
+def test_pairs_on_different_grids_are_a_problem(cfg: Any, tmp_path: Path, name: str, grid: Any,
+                                                text: str) -> None:
+    for folder in ('A', 'B', 'label'):
+        place(tmp_path / 'train' / folder, **(grid if folder == name else {}))
     findings = ask(cfg)
     assert len(findings) == 1 and findings[0].startswith('problem: train_dataloader: ')
     assert text in findings[0]
