@@ -7,7 +7,7 @@ which is enough to make maps from an exported model. So it is where only a help 
 import gc
 
 from mapsage_launcher.hosts import absent_hosts
-from mapsage_launcher.program_start import is_only_help
+from mapsage_launcher.only_help import is_only_help
 
 # Without the host packages, `tools/predict.py --model` still makes maps.
 if not is_only_help() and not absent_hosts():

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from contextlib import contextmanager
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Sequence
 
 from mapsage_launcher.drivers import no_plugins_loaded
-
-_only_help = False
+from mapsage_launcher.only_help import only_help
 
 
 def import_program(module: str) -> Callable[[], object]:
@@ -36,19 +34,3 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     """Return whether a command line has ``-h`` or ``--help`` among its options."""
     options = arguments[:list(arguments).index('--')] if '--' in arguments else arguments
     return '-h' in options or '--help' in options
-
-
-@contextmanager
-def only_help() -> Iterator[None]:
-    """Let the package ``mapsage`` import nothing in the block, see :func:`is_only_help`."""
-    global _only_help
-    _only_help = True
-    try:
-        yield
-    finally:
-        _only_help = False
-
-
-def is_only_help() -> bool:
-    """Return whether this process only prints the help of a program."""
-    return _only_help

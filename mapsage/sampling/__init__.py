@@ -5,13 +5,12 @@ seconds of ``import mapsage``, which registers the rest of MapSage with them.
 
 `dynamic_sampler.py` is the class to start with, `sampler.py` the loop that all ranks run.
 """
-from .candidate import Candidate
 from .dynamic_sampler import DynamicSampler
 from .exchange import SampleMismatchError, Traffic, exchange
 from .gloo_channel import GlooChannel, GlooGroupError, default_channel
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
-from .pool import SurplusPool
+from .pool import Candidate, SurplusPool
 from .quantile import ScoreWindow
 from .refill import PassRate
 from .sampler import BlockSampler, OtherRankError

@@ -29,11 +29,10 @@ from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.errors import UserError
 from mapsage_launcher.trust.job_secret import job_secret
 
-from .candidate import Candidate
 from .gloo_channel import default_channel
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
 from .plan import ExchangePlan, Move
-from .pool import DatedSample
+from .pool import Candidate, DatedSample
 
 _FAILED = 1
 

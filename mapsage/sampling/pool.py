@@ -1,8 +1,25 @@
-"""Valid groups that no step has used yet, stored for the next steps."""
+"""Samples before a step uses them: one by one, in groups, and in the pool for the next steps."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+
+@dataclass
+class Candidate:
+    """A sample with its origin and score.
+
+    Attributes:
+        sample: Sample that the dataset returned.
+        index: Index in the dataset, -1 if unknown.
+        seed: Seed of its random augmentation. Index and seed together reproduce the sample.
+        score: Score by which it was judged; None before that.
+    """
+
+    sample: Any
+    index: int = -1
+    seed: Tuple[int, ...] = ()
+    score: Optional[float] = None
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 
 from mapsage.distributed import Channel
 
-from .candidate import Candidate
+from .pool import Candidate
 from .scorer import as_scorer
 from .validity import to_float64
 

@@ -36,7 +36,7 @@ def test_free_memory_is_returned() -> None:
     if not hasattr(ctypes.CDLL(None), 'malloc_trim'):
         pytest.skip('the C library is not glibc')
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c',
-                           "import mapsage_launcher.program_start as start\n"
+                           "import mapsage_launcher.only_help as start\n"
                            "with start.only_help():\n    import mapsage\n" + PROGRAM, str(ROOT)],
                           cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)

@@ -11,7 +11,7 @@ PROGRAM = '''
 import sys
 sys.path.insert(0, sys.argv[1])
 # `compat` imports the hosts, some of which it mends first.
-import mapsage_launcher.program_start as start
+import mapsage_launcher.only_help as start
 with start.only_help():
     import mapsage
 import mapsage.compat

@@ -10,7 +10,8 @@ from support import ROOT
 
 from mapsage.commands.programs import assess, check_weights, make_demo_data, predict, prepare_data
 from mapsage_launcher import command
-from mapsage_launcher.program_start import asks_for_help, import_program, is_only_help
+from mapsage_launcher.only_help import is_only_help
+from mapsage_launcher.program_start import asks_for_help, import_program
 
 # What a help text must not import: all that is not the standard library, and not MapSage.
 PROGRAM = '''
