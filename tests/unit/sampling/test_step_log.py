@@ -6,7 +6,8 @@ from typing import Any, Callable, List, Sequence
 
 import pytest
 
-from mapsage.sampling import DynamicSampler, Validity
+from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.sampling import BlockSampler, DynamicSampler, Validity
 
 
 def loader(batches: Sequence[Sequence[float]]) -> Callable[[int], List[float]]:
@@ -36,6 +37,29 @@ def test_the_log_keeps_the_lines_users_know(caplog: pytest.LogCaptureFixture) ->
         '[DynSample] Rank 0: Using 4 valid samples (4 groups) from global pool after 1 resample(s)']
     assert sampler.totals.summary().startswith(
         '[DynSample] 2 step(s): pass rate 75.0% of 12 samples, 1 resample(s) of 2 sample(s)')
+
+
+def test_the_words_that_users_search_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Letter by letter: four ranks of 16 samples in groups of 8, of which one is not valid."""
+    caplog.set_level(logging.INFO)
+    valid = iter([16, 8, 16, 16])
+
+    def fetch(rank: int, wanted: int) -> List[float]:
+        # After the first batches, every sample is valid.
+        count = next(valid, wanted)
+        return [1.0] * count + [0.0] * (wanted - count)
+
+    sampler = BlockSampler(fetch, lambda rank, samples: samples, Validity(low=0.5), 16,
+                           ranks=VirtualRanks(4, 1), group_size=8)
+    sampler.sample_block()
+    assert [record.getMessage() for record in caplog.records] == [
+        '[DynSample] Initial batch: collected 56/64 valid samples globally',
+        '[DynSample] Resample #1/3: global_collected=56/64, need 8 more',
+        '[DynSample-SYNC] Rank 0: Fetching new batch for resample #1',
+        '[DynSample-SYNC] Rank 0: After resample #1, global_pool=64/64',
+        '[DynSample-FINAL] Rank 0: Slicing global pool [0:16], got 16 samples',
+        '[DynSample] Rank 0: Using 16 valid samples (2 groups) from global pool after 1 '
+        'resample(s)']
 
 
 @pytest.mark.parametrize('shortfall, drawn, words', [

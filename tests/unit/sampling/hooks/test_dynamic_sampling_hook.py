@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import cv2
 import numpy as np
@@ -357,26 +357,52 @@ def test_weights_reach_the_loss_of_each_tile(train: Any) -> None:
     assert high / low == pytest.approx(1 / 0.4)
     for candidate, weight in zip(step.samples, step.weights):
         assert weight == (low if candidate.score else high)
-    model = runner.model
+    joint_loss, tile_losses = losses_of_step(runner.model, step.samples)
+    torch.testing.assert_close(
+        joint_loss, sum(loss * weight for loss, weight in zip(tile_losses, step.weights))
+        / len(tile_losses))
+
+
+def losses_of_step(model: Any, samples: Sequence[Any]) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+    """Return the loss of a batch as the hook weighs it, and every tile's own without weights."""
     model.train()
     for module in model.modules():  # so that a tile's loss does not depend on the others
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.eval()
 
-    def loss_of(samples: Sequence[Any]) -> torch.Tensor:
-        data = model.data_preprocessor(collate([each.sample for each in samples]), True)
+    def loss_of(candidates: Sequence[Any]) -> torch.Tensor:
+        batch = collate([candidate.sample for candidate in candidates])
+        data = model.data_preprocessor(batch, True)
         losses = model.loss(data['inputs'], data['data_samples'])
         return sum(value for name, value in losses.items() if 'loss' in name)
 
-    together = loss_of(step.samples)
-    samplers = {name: head.sampler for name, head in model.named_modules()
-                if isinstance(getattr(head, 'sampler', None), PixelWeights)}
-    assert samplers
-    for name, head in model.named_modules():
-        if name in samplers:
-            head.sampler = None
-    alone = [loss_of([each]) * weight for each, weight in zip(step.samples, step.weights)]
-    torch.testing.assert_close(together, sum(alone) / len(alone))
+    joint_loss = loss_of(samples)
+    weighed = [head for head in model.modules()
+               if isinstance(getattr(head, 'sampler', None), PixelWeights)]
+    assert weighed
+    for head in weighed:
+        head.sampler = None
+    return joint_loss, [loss_of([candidate]) for candidate in samples]
+
+
+def test_the_gradient_of_a_masked_step_is_the_mean_over_its_valid_tiles(train: Any) -> None:
+    hook = DynamicSamplingHook(score=dict(type='EvenTiles'), validity=dict(low=0.5),
+                               shortfall='mask', max_resample_times=0)
+    runner, record = train(hook, train_cfg=dict(type='IterBasedTrainLoop', max_iters=1),
+                           **{'train_dataloader.batch_size': 7,
+                              'model.decode_head.dropout_ratio': 0.0})
+    step = hook._step.batches[0]
+    live = [position for position, weight in enumerate(step.weights) if weight]
+    assert step.statistics.outcome == 'mask' and len(step.samples) == len(record.batches[0]) == 7
+    # Repeats are uneven, so a mean over all seven would differ.
+    assert 1 < len(live) < 7 and all(step.samples[position].score == 1 for position in live)
+    joint_loss, tile_losses = losses_of_step(runner.model, step.samples)
+    mean = sum(tile_losses[position] for position in live) / len(live)
+    parameters = [value for value in runner.model.parameters() if value.requires_grad]
+    gradient, expected = (
+        torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
+        for loss in (joint_loss, mean))
+    assert (gradient - expected).norm() < 1e-4 * expected.norm()
 
 
 @pytest.mark.parametrize('target, validity, changes', [
