@@ -45,7 +45,9 @@ KINDS = {
 }
 # Words of the pages that stand for a file, with the demo's.
 WORK_DIR = 'work_dirs/efficientnet_lite0_fpn_demo'
+FIRST_RUN = f'$(ls -d {WORK_DIR}/20*/ | head -n 1)'
 WORDS = {
+    'WORK_DIR/20261123_141116': FIRST_RUN,
     'CONFIG': f'{WORK_DIR}/efficientnet_lite0_fpn_demo.py',
     'CHECKPOINT': f'{WORK_DIR}/iter_200.pth',
     'WORK_DIR': WORK_DIR,
