@@ -159,6 +159,7 @@ def test_encoders_and_heads_on_other_devices(heads: str, encoders: str, plain: P
 
 
 @pytest.mark.skipif(not ON_XLA_LEG, reason='torch_xla is not installed: the xla leg runs this')
+@pytest.mark.timeout(900)  # three launches, which compile their steps
 def test_heads_on_xla_devices(plain: Path) -> None:
     def on_xla(source: Optional[Dict[str, Any]]) -> Run:
         name = 'xla' if source is None else f"xla_{source['type']}"
