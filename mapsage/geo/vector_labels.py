@@ -11,19 +11,17 @@ Shapes:
 """
 from __future__ import annotations
 
-import gc
 import math
-from contextlib import contextmanager
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
 import pyproj
-import rasterio
-import rasterio.features
+import rasterio.windows
 import shapely
 from rasterio.windows import Window
 
+from .burning import burn_polygons
 from .coordinates import short_crs, to_map
 from .errors import Box, GeoError, PathName
 from .raster import Raster
@@ -87,13 +85,9 @@ class IndexedPolygons(NamedTuple):
         fits = all(0 <= index <= 255 for index in (
             outside, burnt.min(initial=0), burnt.max(initial=0)))
         dtype = 'uint8' if fits else 'int32'
-        if not len(burnt):
-            return np.full((height, width), outside, dtype)
-        with _without_collections():
-            return rasterio.features.rasterize(
-                zip(pieces[areal], burnt.tolist()), out_shape=(height, width), fill=outside,
-                dtype=dtype, all_touched=all_touched, transform=rasterio.windows.transform(
-                    Window(column, row, width, height), transform))
+        return burn_polygons(pieces[areal], burnt, (height, width), outside, dtype,
+                             rasterio.windows.transform(Window(column, row, width, height),
+                                                        transform), all_touched)
 
 
 class VectorLabels:
@@ -323,22 +317,6 @@ def _is_areal(shapes: np.ndarray) -> np.ndarray:
     """Return which shapes are single polygons that are not empty, bool (N,)."""
     return ((shapely.get_type_id(shapes) == shapely.GeometryType.POLYGON)
             & ~shapely.is_empty(shapes))
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Keep Python from collecting garbage.
-
-    rasterio makes a tuple of each point. So many new objects start collections of the whole heap,
-    which can take longer than burning.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _full_turn(crs: pyproj.CRS) -> float:

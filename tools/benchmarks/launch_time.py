@@ -1,6 +1,8 @@
 """Time from the launch command to the first training step, and where it goes.
 
     python tools/benchmarks/launch_time.py [CONFIG] [--ranks N]
+
+The data of the config must exist; for the demo config tools/make_demo_data.py data/demo makes it.
 """
 import argparse
 import json
@@ -26,7 +28,7 @@ train_cfg = dict(max_iters=1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
     parser.add_argument('config', nargs='?', default='configs/demo/efficientnet_lite0_fpn_demo.py')
     parser.add_argument('--ranks', type=int,
                         help='default: one for each visible card; 8 where there is none')
@@ -44,7 +46,7 @@ def main() -> None:
         subprocess.run(
             ['bash', str(ROOT / 'scripts/start_8card_training.sh'), config, '--work-dir',
              f'{folder}/work'],
-            env=environ, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            env=environ, check=True, stdout=subprocess.DEVNULL)
         ranks = [json.loads(path.read_text()) for path in sorted(marks.iterdir())]
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
     # The step is collective, so the slowest rank in each phase is what everybody waits for.

@@ -245,13 +245,14 @@ def _count_mask(mask: np.ndarray, cell: int, ignore: int
     side = len(mask) // cell
     # Along a column of a cell 255 pixels fit into uint8, whose sums NumPy adds 16 at a time.
     narrow = np.uint8 if cell < 256 else np.int32
-    for number in np.flatnonzero(cv2.calcHist([mask], [0], None, [256], [0, 256])):
+    # Python's integers: NumPy converts a whole mask to compare it with an integer of 64 bits.
+    for number in np.flatnonzero(cv2.calcHist([mask], [0], None, [256], [0, 256])).tolist():
         if number != ignore:
             is_class = (mask == number).view(np.uint8).reshape(side, cell, len(mask))
             columns = is_class.sum(1, dtype=narrow).reshape(side, side, cell)
             counts = columns.sum(2, dtype=np.int32)
             cells = np.argwhere(counts)
-            yield int(number), cells, counts[tuple(cells.T)]
+            yield number, cells, counts[tuple(cells.T)]
 
 
 def _size(path: str) -> int:
