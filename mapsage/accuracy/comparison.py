@@ -17,7 +17,7 @@ from .intervals import find_interval
 
 
 @dataclass(frozen=True)
-class Difference:
+class FigureDifference:
     """An accuracy of two maps and its difference.
 
     Attributes:
@@ -48,7 +48,7 @@ class Difference:
         return 1 if self.low > 0 else 2 if self.high < 0 else 0
 
 
-def compare(first: Sample, second: Sample) -> List[Difference]:
+def compare(first: Sample, second: Sample) -> List[FigureDifference]:
     """Return the differences of two maps: overall accuracy, and the accuracies of shared classes.
 
     Args:
@@ -76,7 +76,7 @@ def _is_mapped(sample: Sample, name: str) -> bool:
     return list(sample.class_names).index(name) < sample.occurs.shape[1]
 
 
-def _difference(first: Sample, second: Sample, quantity: str, name: str) -> Difference:
+def _difference(first: Sample, second: Sample, quantity: str, name: str) -> FigureDifference:
     estimates, spans = zip(*(_of_points(sample, quantity, name) for sample in (first, second)))
     survey = first.point_survey()
     residual = estimates[0].residual - estimates[1].residual
@@ -84,7 +84,7 @@ def _difference(first: Sample, second: Sample, quantity: str, name: str) -> Diff
     estimate = Estimate(value, survey.variance(residual), residual)
     interval = find_interval(survey, estimate, np.maximum(*spans), is_difference=True)
     unknown = bool(np.isnan(value))
-    return Difference(
+    return FigureDifference(
         quantity, name, float(estimates[0].value), float(estimates[1].value), float(value),
         float(np.sqrt(estimate.variance)), -1.0 if unknown else float(interval.low),
         1.0 if unknown else float(interval.high),

@@ -19,7 +19,7 @@ from mapsage.report.page import page
 from mapsage.report.sections import section, table
 
 from .assessment import AREA, LABELS_ONLY, OVERALL, PRODUCERS, USERS, Assessment, Result
-from .comparison import Difference
+from .comparison import FigureDifference
 from .errors import AssessError
 from .intervals import Z
 from .plan_record import PlanRecord
@@ -88,7 +88,7 @@ def write_assessment(stem: Path, title: str, assessment: Assessment, record: Pla
 
 
 def write_comparison(stem: Path, first: str, second: str,
-                     differences: Sequence[Difference]) -> List[Path]:
+                     differences: Sequence[FigureDifference]) -> List[Path]:
     """Write the page and the table of a comparison; return their paths.
 
     Raises:
@@ -140,7 +140,7 @@ def interval_text(result: Result) -> str:
     return f'{percent(result.low)} to {percent(result.high)}' + (' !' if result.warning else '')
 
 
-def _verdict(difference: Difference) -> str:
+def _verdict(difference: FigureDifference) -> str:
     return ('no difference beyond chance', '<b>the first is better</b>',
             '<b>the second is better</b>')[difference.better]
 

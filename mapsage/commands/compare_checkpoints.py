@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from mmengine.runner import CheckpointLoader
 
-from mapsage.engine.guards.reproducibility import META_KEY, Difference, differences
+from mapsage.engine.guards.reproducibility import META_KEY, ConditionDifference, differences
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CheckpointComparison:
     total: int
     largest: float
     name: str
-    conditions: Tuple[Difference, ...] = ()
+    conditions: Tuple[ConditionDifference, ...] = ()
 
     def __str__(self) -> str:
         text = f'{self.equal} of {self.total} tensors are equal bit for bit'

@@ -27,7 +27,7 @@ from mapsage.labeling.outlines import middles_in_files, middles_on_ground, outli
 from mapsage.labeling.ranking import most_suspicious, most_uncertain
 from mapsage.labeling.suggestion_pictures import draw_suggestions, sheets
 from mapsage.labeling.suggestions import Suggestion, write_suggestions
-from mapsage.labeling.window_facts import Place, WindowFacts, WindowJudge
+from mapsage.labeling.window_facts import FileWindow, WindowFacts, WindowJudge
 from mapsage.labeling.window_source import WindowCandidate, WindowSource
 from mapsage.maps.errors import PredictError
 from mapsage.maps.inputs import find_inputs
@@ -178,7 +178,7 @@ class LabelSuggestions:
                 progress.advance(len(batch))
         return facts
 
-    def _read_labels(self, place: Place, valid: np.ndarray) -> np.ndarray:
+    def _read_labels(self, place: FileWindow, valid: np.ndarray) -> np.ndarray:
         """Return the labels of a window in the size in which the model sees it."""
         height, width = valid.shape
         return resize(self._known.read(*place), height, width, nearest=True)

@@ -55,7 +55,7 @@ class Fold:
     def __init__(self, ranks: VirtualRanks, block: range) -> None:
         self._block, self._next = block, block.start
         self._subtrees = subtrees(ranks.count, block)
-        self._sums = _Sums(ranks.count)
+        self._sums = _SubtreeSums(ranks.count)
 
     def add(self, tensors: List[torch.Tensor]) -> None:
         """Add the tensors of the block's next virtual rank.
@@ -257,7 +257,7 @@ class OrderedSum:
 
     def _add_subtrees(self, tensors: List[torch.Tensor]) -> torch.Tensor:
         """Return the sum of one tensor per subtree along the tree, in the memory of the first."""
-        sums = _Sums(self._ranks.count)
+        sums = _SubtreeSums(self._ranks.count)
         for ranks, tensor in zip(self._all_subtrees, tensors):
             sums.push(ranks, [tensor])
         [(_, [total])] = sums.subtree_sums
@@ -306,7 +306,7 @@ class OrderedSum:
                 f"{', '.join(str(list(ranks)) for ranks in expected)}.")
 
 
-class _Sums:
+class _SubtreeSums:
     """A stack of sums over neighboring subtrees. Two halves of a node are added immediately.
 
     Attributes:

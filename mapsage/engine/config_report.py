@@ -24,7 +24,7 @@ class _Missing:
 
 
 MISSING = _Missing()
-Difference = Tuple[str, Any, Any]
+SettingDifference = Tuple[str, Any, Any]
 
 # Largest number of characters of one value in the report.
 _VALUE_WIDTH = 56
@@ -47,7 +47,7 @@ def base_files(cfg: Config) -> List[str]:
     return [path for path, _ in _scoped_base_files(filename)]
 
 
-def config_differences(cfg: Config) -> List[Difference]:
+def config_differences(cfg: Config) -> List[SettingDifference]:
     """Compare a config with its merged ``_base_`` files.
 
     Args:
@@ -76,7 +76,7 @@ def config_differences(cfg: Config) -> List[Difference]:
     return _compare(base, cfg.to_dict(), '')
 
 
-def format_differences(rows: Sequence[Difference]) -> str:
+def format_differences(rows: Sequence[SettingDifference]) -> str:
     """Return the differences as aligned lines in which long values are shortened.
 
     If a list keeps its length, only the elements that have changed are shown.
@@ -157,8 +157,8 @@ def _read_base_files(filename: str) -> List[str]:
     return paths
 
 
-def _compare(base: Dict[str, Any], value: Dict[str, Any], prefix: str) -> List[Difference]:
-    rows: List[Difference] = []
+def _compare(base: Dict[str, Any], value: Dict[str, Any], prefix: str) -> List[SettingDifference]:
+    rows: List[SettingDifference] = []
     for key in list(base) + [key for key in value if key not in base]:
         name = f'{prefix}{key}'
         old, new = base.get(key, MISSING), value.get(key, MISSING)

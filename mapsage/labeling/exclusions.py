@@ -1,7 +1,8 @@
 """Filter for the windows that may be suggested: no labeled ground, no excluded ground.
 
 "Half covered" counts as covered everywhere in this module. Ground comes in two forms: polygons in a
-CRS (`AreaOfInterest`) and, for images without coordinates, windows in pixels of a file (`Place`).
+CRS (`AreaOfInterest`) and, for images without coordinates, windows in pixels of a file
+(`FileWindow`).
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, read_windows
 from .known_labels import KnownLabels, labeled_share
 from .outlines import overlap
 from .suggestions import read_table
-from .window_facts import Place
+from .window_facts import FileWindow
 from .window_source import WindowCandidate, WindowSource
 
 # A window counts as covered, or as labeled, from this share of its pixels on.
@@ -27,7 +28,7 @@ class Ground(NamedTuple):
     """Ground as polygons in a CRS, and as windows in the pixels of files without coordinates."""
 
     areas: List[AreaOfInterest]
-    places: List[Place]
+    places: List[FileWindow]
 
 
 _NOWHERE = Ground([], [])
@@ -58,7 +59,7 @@ class Exclusions:
         self._decided, self._first = decided, first
         self._tables = [box for path in files if _is_table(path) for box in read_table(path)]
         self._areas = [AreaOfInterest(path) for path in files if not _is_table(path)]
-        self.leading: Set[Place] = set()
+        self.leading: Set[FileWindow] = set()
 
     def candidates(self, source: WindowSource, path: str) -> List[WindowCandidate]:
         """Return the windows of an image or scene that may be chosen."""
@@ -76,7 +77,7 @@ class Exclusions:
                             if _is_covered(window.place, first, self._first.places))
         return candidates
 
-    def _has_expected_labels(self, box: Place) -> bool:
+    def _has_expected_labels(self, box: FileWindow) -> bool:
         """Return whether a window has labels (``with_labels``) or is mostly without."""
         share = 0.0
         if box.path in self._known:
@@ -107,12 +108,13 @@ def split_reviews(paths: Sequence[str], suspicious: bool) -> Tuple[Ground, Groun
             if any(window.has_place for window in chosen):
                 ground.areas.append(
                     AreaOfInterest(path, f"decision {operator} '{leading_decision}'"))
-            ground.places.extend(Place(window.path, *window.box) for window in chosen
+            ground.places.extend(FileWindow(window.path, *window.box) for window in chosen
                                  if not window.has_place)
     return first, decided
 
 
-def _is_covered(box: Place, areas: Sequence[SceneArea], excluded_boxes: Sequence[Place]) -> bool:
+def _is_covered(box: FileWindow, areas: Sequence[SceneArea],
+                excluded_boxes: Sequence[FileWindow]) -> bool:
     """Return whether half of a window lies in one area, or in one window of the same file."""
     box = box._replace(path=os.path.realpath(box.path))
     pixels = box[1:]

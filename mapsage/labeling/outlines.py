@@ -13,7 +13,7 @@ import shapely
 
 from mapsage.geo import Raster, reprojected, window_outline
 
-from .window_facts import Place
+from .window_facts import FileWindow
 from .window_source import WindowSource
 
 # Images without coordinates have no distance between them. This one, in sides of a window, is
@@ -21,7 +21,7 @@ from .window_source import WindowSource
 _FAR = 1e6
 
 
-def outlines(source: WindowSource, boxes: Sequence[Place], crs: str) -> List[Any]:
+def outlines(source: WindowSource, boxes: Sequence[FileWindow], crs: str) -> List[Any]:
     """Return the outlines of windows of georeferenced scenes, as shapely polygons.
 
     Args:
@@ -42,7 +42,7 @@ def outlines(source: WindowSource, boxes: Sequence[Place], crs: str) -> List[Any
     return polygons
 
 
-def overlap(box: Place, second: Place) -> float:
+def overlap(box: FileWindow, second: FileWindow) -> float:
     """Return the share of ``box`` that lies in ``second``, a window of the same file."""
     def shared(first: int, side: int, start: int, length: int) -> int:
         return max(0, min(first + side, start + length) - max(first, start))
@@ -68,7 +68,7 @@ def middles_on_ground(polygons: Sequence[Any], crs: str) -> np.ndarray:
     return centers * scale / side
 
 
-def middles_in_files(boxes: Sequence[Place]) -> np.ndarray:
+def middles_in_files(boxes: Sequence[FileWindow]) -> np.ndarray:
     """Return the centers of windows, ``(windows, 2)``, in units of a window's side.
 
     For images without coordinates: windows of two files are never close to each other.

@@ -12,7 +12,7 @@ import shapely
 
 from . import choice
 from .suggestions import Suggestion
-from .window_facts import Place, WindowFacts
+from .window_facts import FileWindow, WindowFacts
 
 # The model is sure of a window with a score below this one, and the window is not suggested.
 _MIN_SCORE = 0.005
@@ -20,7 +20,7 @@ _MIN_SCORE = 0.005
 
 def most_uncertain(facts: Sequence[WindowFacts], polygons: Sequence[Any], positions: np.ndarray,
                    names: Sequence[str], count: int, apart: float, tta: bool,
-                   leading: Optional[Mapping[Place, str]] = None) -> List[Suggestion]:
+                   leading: Optional[Mapping[FileWindow, str]] = None) -> List[Suggestion]:
     """Return the windows to label next, the most useful one first; see ``choice.choose``.
 
     Args:
@@ -62,7 +62,7 @@ def most_uncertain(facts: Sequence[WindowFacts], polygons: Sequence[Any], positi
 
 def most_suspicious(facts: Sequence[WindowFacts], polygons: Sequence[Any], names: Sequence[str],
                     count: int, tta: bool,
-                    leading: Optional[Mapping[Place, str]] = None) -> List[Suggestion]:
+                    leading: Optional[Mapping[FileWindow, str]] = None) -> List[Suggestion]:
     """Return the windows with labels that a confident model contradicts, most such pixels first.
 
     Args:

@@ -22,7 +22,7 @@ from mapsage.geo import GeoError
 from mapsage.geo.cog import disk_message, temporary_beside
 from mapsage.geo.qgis_style import add_polygon_style
 
-from .window_facts import Place
+from .window_facts import FileWindow
 
 LAYER = 'tiles'
 CLASS_FIELD = 'doubtful_class'
@@ -44,7 +44,7 @@ class Suggestion:
             mirror images.
     """
 
-    place: Place
+    place: FileWindow
     polygon: Optional[shapely.Polygon]
     score: float
     doubtful_class: str
@@ -102,7 +102,7 @@ def write_suggestions(path: Path, suggestions: Sequence[Suggestion], crs: Option
         raise GeoError(disk_message(path, error)) from error
 
 
-def read_table(path: str) -> List[Place]:
+def read_table(path: str) -> List[FileWindow]:
     """Return the windows of a table that :func:`write_suggestions` wrote.
 
     Raises:
@@ -110,7 +110,7 @@ def read_table(path: str) -> List[Place]:
     """
     try:
         with open(path, encoding='utf-8', newline='') as file:
-            return [Place(os.path.realpath(line['path']), *(int(line[key]) for key in (
+            return [FileWindow(os.path.realpath(line['path']), *(int(line[key]) for key in (
                 'column', 'row', 'width', 'height'))) for line in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise GeoError(f'{path} cannot be read as a table of windows ({error!r}): expected a table '

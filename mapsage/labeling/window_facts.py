@@ -20,7 +20,7 @@ from torch import nn
 from mapsage.maps.predictor import WindowPredictor
 
 
-class Place(NamedTuple):
+class FileWindow(NamedTuple):
     """A window of a file, in its pixels."""
 
     path: str
@@ -54,7 +54,7 @@ class WindowFacts:
         mistaken: Most frequent pair of label and prediction among the contradicted pixels.
     """
 
-    place: Place
+    place: FileWindow
     doubt: np.ndarray
     pixels: np.ndarray
     margin: float
@@ -85,7 +85,7 @@ class WindowJudge:
         if backbone is not None:
             backbone.register_forward_hook(self._pool_features)
 
-    def measure(self, windows: np.ndarray, valid: List[np.ndarray], boxes: List[Place],
+    def measure(self, windows: np.ndarray, valid: List[np.ndarray], boxes: List[FileWindow],
                 labels: Optional[List[np.ndarray]] = None) -> List[WindowFacts]:
         """Return the measurements of a batch of windows.
 
@@ -137,7 +137,7 @@ class WindowJudge:
             0, dtype=np.float32)
         return total, np.asarray(disagreement), features
 
-    def _measure_window(self, box: Place, probabilities: np.ndarray, disagreement: np.ndarray,
+    def _measure_window(self, box: FileWindow, probabilities: np.ndarray, disagreement: np.ndarray,
                         valid: np.ndarray, feature: Optional[np.ndarray],
                         labels: Optional[np.ndarray]) -> WindowFacts:
         winner = probabilities.argmax(0)

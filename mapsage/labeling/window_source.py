@@ -1,7 +1,7 @@
 """Windows of images and scenes that a model measures to decide what to label.
 
-Two pixel grids meet here: pixels of the file (`Place`) and pixels in the size that the model sees
-(`WindowCandidate.column` and `.row`), which differ if a scene is resized.
+Two pixel grids meet here: pixels of the file (`FileWindow`) and pixels in the size that the model
+sees (`WindowCandidate.column` and `.row`), which differ if a scene is resized.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mapsage.maps.description import Bands
 from mapsage.maps.inputs import Scene, choose_size
 from mapsage.maps.windows import window_starts
 
-from .window_facts import Place
+from .window_facts import FileWindow
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class WindowCandidate:
         column, row: Upper left pixel in the size that the model sees.
     """
 
-    place: Place
+    place: FileWindow
     column: int
     row: int
 
@@ -68,7 +68,7 @@ class WindowSource:
                 left, top = round(column * across), round(row * down)
                 right = min(raster.width, round((column + self.window[1]) * across))
                 bottom = min(raster.height, round((row + self.window[0]) * down))
-                box = Place(scene.path, left, top, max(1, right - left), max(1, bottom - top))
+                box = FileWindow(scene.path, left, top, max(1, right - left), max(1, bottom - top))
                 candidates.append(WindowCandidate(box, column, row))
         return candidates
 

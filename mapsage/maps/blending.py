@@ -40,7 +40,7 @@ class Blended:
     probabilities: Optional[np.ndarray] = None
 
 
-class _Sums:
+class _BoxSums:
     """Sums of the windows that cover a pixel, over a box of pixels.
 
     Args:
@@ -86,9 +86,9 @@ class RowBlender:
                  threshold: float = 0.5, confidence: bool = False,
                  probabilities: bool = False) -> None:
         self._height, self._width = window[0], width
-        self._shared = _Sums(scores, shared_rows, width)
+        self._shared = _BoxSums(scores, shared_rows, width)
         # The columns from _left to _right that are not finished, at the left of the box.
-        self._open = _Sums(scores, window[0], window[1])
+        self._open = _BoxSums(scores, window[0], window[1])
         self._left = self._right = 0
         # Rows at the top that the row of windows above has left in _shared.
         self._shared_above = 0

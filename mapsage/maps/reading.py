@@ -33,7 +33,7 @@ _BATCHES, _TOLERATED = 8, 0.05
 _MOST_THREADS = 8
 
 
-class WindowSource(Protocol):
+class ReadableScene(Protocol):
     """A scene, see :class:`mapsage.maps.inputs.Scene`."""
 
     def read(self, column: int, row: int, window: Tuple[int, int]) -> Window:
@@ -63,7 +63,7 @@ class WindowReader:
         threads: Current number of threads.
     """
 
-    def __init__(self, scene: WindowSource, most: int) -> None:
+    def __init__(self, scene: ReadableScene, most: int) -> None:
         self._scene, self._most = scene, most
         self.threads = 1
         self._window_bytes = 1

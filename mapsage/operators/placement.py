@@ -15,7 +15,7 @@ import torch
 from . import tables
 
 
-class Place(enum.Enum):
+class OperatorPlace(enum.Enum):
     """Where an operator is computed."""
 
     CARD = 'card'
@@ -33,7 +33,7 @@ class Placement:
         reason: Reason for the report; empty on the card.
     """
 
-    place: Place
+    place: OperatorPlace
     reason: str = ''
 
 
@@ -72,15 +72,15 @@ class S60Table:
     def locate(self, name: str) -> Placement:
         """Return where torch_gcu 2.10 computes an operator on an S60."""
         if '::' in name:
-            return Placement(Place.CPU, 'not an operator of ATen')
+            return Placement(OperatorPlace.CPU, 'not an operator of ATen')
         groups = tables.s60_groups()
         group = next((groups[candidate] for candidate in _ON_CARDS.get(name, (name, ))
                       if candidate in groups), None)
         if group is None:
-            return Placement(Place.COMPOSED)
+            return Placement(OperatorPlace.COMPOSED)
         if group in (tables.CARD, tables.LISTED_PARTLY):
-            return Placement(Place.CARD)
-        return Placement(Place.CPU, 'no kernel' if group == tables.NO_KERNEL else
+            return Placement(OperatorPlace.CARD)
+        return Placement(OperatorPlace.CPU, 'no kernel' if group == tables.NO_KERNEL else
                          "on the vendor's list for the CPU")
 
 
@@ -106,13 +106,13 @@ class DispatchTable:
         candidates = _ON_CARDS.get(name) or (name, *self._out_variants(name))
         if any(_has_kernel(candidate, self._key) for candidate in candidates):
             if self._s60_list and tables.s60_groups().get(name) == tables.LISTED:
-                return Placement(Place.CPU, "on the vendor's list for the CPU")
-            return Placement(Place.CARD)
+                return Placement(OperatorPlace.CPU, "on the vendor's list for the CPU")
+            return Placement(OperatorPlace.CARD)
         # A convolution without a kernel for the card would be composed of nothing.
         if name not in _ON_CARDS and any(_has_kernel(name, key) for key in (
                 'CompositeExplicitAutograd', 'CompositeImplicitAutograd')):
-            return Placement(Place.COMPOSED)
-        return Placement(Place.CPU, 'no kernel')
+            return Placement(OperatorPlace.COMPOSED)
+        return Placement(OperatorPlace.CPU, 'no kernel')
 
     @staticmethod
     def _out_variants(name: str) -> Tuple[str, ...]:

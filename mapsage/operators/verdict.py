@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List
 
-from .placement import OperatorLocations, Place, Placement
+from .placement import OperatorLocations, OperatorPlace, Placement
 from .recording import OperatorUse, Recording
 
 # A machine of the class of an S60 server, in round numbers; an assumption and no measurement.
@@ -80,10 +80,11 @@ class StepEstimate:
 def estimate_step(recording: Recording, locations: OperatorLocations) -> StepEstimate:
     """Place the operators of a step, and estimate what those on the CPU cost."""
     rows = [PlacedUse(name, use, locations.locate(name)) for name, use in recording.uses.items()]
-    rows.sort(key=lambda row: (row.placement.place is not Place.CPU, row.placement.place.value,
-                               -row.use.flops, -row.use.moved_bytes, row.name))
-    on_cpu = [row.use for row in rows if row.placement.place is Place.CPU]
-    on_card = [row.use for row in rows if row.placement.place is not Place.CPU]
+    rows.sort(key=lambda row: (row.placement.place is not OperatorPlace.CPU,
+                               row.placement.place.value, -row.use.flops, -row.use.moved_bytes,
+                               row.name))
+    on_cpu = [row.use for row in rows if row.placement.place is OperatorPlace.CPU]
+    on_card = [row.use for row in rows if row.placement.place is not OperatorPlace.CPU]
     seconds = sum(map(_card_seconds, on_card)) + sum(
         _cpu_seconds(use) + _link_seconds(use) for use in on_cpu)
     card_only = sum(_card_seconds(row.use) for row in rows)
@@ -100,7 +101,7 @@ def format_rows(estimate: StepEstimate) -> List[str]:
     counts: Dict[str, int] = {}
     for row in estimate.rows:
         use, place = row.use, row.placement.place
-        if place is Place.COMPOSED or not use.computes:
+        if place is OperatorPlace.COMPOSED or not use.computes:
             counts[row.name] = use.calls
             continue
         reason = f' ({row.placement.reason})' if row.placement.reason else ''

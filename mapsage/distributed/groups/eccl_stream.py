@@ -93,7 +93,7 @@ class EcclWork(dist.Work):
                     self.call.deliver()
 
 
-class Stream:
+class EcclStream:
     """Runs calls one after the other in a thread, as the stream of a communicator does.
 
     If a call breaks, because a peer has ended, the stream stays in it for ever.
@@ -143,13 +143,13 @@ class Watchdog:
 
     def __init__(self, rank: int, timeout: timedelta) -> None:
         self._rank, self._timeout = rank, timeout
-        self._streams: List[Stream] = []
+        self._streams: List[EcclStream] = []
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name='eccl watchdog').start()
 
-    def open_stream(self, name: str) -> Stream:
+    def open_stream(self, name: str) -> EcclStream:
         """Return a new stream, which is watched."""
-        stream = Stream(name)
+        stream = EcclStream(name)
         self._streams.append(stream)
         return stream
 

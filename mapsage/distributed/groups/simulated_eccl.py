@@ -22,7 +22,7 @@ from mapsage.accelerator.simulator import device_module
 from mapsage.accelerator.simulator.profiles import Wire64
 from mapsage.accelerator.simulator.settings import SimulatorSettings
 
-from .eccl_stream import Call, EcclWork, Stream, Watchdog, poison
+from .eccl_stream import Call, EcclStream, EcclWork, Watchdog, poison
 from .staged import register_staged_backend
 
 Tensors = Sequence[torch.Tensor]
@@ -125,7 +125,7 @@ class SimulatedEccl:
         self._watchdog = Watchdog(rank, timeout)
         self._stream = self._watchdog.open_stream('eccl stream')
         # Each pair of ranks has a communicator for itself, by the rank of the peer.
-        self._pairs: Dict[int, Stream] = {}
+        self._pairs: Dict[int, EcclStream] = {}
         self._count = 0
         self._traffic: Set[Tuple[str, str, str]] = set()
         device_module.on_synchronize(self._watchdog.wait_until_idle)

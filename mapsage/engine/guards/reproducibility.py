@@ -41,7 +41,7 @@ _CONSEQUENCES = {
 }
 
 
-class Difference(NamedTuple):
+class ConditionDifference(NamedTuple):
     """A fact in which two runs differ.
 
     Attributes:
@@ -140,7 +140,7 @@ def unlike_ranks(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def differences(before: Sequence[Mapping[str, Any]],
-                now: Sequence[Mapping[str, Any]]) -> List[Difference]:
+                now: Sequence[Mapping[str, Any]]) -> List[ConditionDifference]:
     """Return the facts in which two runs differ.
 
     Args:
@@ -151,7 +151,7 @@ def differences(before: Sequence[Mapping[str, Any]],
     for name in _names([*before, *now]):
         old, new = _values(before, name), _values(now, name)
         if sorted(old) != sorted(new):
-            different.append(Difference(name, ', '.join(old), ', '.join(new)))
+            different.append(ConditionDifference(name, ', '.join(old), ', '.join(new)))
     return different
 
 

@@ -8,11 +8,11 @@ from color_model import PixelModel
 from torch import nn
 
 from mapsage.labeling.known_labels import UNKNOWN
-from mapsage.labeling.window_facts import Place, WindowJudge
+from mapsage.labeling.window_facts import FileWindow, WindowJudge
 from mapsage.maps.predictor import WindowPredictor
 
 SIDE = 16
-BOXES = [Place('a.tif', 0, 0, SIDE, SIDE), Place('a.tif', SIDE, 0, SIDE, SIDE)]
+BOXES = [FileWindow('a.tif', 0, 0, SIDE, SIDE), FileWindow('a.tif', SIDE, 0, SIDE, SIDE)]
 
 
 class WithBackbone(PixelModel):

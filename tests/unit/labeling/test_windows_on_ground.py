@@ -6,7 +6,7 @@ import pyproj
 import shapely
 
 from mapsage.labeling.outlines import middles_in_files, middles_on_ground, overlap
-from mapsage.labeling.window_facts import Place
+from mapsage.labeling.window_facts import FileWindow
 
 DEGREES = pyproj.CRS.from_epsg(4326).to_wkt()
 UTM = pyproj.CRS.from_epsg(32633).to_wkt()
@@ -24,8 +24,9 @@ def test_a_step_to_the_east_is_as_long_as_one_to_the_north() -> None:
 
 
 def test_shares_and_middles_in_pixels() -> None:
-    boxes = [Place('a', 0, 0, 64, 64), Place('a', 32, 16, 64, 64), Place('b', 0, 0, 64, 64)]
+    boxes = [FileWindow('a', 0, 0, 64, 64), FileWindow('a', 32, 16, 64, 64),
+             FileWindow('b', 0, 0, 64, 64)]
     assert overlap(boxes[0], boxes[1]) == 0.375 and overlap(boxes[0], boxes[0]) == 1
-    assert overlap(Place('a', 0, 0, 32, 32), Place('a', 0, 0, 64, 64)) == 1
+    assert overlap(FileWindow('a', 0, 0, 32, 32), FileWindow('a', 0, 0, 64, 64)) == 1
     first, second, second_file = middles_in_files(boxes)
     assert np.allclose(second - first, [0.5, 0.25]) and second_file[0] - first[0] > 1000

@@ -6,7 +6,7 @@ from typing import Iterator
 import pytest
 import torch
 
-from mapsage.operators.placement import DispatchTable, Place, S60Table
+from mapsage.operators.placement import DispatchTable, OperatorPlace, S60Table
 
 ATTENTION = '_scaled_dot_product_flash_attention_for_cpu'
 
@@ -16,9 +16,9 @@ def test_the_s60_trains_attention_and_not_convolutions() -> None:
     places = {name: table.locate(name).place for name in (
         'mm', 'convolution', ATTENTION, ATTENTION + '_backward', 'convolution_backward',
         'hardtanh_backward', 'transpose.int', 'scatter_reduce.two', 'mmcv::nms')}
-    assert [name for name, place in places.items() if place is Place.CPU] == [
+    assert [name for name, place in places.items() if place is OperatorPlace.CPU] == [
         'convolution_backward', 'hardtanh_backward', 'mmcv::nms']
-    assert places['transpose.int'] is Place.COMPOSED
+    assert places['transpose.int'] is OperatorPlace.COMPOSED
     assert table.locate('hardtanh_backward').reason == 'no kernel'
     assert 'list' in table.locate('convolution_backward').reason
 
@@ -41,18 +41,18 @@ def test_a_card_has_the_kernels_that_were_registered() -> None:
         'relu', 'mul.Tensor', 'mul_.Tensor', 'convolution', 'gelu_backward', 'sinh', 'add.Tensor',
         'convolution_backward', 'zeros_like', 'no_such_operator')}
     # PyTorch calls mul.out for the other two forms.
-    assert [name for name, place in places.items() if place is Place.CARD] == [
+    assert [name for name, place in places.items() if place is OperatorPlace.CARD] == [
         'relu', 'mul.Tensor', 'mul_.Tensor', 'convolution', 'gelu_backward']
-    assert places['zeros_like'] is Place.COMPOSED
-    assert [name for name, place in places.items() if place is Place.CPU] == [
+    assert places['zeros_like'] is OperatorPlace.COMPOSED
+    assert [name for name, place in places.items() if place is OperatorPlace.CPU] == [
         'sinh', 'add.Tensor', 'convolution_backward', 'no_such_operator']
 
 
 @pytest.mark.usefixtures('kernels')
 def test_a_registered_kernel_on_the_vendors_list_is_on_the_cpu() -> None:
-    assert DispatchTable('hpu', s60_list=True).locate('gelu_backward').place is Place.CPU
-    assert DispatchTable('hpu', s60_list=True).locate('relu').place is Place.CARD
+    assert DispatchTable('hpu', s60_list=True).locate('gelu_backward').place is OperatorPlace.CPU
+    assert DispatchTable('hpu', s60_list=True).locate('relu').place is OperatorPlace.CARD
 
 
 def test_the_cpu_itself_has_its_kernels() -> None:
-    assert DispatchTable('cpu').locate('native_batch_norm_backward').place is Place.CARD
+    assert DispatchTable('cpu').locate('native_batch_norm_backward').place is OperatorPlace.CARD
