@@ -1,8 +1,12 @@
 """OlmoEarth v1.2 Base, fine-tuned with UPerNet on PASTIS-R: crops from 12 dates of two sensors.
 
 Set MAPSAGE_PASTIS to a folder with train/ (folds 1 to 3) and val/ (fold 4), made from the arrays as
-docs/how-to/earth-encoders.md says. Weights: MAPSAGE_EARTH/weights.pth of OlmoEarth-v1_2-Base.
+docs/how-to/earth-encoders.md says.
 
+Data:     PASTIS-R, zenodo.org/records/5735646, 54 GB. License: Etalab 2.0 (check it there)
+Weights:  hf download allenai/OlmoEarth-v1_2-Base weights.pth --local-dir weights
+          (pip install huggingface_hub); another folder is MAPSAGE_EARTH
+License:  OlmoEarth Artifact License (docs/how-to/earth-encoders.md says what it forbids)
 Command:  bash scripts/start_8card_training.sh configs/earth/olmoearth_base_pastis.py
 Hardware: not yet run
 Score:    not yet run. U-TAE reaches 63.1 mIoU on fold 5 of PASTIS with all dates

@@ -1,8 +1,13 @@
 """Prithvi-EO-2.0 300M TL, fine-tuned with UPerNet on HLS Burn Scars.
 
 Set MAPSAGE_BURN_SCARS to the folder with training/ and validation/. Its files have reflectance in
-0..1, which the preprocessor multiplies by 10000. Weights: MAPSAGE_EARTH/Prithvi_EO_V2_300M_TL.pt.
+0..1, which the preprocessor multiplies by 10000.
 
+Data:     huggingface.co/datasets/ibm-nasa-geospatial/hls_burn_scars, an archive of 2.5 GB. License:
+          CC-BY-4.0 (check it there)
+Weights:  hf download ibm-nasa-geospatial/Prithvi-EO-2.0-300M-TL Prithvi_EO_V2_300M_TL.pt
+          --local-dir weights (pip install huggingface_hub); another folder is MAPSAGE_EARTH
+License:  Apache-2.0
 Command:  bash scripts/start_8card_training.sh configs/earth/prithvi_300m_burn_scars.py
 Hardware: not yet run
 Score:    not yet run. GEO-Bench-2 reports 88.4 mIoU for this encoder

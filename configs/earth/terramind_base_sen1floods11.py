@@ -1,8 +1,13 @@
 """TerraMind Base, fine-tuned with UPerNet on Sen1Floods11: water from Sentinel-1 and Sentinel-2.
 
 Set MAPSAGE_SEN1FLOODS11 to the folder HandLabeled, whose images and labels were put into train/ and
-val/ by the published split. Weights: MAPSAGE_EARTH/TerraMind_v1_base.pt.
+val/ by the published split.
 
+Data:     gsutil -m rsync -r gs://sen1floods11/v1.1/data/flood_events/HandLabeled FOLDER; the split
+          is in gs://sen1floods11/v1.1/splits/flood_handlabeled. License: to be looked up there
+Weights:  hf download ibm-esa-geospatial/TerraMind-1.0-base TerraMind_v1_base.pt
+          --local-dir weights (pip install huggingface_hub); another folder is MAPSAGE_EARTH
+License:  Apache-2.0
 Command:  bash scripts/start_8card_training.sh configs/earth/terramind_base_sen1floods11.py
 Hardware: not yet run
 Score:    not yet run. PANGAEA reports 90.6 mIoU for a frozen TerraMind Base

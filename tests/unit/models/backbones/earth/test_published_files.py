@@ -5,12 +5,16 @@ published code where it can be downloaded.
 """
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import pytest
 import torch
 from earth_states import OLMOEARTH, TERRAMIND, fill, images, rename
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from support import ROOT
 
 from mapsage.models.backbones import WeightsError
 from mapsage.models.backbones.earth import DOFA, OlmoEarth, PrithviEO, TerraMind
@@ -122,3 +126,14 @@ def test_no_published_tensor_may_be_missing_and_none_is_guessed(name: str, tmp_p
             continue
         with pytest.raises(WeightsError, match=r"missing \['.*left over \[\]"):
             load(file, {other: value for other, value in state.items() if other != key}, path)
+
+
+@pytest.mark.parametrize('path', [
+    path for path in sorted((ROOT / 'configs/earth').glob('*.py'))
+    if 'Pretrained' in path.read_text(encoding='utf-8')], ids=lambda path: path.stem)
+def test_a_recipe_says_what_to_download_and_under_which_license(path):
+    text, backbone = path.read_text(encoding='utf-8'), Config.fromfile(str(path)).model.backbone
+    lines = dict(re.findall(r'^(Data|Weights|License): +(.+)$', text, re.M))
+    assert {'Data', 'Weights', 'License'} <= set(lines)
+    assert lines['License'].startswith(MODELS.get(backbone.type).weights_license.name)
+    assert Path(backbone.init_cfg.checkpoint).name in text.split('Command:')[0]
