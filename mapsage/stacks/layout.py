@@ -109,12 +109,22 @@ class StackLayout:
             StackLayoutError: If a sensor has no ``bands``, or as for the constructor.
         """
         layouts = []
+        if not isinstance(sensors, Mapping):
+            raise StackLayoutError(f"sensors={sensors!r}, expected settings by the sensor's name, "
+                                   "such as sensors=dict(s2=dict(bands=[1, 2, 3])).")
         for name, sensor in sorted(sensors.items()):
+            if not isinstance(sensor, Mapping):
+                raise StackLayoutError(f'sensor {name!r} is {sensor!r}, expected its settings, '
+                                       'such as dict(bands=[1, 2, 3]).')
             if 'bands' not in sensor:
                 raise StackLayoutError(f'sensor {name!r} has the keys {sorted(sensor)}, expected '
                                        "bands, such as bands=['B02', 'B03', 'B04'].")
-            layouts.append(SensorLayout(name, tuple(str(band) for band in sensor['bands']),
-                                        int(sensor.get('max_dates', 1))))
+            bands, max_dates = sensor['bands'], sensor.get('max_dates', 1)
+            if not isinstance(bands, (list, tuple)) or not isinstance(max_dates, int):
+                raise StackLayoutError(
+                    f'sensor {name!r} has bands={bands!r} and max_dates={max_dates!r}, expected a '
+                    'list of bands and a whole number.')
+            layouts.append(SensorLayout(name, tuple(map(str, bands)), max_dates))
         return cls(layouts)
 
     @property

@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 
 import numpy as np
 import pytest
 from map_runs import read, run
+from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 from support import ROOT, main_leg
 
 from mapsage.commands import cli
+from mapsage.commands.programs import cache_features
 from mapsage.datasets.demo.crop_places import CropParams, write_crop_places
 
 pytestmark = pytest.mark.usefixtures('own_environment')
@@ -56,3 +58,42 @@ def test_from_made_crops_to_a_map(encoder: str, crops: Path, tmp_path: Path) -> 
     mapped = classes != 255
     right = 100 * float(np.mean(classes[mapped] == labels[mapped]))
     assert mapped.mean() > .9 and score == pytest.approx(right, abs=.01)
+
+
+class Losses(Hook):
+    """Losses of a training."""
+
+    def __init__(self) -> None:
+        self.values: List[float] = []
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        self.values.append(float(outputs['loss'].detach()))
+
+
+@pytest.mark.parametrize('encoder', ['olmoearth', pytest.param('prithvi', marks=main_leg)])
+def test_training_on_cached_features_is_training_on_the_images(encoder: str, crops: Path,
+                                                               tmp_path: Path) -> None:
+    """A frozen encoder: the losses of both runs are equal, bit for bit."""
+    config = tmp_path / 'frozen.py'
+    config.write_text(
+        f"_base_ = [{str(ROOT / 'configs/earth' / f'{encoder}_tiny_crops.py')!r}]\n"
+        'model = dict(backbone=dict(frozen=True))\n'
+        'train_dataloader = dict(dataset=dict(windows=None, pipeline=[\n'
+        '    dict(type=name) for name in (\n'
+        "    'LoadSceneStack', 'LoadGeoTiffLabels', 'PackStackInputs')]))\n")
+    folder = str(tmp_path / 'features')
+    assert cache_features.main([str(config), '--work-dir', str(tmp_path / 'cache'), '--folder',
+                                folder, '--accelerator', 'cpu']) == 0
+    losses = []
+    for source in (None, dict(type='Cached', folder=folder)):
+        cfg: Any = cli.load_config(cli.build_parser('Train.').parse_args([
+            str(config), '--work-dir', str(tmp_path / f'{len(losses)}'), '--accelerator', 'cpu']))
+        cfg.merge_from_dict(dict(SHORT, feature_source=source) if source else SHORT)
+        cfg.experiment_name = f'cached_{encoder}_{len(losses)}'
+        cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
+        runner, record = RUNNERS.build(cfg), Losses()
+        runner.register_hook(record)
+        runner.train()
+        losses.append(record.values)
+    assert len(losses[0]) == 2 and losses[0] == losses[1]

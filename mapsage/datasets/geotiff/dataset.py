@@ -201,11 +201,16 @@ class GeoTiffDataset(BaseSegDataset):
                        for corner in corners if self._is_in_limits(number, corner)]
         if not entries:
             raise GeoError(f'{len(self.scene_facts)} scene(s), the first '
-                           f'{self.scene_facts[0]["scene"]}, hold no valid pixel: all is no-data. '
-                           'Check the no-data value and the alpha band (rio info shows them).' + (
+                           f'{self.scene_facts[0]["scene"]}, hold no valid pixel: '
+                           f'{self._explain_no_data()}' + (
                                '' if self.split is None else ' Or choose another split: perhaps '
                                f'only the blocks of part {self.split.part!r} have no data.'))
         return entries
+
+    def _explain_no_data(self) -> str:
+        """Return why scenes may have no valid pixel, and what to check."""
+        return ('all is no-data. Check the no-data value and the alpha band (rio info shows '
+                'them).')
 
     def get_data_info(self, idx: int) -> Dict[str, Any]:
         """Return the facts that the pipeline needs to load window ``idx``.

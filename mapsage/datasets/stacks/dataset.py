@@ -150,6 +150,17 @@ class SceneStackDataset(GeoTiffDataset):
                            f'the grid; add one, leave the place out, or set another grid=.')
         return images[0].paths[0]
 
+    def _explain_no_data(self) -> str:
+        masks = [(sensor, image.mask or image.paths[0]) for sensor in self.sensors.values()
+                 if sensor.clouds is not None for image in self._stack_files[0].images[sensor.name]]
+        if not masks:
+            return super()._explain_no_data()
+        sensor, path = masks[0]
+        assert sensor.clouds is not None, 'chosen above'
+        return (f'at every date all is clouded or no-data. clouds= of sensor {sensor.name!r} '
+                f'counts the classes {list(sensor.clouds.clear)} as clear; compare them with '
+                f'the classes in {path} (rio info --stats), and check the no-data values.')
+
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
         assert isinstance(scene, PlaceRaster)
         return dict(scene=scene.path, pixels=scene.path, bands=None, stack=scene)

@@ -5,6 +5,8 @@ import datetime
 import re
 from typing import List, NamedTuple, Sequence, TypeVar
 
+from mapsage.stacks import day_number
+
 _Item = TypeVar('_Item')
 
 # A date, and perhaps a time with or without a time zone: 20240131, 2024-01-31T10:20:30Z.
@@ -37,20 +39,23 @@ def parse_date(text: str) -> ImageDate:
         ValueError: If the text is no date.
     """
     match = _DATE.fullmatch(text.strip())
-    expected = 'expected YYYYMMDD or YYYY-MM-DD, with or without a time such as T102030Z'
+    expected = ('expected YYYYMMDD or YYYY-MM-DD from 1900 on, with or without a time such as '
+                'T102030Z')
     if match is None:
         raise ValueError(f'{text!r} is no date; {expected}.')
     year, _, month, day, hour, minute, second, zone = match.groups()
     try:
         moment = datetime.datetime(int(year), int(month), int(day), int(hour or 0),
                                    int(minute or 0), int(second or 0))
-    except ValueError as error:
-        raise ValueError(f'{text!r} is no date ({error}); {expected}.') from None
-    if zone and zone != 'Z':
-        offset = datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        moment += offset if zone[0] == '-' else -offset
-    width = datetime.timedelta(hours=_WIDEST_ZONE)
-    unclear = bool(hour and not zone and (moment - width).year != (moment + width).year)
+        if zone and zone != 'Z':
+            offset = datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
+            moment += offset if zone[0] == '-' else -offset
+        # Raises an error before 1900, which a stack cannot hold.
+        day_number(moment.date())
+        width = datetime.timedelta(hours=_WIDEST_ZONE)
+        unclear = bool(hour and not zone and (moment - width).year != (moment + width).year)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f'{text!r} is no date ({str(error).rstrip(".")}); {expected}.') from None
     return ImageDate(moment.date(), unclear)
 
 

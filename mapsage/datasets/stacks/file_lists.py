@@ -45,17 +45,25 @@ def read_list(path: str, sensors: Mapping[str, SensorFiles]) -> List[Place]:
             rows = _read_parquet(path, sensors)
         else:
             rows = _read_csv(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise GeoError(f'the list {path} cannot be read: {error}.') from error
+    except UnicodeDecodeError as error:
+        raise GeoError(f'the list {path} is not in UTF-8 ({error}). Save it as UTF-8, or convert '
+                       'it (iconv -f GBK -t UTF-8).') from error
+    except OSError as error:
+        raise GeoError(f'the list {path} cannot be read: {error}. Check the path, which is '
+                       'relative to data_root.') from error
     if not rows:
         raise GeoError(f'the list {path} has no rows, expected one for each image.')
     missing = [column for column in _REQUIRED if column not in rows[0]]
     if missing:
         raise GeoError(f'the list {path} has no column {", ".join(missing)}; it has '
                        f'{", ".join(rows[0])}, expected {", ".join(_REQUIRED)}, and perhaps '
-                       f'{", ".join(_OPTIONAL)}.')
+                       f'{", ".join(_OPTIONAL)}, separated by commas.')
     folder = os.path.dirname(path)
-    for row in rows:
+    for number, row in enumerate(rows, 1):
+        empty = [column for column in ('place', 'sensor', 'path') if not row[column]]
+        if empty:
+            raise GeoError(f'the list {path} has no {", ".join(empty)} in its entry {number}: '
+                           f'{row}. Fill the columns place, sensor and path, or remove the entry.')
         for column in ('path', 'mask', 'labels'):
             if row.get(column):
                 row[column] = locate(folder, row[column])
@@ -129,7 +137,8 @@ def _read_parquet(path: str, sensors: Mapping[str, SensorFiles]) -> List[Row]:
         raise GeoError(f'reading {path} needs pyarrow: pip install pyarrow; or convert the list '
                        f'to CSV (ogr2ogr {Path(path).stem}.csv {path}).') from error
     try:
-        table = parquet.read_table(path)
+        # Without threads, which processes that are forked later would wait for.
+        table = parquet.ParquetFile(path).read(use_threads=False)
     except ArrowInvalid as error:
         raise GeoError(f'the list {path} cannot be read: {error}.') from error
     if 'assets' in table.column_names:
@@ -146,7 +155,12 @@ def _read_parquet(path: str, sensors: Mapping[str, SensorFiles]) -> List[Row]:
 
 
 def _read_items(path: str, sensors: Mapping[str, SensorFiles]) -> Iterator[Row]:
-    content = parse_json(Path(path).read_text(encoding='utf-8'))
+    text = Path(path).read_text(encoding='utf-8')
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise GeoError(f'the list {path} is not JSON ({error}); expected STAC items. Write it '
+                       'again, or list the files in a CSV.') from error
     items = content.get('features', [content]) if isinstance(content, dict) else content
     return _rows_of_items(path, items if isinstance(items, list) else [], sensors)
 
@@ -154,7 +168,11 @@ def _read_items(path: str, sensors: Mapping[str, SensorFiles]) -> Iterator[Row]:
 def _rows_of_items(path: str, items: Iterable[Mapping[str, Any]],
                    sensors: Mapping[str, SensorFiles]) -> Iterator[Row]:
     """Yield the rows of STAC items: one for each image, or for each band that is an asset."""
-    for item in items:
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, dict) or not all(
+                isinstance(item.get(key, {}), dict) for key in ('properties', 'assets')):
+            raise GeoError(f'{path}, entry {number}, is no STAC item: {str(item)[:80]}; expected '
+                           'an object with the objects properties and assets.')
         properties, assets = item.get('properties') or {}, item.get('assets') or {}
         subject = f'{path}, item {item.get("id")!r}'
         sensor = _sensor_of(item, properties, sensors, subject)
@@ -187,8 +205,8 @@ def _sensor_of(item: Mapping[str, Any], properties: Mapping[str, Any],
 
 
 def _data_asset(assets: Mapping[str, Any], sensor: SensorFiles, subject: str) -> str:
-    names = [name for name, asset in assets.items() if 'data' in (asset.get('roles') or [])] \
-        or list(assets)
+    names = [name for name, asset in assets.items()
+             if isinstance(asset, dict) and 'data' in (asset.get('roles') or [])] or list(assets)
     if len(names) != 1:
         raise GeoError(f'{subject} has the assets {list(assets)}, expected one for each of the '
                        f'bands {list(sensor.bands)}, or one with the role data.')

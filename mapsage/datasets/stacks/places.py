@@ -71,8 +71,11 @@ class Place:
             labels: Path of the labels, or None.
 
         Raises:
-            GeoError: If two images have the same sensor and date.
+            GeoError: If two images have the same sensor and date, or the name is no file name.
         """
+        if name in ('', '.', '..') or re.search(r'[/\\\0]', name):
+            raise GeoError(f'place {name!r}, expected a name without slashes, because maps are '
+                           'named after places; rename it in the list.')
         by_sensor: Dict[str, List[DatedImage]] = {sensor: [] for sensor in sensors}
         for sensor, image in images:
             by_sensor[sensor].append(image)

@@ -1,7 +1,6 @@
 """Settings of a sensor: where its files are, which bands are read, which pixels are clouded."""
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
@@ -77,12 +76,8 @@ def _read_sensor(name: str, sensor: Mapping[str, Any]) -> SensorFiles:
         raise GeoError(f"sensor {name!r} has scenes={scenes!r}, expected a pattern with {{place}} "
                        f"and {{date}}, such as '{name}/{{place}}_{{date}}.tif'.")
     bands = tuple(_band(name, band) for band in sensor['bands'])
-    try:
-        max_dates = operator.index(sensor.get('max_dates', 1))
-    except TypeError:
-        raise GeoError(f'sensor {name!r} has max_dates={sensor["max_dates"]!r}, expected a whole '
-                       'number.') from None
-    files = SensorFiles(name, scenes, bands, max_dates, _read_clouds(name, sensor.get('clouds')))
+    files = SensorFiles(name, scenes, bands, sensor.get('max_dates', 1),
+                        _read_clouds(name, sensor.get('clouds')))
     if files.has_band_files and files.clouds is not None and files.clouds.band is not None:
         raise GeoError(f'sensor {name!r} has a file for each band and clouds=dict(band=...); name '
                        'the file of the classes as clouds=dict(mask=PATTERN, clear=[...]).')
@@ -94,12 +89,13 @@ def _read_clouds(name: str, clouds: Optional[Mapping[str, Any]]) -> Optional[Clo
         return None
     _check_keys(f'clouds of sensor {name!r}', clouds, _CLOUD_KEYS)
     mask, band, clear = clouds.get('mask'), clouds.get('band'), clouds.get('clear')
-    if (mask is not None and band is not None) or not clear:
+    if (mask is not None and band is not None) or not isinstance(clear, (list, tuple)) or not all(
+            isinstance(value, int) for value in clear) or not clear:
         raise GeoError(f"sensor {name!r} has clouds={dict(clouds)!r}, expected dict(mask=PATTERN, "
                        "clear=[VALUES]) for files of classes, or dict(band=NUMBER, "
                        "clear=[VALUES]) for a band of classes in the image's file.")
     return Clouds(mask, None if band is None else _band(name, band),
-                  tuple(operator.index(value) for value in clear))
+                  tuple(clear))
 
 
 def _band(name: str, band: object) -> Band:

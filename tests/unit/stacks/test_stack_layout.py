@@ -56,6 +56,11 @@ def test_values_of_bands_are_repeated_for_each_date():
     (dict(s2=dict(max_dates=2)), r"sensor 's2' has the keys \['max_dates'\], expected bands"),
     (dict(s2=dict(bands=[], max_dates=2)), r'bands=\[\] and max_dates=2, expected at'),
     (dict(s2=dict(bands=[1], max_dates=0)), r'max_dates=0, expected'),
+    (dict(s2=dict(bands=[1], max_dates='six')), "max_dates='six', expected a list"),
+    (dict(s2=dict(bands='B02')), "bands='B02' and max_dates=1, expected a list of bands"),
+    (dict(s2=dict(bands=3)), 'bands=3 and max_dates=1, expected a list of bands'),
+    (dict(s2=None), "sensor 's2' is None, expected its settings"),
+    ([dict(bands=[1])], "expected settings by the sensor's name"),
 ])
 def test_sensors_that_are_none_are_refused(sensors, message):
     with pytest.raises(StackLayoutError, match=message):

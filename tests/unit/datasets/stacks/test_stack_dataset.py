@@ -145,6 +145,16 @@ def test_windows_that_are_clouded_at_all_dates_are_left_out(tmp_path):
         build_stacks(tmp_path, sensors=one_sensor(clouds=dict(clouds, clear=[7])))
 
 
+def test_a_place_that_is_clouded_at_all_dates_names_its_masks(tmp_path):
+    write_place(tmp_path)
+    for date in DATES:
+        write_raster(tmp_path / f'scl/a_{date}.tif', np.full((SIZE, SIZE), 9, 'uint8'), grid())
+    clouds = dict(mask='scl/{place}_{date}.tif', clear=[4, 5])
+    with pytest.raises(GeoError, match=r"all is clouded .* 's2' counts the classes \[4, 5\] as "
+                                       r'clear; .* in .*scl/a_20240115.tif'):
+        build_stacks(tmp_path, sensors=one_sensor(clouds=clouds))
+
+
 def test_of_many_dates_those_evenly_spread_are_used(tmp_path):
     dates = [f'2024{month:02}10' for month in range(1, 11)]
     write_place(tmp_path, dates=dates)
@@ -262,6 +272,8 @@ def test_the_log_says_what_is_interpolated_missing_and_unused(tmp_path, caplog, 
     (lambda root: (root / 'labels/a.tif').unlink(), 'needs one label file'),
     (lambda root: write_raster(root / 'labels/a.tif', np.ones((SIZE, SIZE), 'uint8'), grid(7)),
      'lie up to 7000 pixels off their scene'),
+    (lambda root: (root / f's2/a_{DATES[0]}.tif').rename(root / 's2/a_18500101.tif'),
+     "a_18500101.tif of sensor 's2': '18500101' is no date .*1900"),
 ])
 def test_files_that_do_not_fit_are_errors(tmp_path, change, message):
     write_place(tmp_path)
@@ -279,6 +291,8 @@ def test_files_that_do_not_fit_are_errors(tmp_path, change, message):
     (dict(bands=[1]), 'has no bands'),
     (dict(sensors=one_sensor(clouds=dict(mask='{place}_{date}.tif', clear=[0]))),
      'has no mask of clouds'),
+    (dict(sensors=one_sensor(clouds=dict(mask='{place}_{date}.tif', clear=4))), 'expected dict'),
+    (dict(places='none.csv'), 'none.csv cannot be read: .*Check the path'),
 ])
 def test_settings_that_do_not_fit_are_errors(tmp_path, arguments, message):
     write_place(tmp_path)
@@ -294,6 +308,10 @@ def test_settings_that_do_not_fit_are_errors(tmp_path, arguments, message):
     ([('a', 's2', f's2/a_{DATES[0]}.tif')], 'place,sensor,path', 'has no column date'),
     ([('a', 's2', 'May', f's2/a_{DATES[0]}.tif')], 'place,sensor,date,path', "'May' is no date"),
     ([], 'place,sensor,date,path', 'has no rows'),
+    ([('a', 's2')], 'place,sensor,date,path', 'has no path in its entry 1: .*Fill the columns'),
+    ([('../a', 's2', DATES[0], f's2/a_{DATES[0]}.tif')], 'place,sensor,date,path',
+     "place '../a', expected a name without slashes"),
+    ([('a;s2', )], 'place;sensor;date;path', 'separated by commas'),
     ([('a', 's2', DATES[0], f's2/a_{DATES[0]}.tif', 'labels/a.tif'),
       ('b', 's2', DATES[0], f's2/a_{DATES[1]}.tif', '')], 'place,sensor,date,path,labels',
      "place 'b' has no labels in the list"),

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -21,6 +23,7 @@ from stack_files import (
     write_list,
     write_place,
 )
+from support import ROOT, main_leg
 
 from mapsage.datasets import DropDates
 from mapsage.datasets.stacks.dates import parse_date, spread_evenly
@@ -42,12 +45,15 @@ from mapsage.stacks import day_number
     ('2023-12-31T23:30:00-05:00', (2024, 1, 1), False),
     ('2024-01-01T00:30:00+0200', (2023, 12, 31), False),
     ('2024-01-01T12:00:00.123456', (2024, 1, 1), True),
-    ('2024-06-30T23:59:59', (2024, 6, 30), False)])
+    ('2024-06-30T23:59:59', (2024, 6, 30), False),
+    ('19000101', (1900, 1, 1), False)])
 def test_a_date_is_in_utc(text, date, unclear):
     assert parse_date(text) == (datetime.date(*date), unclear)
 
 
-@pytest.mark.parametrize('text', ['', 'May', '2024', '202402', '20240230', '2024-0131', '20241301'])
+@pytest.mark.parametrize('text', [
+    '', 'May', '2024', '202402', '20240230', '2024-0131', '20241301', '18500101',
+    '1900-01-01T00:30+02:00', '99991231T230000', '00010101T000000+1000'])
 def test_other_texts_are_no_dates(text):
     with pytest.raises(ValueError, match='is no date'):
         parse_date(text)
@@ -89,10 +95,25 @@ def test_stac_items_name_the_files(tmp_path, band_files):
     assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
 
 
+@functools.lru_cache(maxsize=None)
+def pyarrow_folder():
+    """Return the folder of pyarrow; '' if it cannot be had."""
+    result = subprocess.run(['bash', str(ROOT / 'scripts/pyarrow_package.sh')], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=400)
+    if result.returncode == 5:
+        return ''
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@main_leg
 @pytest.mark.parametrize('kind', ['table', 'bands', 'image'])
-def test_a_parquet_file_names_the_files(tmp_path, kind):
+def test_a_parquet_file_names_the_files(tmp_path, kind, monkeypatch):
     """A table with the columns of a CSV, or STAC items as stac-geoparquet writes them."""
-    pyarrow = pytest.importorskip('pyarrow')
+    if not pyarrow_folder():
+        pytest.skip('pyarrow cannot be downloaded (scripts/pyarrow_package.sh)')
+    monkeypatch.syspath_prepend(pyarrow_folder())
+    import pyarrow
     from pyarrow import parquet
     values = write_place(tmp_path)
     for date in DATES:
@@ -138,6 +159,20 @@ def test_files_of_bands_are_found_by_pattern(tmp_path):
     (tmp_path / f'bands/a_{DATES[1]}_B03.tif').unlink()
     with pytest.raises(GeoError, match=r'no file of band\(s\) B03'):
         build_stacks(tmp_path, sensors=sensors)
+
+
+@pytest.mark.parametrize('content, message', [
+    (b'{"features": [', 'items.json is not JSON .*expected STAC items'),
+    (b'[1, 2]', 'entry 1, is no STAC item: 1; expected'),
+    (b'[{"id": "x", "properties": [], "assets": {}}]', 'entry 1, is no STAC item'),
+    (json.dumps([dict(id='x', collection='s2', properties=dict(place='a'),
+                      assets=dict(image='s2/a.tif'))]).encode(), "no asset 'image' with a href"),
+    ('[{"id": "\u9ea6"}]'.encode('gbk'), 'is not in UTF-8 .*iconv -f GBK')])
+def test_files_that_are_no_items_are_errors(tmp_path, content, message):
+    write_place(tmp_path)
+    (tmp_path / 'items.json').write_bytes(content)
+    with pytest.raises(GeoError, match=message):
+        build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
 
 
 def test_items_of_no_sensor_and_without_a_place_are_errors(tmp_path):
