@@ -1,10 +1,8 @@
-"""Runtime and schedule of the configs of change: 700 steps of AdamW, 20 of them a warm-up.
+"""Schedule of the configs of change: 700 steps of AdamW, 20 of them a warm-up.
 
 The learning rate falls until the last step, so a config with another number of steps has its own
 ``param_scheduler`` beside its own ``train_cfg``.
 """
-_base_ = 'default_runtime.py'
-
 max_iters = 700
 optim_wrapper = dict(
     type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
@@ -12,8 +10,4 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
     dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
 ]
-train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
-default_hooks = dict(
-    logger=dict(interval=20),
-    checkpoint=dict(interval=max_iters // 2, save_best='F1', rule='greater'))
 randomness = dict(seed=0)

@@ -9,7 +9,7 @@ Score:    F1 78.8 ± 1.2, three seeds (docs/benchmarks.md)
 """
 _base_ = [
     '../_base_/datasets/change.py', '../_base_/efficientnet_lite0_fpn.py',
-    '../_base_/change_schedule.py'
+    '../_base_/default_runtime.py', '../_base_/change_schedule.py'
 ]
 
 sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
@@ -35,3 +35,7 @@ model = dict(
     # Three times the channels of the encoder: both dates and their absolute difference.
     neck=dict(in_channels=[72, 120, 336, 960]),
     decode_head=dict(num_classes=2))
+train_cfg = dict(max_iters=_base_.max_iters, val_interval=_base_.max_iters)
+default_hooks = dict(
+    logger=dict(interval=20),
+    checkpoint=dict(interval=_base_.max_iters // 2, save_best='F1', rule='greater'))

@@ -8,7 +8,10 @@ Hardware: one NVIDIA H200, 2026-11-27
 Score:    F1 86.4 ± 1.2 after 575 of the steps of a shorter schedule, three seeds
           (docs/benchmarks.md)
 """
-_base_ = ['../_base_/datasets/change.py', '../_base_/change_schedule.py']
+_base_ = [
+    '../_base_/datasets/change.py', '../_base_/default_runtime.py',
+    '../_base_/change_schedule.py'
+]
 
 sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
 model = dict(
@@ -42,3 +45,7 @@ model = dict(
         loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
     train_cfg=dict(),
     test_cfg=dict(mode='whole'))
+train_cfg = dict(max_iters=_base_.max_iters, val_interval=_base_.max_iters)
+default_hooks = dict(
+    logger=dict(interval=20),
+    checkpoint=dict(interval=_base_.max_iters // 2, save_best='F1', rule='greater'))
