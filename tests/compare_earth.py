@@ -2,8 +2,8 @@
 
     python tests/compare_earth.py FOLDER ENCODER [--bfloat16]
 
-FOLDER is the one that ``scripts/earth_oracles.sh`` prints; ENCODER is olmoearth, terramind, dofa or
-prithvi. Prints one JSON object: for each case, the largest difference of any value in any map, the
+``scripts/test_packages.sh earth`` prints FOLDER; ENCODER is olmoearth, terramind, dofa or prithvi.
+Prints one JSON object: for each case, the largest difference of any value in any map, the
 largest value, and a few numbers of the published maps, of which ``test_earth_golden.py`` has some.
 With --bfloat16, both are also computed with autocast, and the object has the largest differences of
 both from the published maps in float32.

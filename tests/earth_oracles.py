@@ -1,8 +1,8 @@
 """The published encoders for satellite images, loaded from the folder of their packages.
 
-``scripts/earth_oracles.sh`` prepares the folder. timm and the files of torchgeo and terratorch are
-loaded without their packages' ``__init__``, which import torchvision; a stand-in without any
-function of torchvision has the names that the remaining files import.
+``scripts/test_packages.sh earth`` prepares the folder. timm and the files of torchgeo and
+terratorch are loaded without their packages' ``__init__``, which import torchvision; a stand-in
+without any function of torchvision has the names that the remaining files import.
 """
 import importlib
 import importlib.util

@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import rasterio
 import torch
 from geo_scenes import write_raster
+from packages_here import package_folder
 from stack_files import (
     DATES,
     PIPELINE,
@@ -23,7 +22,7 @@ from stack_files import (
     write_list,
     write_place,
 )
-from support import ROOT, main_leg
+from support import main_leg
 
 from mapsage.datasets import DropDates
 from mapsage.datasets.stacks.dates import parse_date, spread_evenly
@@ -95,24 +94,11 @@ def test_stac_items_name_the_files(tmp_path, band_files):
     assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
 
 
-@functools.lru_cache(maxsize=None)
-def pyarrow_folder():
-    """Return the folder of pyarrow; '' if it cannot be had."""
-    result = subprocess.run(['bash', str(ROOT / 'scripts/pyarrow_package.sh')], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=400)
-    if result.returncode == 5:
-        return ''
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
 @main_leg
 @pytest.mark.parametrize('kind', ['table', 'bands', 'image'])
 def test_a_parquet_file_names_the_files(tmp_path, kind, monkeypatch):
     """A table with the columns of a CSV, or STAC items as stac-geoparquet writes them."""
-    if not pyarrow_folder():
-        pytest.skip('pyarrow cannot be downloaded (scripts/pyarrow_package.sh)')
-    monkeypatch.syspath_prepend(pyarrow_folder())
+    monkeypatch.syspath_prepend(package_folder('pyarrow'))
     import pyarrow
     from pyarrow import parquet
     values = write_place(tmp_path)

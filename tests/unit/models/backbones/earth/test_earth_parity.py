@@ -1,7 +1,6 @@
 """The encoders for satellite images compute what the published code computes."""
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from typing import Any, Dict
 
 import pytest
+from packages_here import package_folder
 from support import ROOT, main_leg
 
 pytestmark = main_leg
@@ -19,25 +19,12 @@ TOLERANCE = 1e-5
 CASES = dict(olmoearth=7, terramind=5, prithvi=6, dofa=5)
 
 
-@functools.lru_cache(maxsize=None)
-def folder() -> str:
-    """Return the folder of the published encoders; skip the test if it cannot be had."""
-    result = subprocess.run(['bash', str(ROOT / 'scripts/earth_oracles.sh')], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=400)
-    if result.returncode == 5:
-        return ''
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
 @pytest.mark.parametrize('encoder', CASES)
 def test_features_equal_those_of_the_published_code(encoder: str) -> None:
     """Several sizes, sets of bands and missing dates, with weights read from a published file."""
-    if not folder():
-        pytest.skip('the published encoders cannot be downloaded (scripts/earth_oracles.sh)')
     result = subprocess.run(
-        [sys.executable, str(ROOT / 'tests/compare_earth.py'), folder(), encoder], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600,
+        [sys.executable, str(ROOT / 'tests/compare_earth.py'), package_folder('earth'), encoder],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600,
         env=dict(os.environ, OMP_NUM_THREADS='1'))
     assert result.returncode == 0, result.stderr
     figures: Dict[str, Any] = json.loads(result.stdout)
