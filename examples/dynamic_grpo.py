@@ -6,15 +6,15 @@ docs/how-to/trl.md says what it gives and what not. `trl_grpo.py` runs it on a t
 """
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import os
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import torch
-from accelerate.utils import gather
+from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
+from trl.trainer.utils import is_async_callable
 
 from mapsage.sampling import DynamicSampler, SampledBatch, StepStatistics, Validity
 
@@ -172,7 +172,10 @@ class DynamicGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
         if self.model.training and self._final_rewards is not None:
             return self._final_rewards
-        return super()._calculate_rewards(*args)
+        rewards = super()._calculate_rewards(*args)
+        # In an evaluation there is no sampler that would learn of an error.
+        self._raise_together()
+        return rewards
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -259,22 +262,23 @@ class DynamicGRPOTrainer(GRPOTrainer):
     def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a reward function that notes its error instead of raising it.
 
-        TRL gathers the rewards of all ranks right after the functions. A rank that raised there
-        would leave the others waiting.
+        TRL gathers the rewards of all ranks right after the functions. A rank that raised there, or
+        returned what TRL refuses, would leave the others waiting.
         """
-        if not inspect.isroutine(function):
-            # A reward model is a module and stays one.
+        if isinstance(function, torch.nn.Module):
+            # A reward model stays a module: TRL calls it in another way.
             return function
 
         def note(error: Exception, completions: Sequence[Any]) -> List[None]:
             self._failure = error
             return [None] * len(completions)
 
-        if asyncio.iscoroutinefunction(function):
+        if is_async_callable(function):
             @functools.wraps(function)
             async def guarded_async(completions: Sequence[Any], **kwargs: Any) -> Any:
                 try:
-                    return await function(completions=completions, **kwargs)
+                    rewards = await function(completions=completions, **kwargs)
+                    return _check_rewards(function, rewards, completions)
                 # Whatever it is: the sampler raises it again.
                 except Exception as error:
                     return note(error, completions)
@@ -283,11 +287,27 @@ class DynamicGRPOTrainer(GRPOTrainer):
         @functools.wraps(function)
         def guarded(completions: Sequence[Any], **kwargs: Any) -> Any:
             try:
-                return function(completions=completions, **kwargs)
+                rewards = function(completions=completions, **kwargs)
+                return _check_rewards(function, rewards, completions)
             # Whatever it is: the sampler raises it again.
             except Exception as error:
                 return note(error, completions)
         return guarded
+
+    def _raise_together(self) -> None:
+        """Raise on all ranks if a reward function has failed on one. Collective.
+
+        Raises:
+            RuntimeError: With the text of the error, on the other ranks.
+            Exception: The error of a reward function of this rank.
+        """
+        error = self._failure
+        texts = gather_object(['' if error is None else f'{type(error).__name__}: {error}'])
+        if error is not None:
+            raise error
+        for rank, text in enumerate(texts):
+            if text:
+                raise RuntimeError(f'rank {rank} failed in scoring completions: {text}')
 
     def _row_of_pass(self, number: int) -> Mapping[str, Any]:
         """Return a row of an endless pass over the data in random order."""
@@ -309,3 +329,19 @@ class DynamicGRPOTrainer(GRPOTrainer):
             float((drawn * self.reward_weights.cpu()).nansum(1).mean()))
         for name in ('pass_rate', 'attempts', 'judged', 'missing', 'moved_samples', 'seconds'):
             metrics[f'dynamic_sampling/{name}'].append(float(getattr(statistics, name)))
+
+
+def _check_rewards(function: Callable[..., Any], rewards: Any, completions: Sequence[Any]
+                   ) -> List[float]:
+    """Return the rewards as numbers, NaN for None.
+
+    Raises:
+        ValueError: If there is not one for each completion.
+        TypeError: If one is no number.
+    """
+    numbers = [torch.nan if reward is None else float(reward) for reward in rewards]
+    if len(numbers) != len(completions):
+        name = getattr(function, '__name__', type(function).__name__)
+        raise ValueError(f'the reward function {name} returned {len(numbers)} rewards for '
+                         f'{len(completions)} completions, expected one for each.')
+    return numbers

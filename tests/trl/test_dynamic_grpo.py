@@ -1,6 +1,9 @@
 """Settings of DynamicGRPOTrainer: what it refuses, what it leans on, by what it filters."""
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -92,3 +95,48 @@ def test_the_score_of_all_drawn_is_told_beside_the_score_of_the_batch(tmp_path: 
     for row in rows:
         assert row['frac_reward_zero_std'] == 0
         assert row['reward'] >= row['dynamic_sampling/reward_of_all_drawn'] > 0
+
+
+class Grader:
+    """A reward function that is an object."""
+
+    def __init__(self, rewards: List[float]) -> None:
+        self.rewards = rewards
+
+    def __call__(self, completions: List[str], **kwargs: Any) -> List[float]:
+        if not self.rewards:
+            raise OSError('the grader has no disk')
+        return self.rewards
+
+
+class AsyncGrader(Grader):
+    """The same, awaited."""
+
+    async def __call__(self, completions: List[str], **kwargs: Any) -> List[float]:
+        return super().__call__(completions, **kwargs)
+
+
+@pytest.mark.parametrize('grader, words', [
+    (Grader([]), 'no disk'), (functools.partial(Grader([]), style='short'), 'no disk'),
+    (AsyncGrader([]), 'no disk'), (Grader([1.0]), 'Grader returned 1 rewards for 2 completions'),
+    (Grader(['good', 'bad']), 'could not convert')])
+def test_no_reward_function_raises_before_the_ranks_meet(grader: Any, words: str, tmp_path: Path
+                                                         ) -> None:
+    """The other ranks would wait in TRL's gather of the rewards."""
+    trainer = make(tmp_path, [grader])
+    [function] = trainer.reward_funcs
+    rewards = function(completions=['w1', 'w2'])
+    assert inspect.iscoroutine(rewards) == isinstance(grader, AsyncGrader)
+    if isinstance(grader, AsyncGrader):
+        rewards = asyncio.run(rewards)
+    assert rewards == [None, None]
+    assert words in str(trainer._failure)
+
+
+def test_an_evaluation_ends_with_the_error_of_a_grader(tmp_path: Path) -> None:
+    def grade(completions: List[str], **kwargs: Any) -> List[float]:
+        raise OSError('the grader has no disk')
+
+    trainer = make(tmp_path, [grade], config=dict(per_device_eval_batch_size=8))
+    with pytest.raises(OSError, match='no disk'):
+        trainer.evaluate(trainer.train_dataset.select(range(8)))
