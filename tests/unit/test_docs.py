@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Set
 
 import pytest
 import yaml
+from page_blocks import blocks_of, pages
 from support import ROOT, main_leg
 
 from mapsage.engine import env_cfg
@@ -76,6 +77,23 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             wrong.append(f'{link}: no such file')
         elif anchor and path.suffix == '.md' and anchor not in anchors(path):
             wrong.append(f'{link}: no such heading')
+    assert wrong == []
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_item_of_a_list_stands_twice(page: Path) -> None:
+    """A merge that goes wrong leaves an old item beside its new wording."""
+    items = re.findall(r'^ *- .{30,}', without_code(page.read_text()), re.MULTILINE)
+    starts = [item[:40] for item in items if page.name != 'CHANGELOG.md']
+    assert sorted(starts) == sorted(set(starts))
+
+
+def test_commands_of_pages_exist_in_a_checkout() -> None:
+    """Only an installed wheel has the command `mapsage`."""
+    wrong = [page for page in pages()
+             if 'first-hour' not in page and 'In a checkout' not in (DOCS / page).read_text()
+             and any(re.search(r'^(?:\w+=\S+ )*mapsage ', block.code, re.MULTILINE)
+                     for block in blocks_of(page) if block.language == 'bash')]
     assert wrong == []
 
 
