@@ -117,8 +117,7 @@ class ChangeDataset(BaseSegDataset):
         pairs = [{key: os.path.join(str(folder), name) for key, folder in self._folders().items()}
                  for name in names]
         # Every rank refuses the same files. Only rank 0 measures.
-        if pairs:
-            self._check_pairs(pairs)
+        self._check_pairs(pairs)
         return [dict(pair, img_path=pair['img_path_from'], stack_layout=self.layout,
                      days=self.dates,
                      label_folders=self.folders, label_map=self.label_map,
@@ -145,18 +144,18 @@ class ChangeDataset(BaseSegDataset):
     def _names(self) -> List[str]:
         """Return the names of the pairs; all folders must have a file of each name."""
         folders = self._folders()
-        if self.ann_file and os.path.isfile(self.ann_file):
-            names = [line.strip() for line in Path(self.ann_file).read_text().splitlines()]
+        if self.ann_file:
             names = [name if os.path.splitext(name)[1] else name + self.img_suffix
-                     for name in names if name]
+                     for name in _listed_names(Path(self.ann_file))]
         else:
             names = _images_in(folders['img_path_from'])
+        source = self.ann_file or folders['img_path_from']
         for key, folder in folders.items():
             present = set(_images_in(folder))
             missing = sorted(set(names) - present)
             if missing and (not self.test_mode or key.startswith('img_path')):
                 raise ChangeDataError(
-                    f'{len(missing)} of {len(names)} names of {folders["img_path_from"]} are not '
+                    f'{len(missing)} of {len(names)} names of {source} are not '
                     f'in {folder} ({key}), the first is {missing[0]}. Files of a pair have the '
                     f'same name in all folders.')
             surplus = sorted(present - set(names))
@@ -165,6 +164,9 @@ class ChangeDataset(BaseSegDataset):
                     f'{folder} ({key}) has {len(surplus)} file(s) that '
                     f'{folders["img_path_from"]} lacks, the first is {surplus[0]}. Files of a pair '
                     f'have the same name in all folders.')
+        if not names:
+            raise ChangeDataError(f'{source} has no pair, expected images with names that end in '
+                                  f'{" ".join(_SUFFIXES)}.')
         return names
 
     def _check_pairs(self, pairs: List[Dict[str, str]]) -> None:
@@ -211,6 +213,22 @@ def _images_in(folder: Path) -> List[str]:
         raise ChangeDataError(f'folder {folder} does not exist. Set data_root and data_prefix '
                               f'(Open-CD: train/A, train/B, train/label).')
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_SUFFIXES))
+
+
+def _listed_names(path: Path) -> List[str]:
+    """Return the names in a list, one in each line."""
+    try:
+        # Editors of Windows begin a file in UTF-8 with a byte order mark.
+        lines = path.read_text(encoding='utf-8-sig').splitlines()
+    except OSError as error:
+        raise ChangeDataError(f'the list of pairs {path} (ann_file) cannot be read: '
+                              f'{error.strerror}. Correct the path; without ann_file all pairs of '
+                              f'the folders are taken.') from error
+    except UnicodeDecodeError as error:
+        raise ChangeDataError(f'the list of pairs {path} (ann_file) is not in UTF-8, at byte '
+                              f'{error.start}. Convert it, for example with iconv -f gbk -t utf-8.'
+                              ) from error
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _parse_dates(dates: Optional[Sequence[str]]) -> Tuple[int, int]:

@@ -130,6 +130,37 @@ def test_files_that_do_not_fit_are_refused(root: Path) -> None:
         dataset(root)
 
 
+def test_a_list_names_the_pairs(root: Path) -> None:
+    for folder in ('A', 'B', 'label'):
+        (root / folder / '1.png').rename(root / folder / '镇.png')
+    (root / 'list.txt').write_text('\n镇\n', encoding='utf-8-sig')
+    options: Dict[str, Any] = dict(ann_file='list.txt', img_suffix='.png')
+    pairs = dataset(root, **options)
+    assert [Path(pairs.get_data_info(index)['img_path']).name for index in range(len(pairs))] == [
+        '镇.png']
+    (root / 'list.txt').write_text('镇\nlost\n', encoding='utf-8')
+    with pytest.raises(ChangeDataError, match=r'1 of 2 names of .*list\.txt.*first is lost\.png'):
+        dataset(root, **options)
+    (root / 'list.txt').write_bytes('镇\n'.encode('gbk'))
+    with pytest.raises(ChangeDataError, match=r'not in UTF-8, at byte 0.*iconv -f gbk'):
+        dataset(root, **options)
+    (root / 'list.txt').write_text('\n')
+    with pytest.raises(ChangeDataError, match=r'list\.txt has no pair'):
+        dataset(root, **options)
+    # Training on all pairs instead might include those of the validation.
+    with pytest.raises(ChangeDataError, match=r'lst\.txt \(ann_file\) cannot be read'):
+        dataset(root, ann_file='lst.txt')
+
+
+def test_folders_without_any_pair_are_refused(root: Path) -> None:
+    for folder in ('A', 'B', 'label'):
+        for path in (root / folder).iterdir():
+            path.unlink()
+    for test_mode in (False, True):
+        with pytest.raises(ChangeDataError, match=r'A has no pair, expected images.* \.png'):
+            dataset(root, test_mode=test_mode)
+
+
 def test_labels_that_cannot_be_labels_are_refused(root: Path) -> None:
     write(root, '0.png', label=np.ones((24, 30), np.uint8))
     with pytest.raises(GeoError, match='holds 0 and 1.*Multiply it by 255'):
