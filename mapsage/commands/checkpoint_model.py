@@ -98,6 +98,9 @@ class CheckpointModel:
         predictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
             device, self.window, self.overlap, 1, args.tta, self._amp, self._say)
+        # Not for places, because random numbers are no dates and no flags.
+        if device.type == 'cpu' and self._amp is None and self._place_inputs is None:
+            predictor.fold_batch_norms(self.bands.count)
         self.batch_size = predictor.batch_size = choose_batch(
             args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count)
         self.predictor: Predictor = (ThreadedPredictor(predictor, torch.get_num_threads())

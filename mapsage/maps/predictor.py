@@ -21,6 +21,7 @@ from torch import nn
 from mapsage.accelerator import current_accelerator, is_out_of_memory
 
 from .errors import PredictError
+from .folding import fold_batch_norms
 from .windows import blend_weights
 
 # Axes of (batch, bands, height, width) along which a view is mirrored.
@@ -93,6 +94,29 @@ class WindowPredictor:
         replica = copy.copy(self)
         replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
         return replica
+
+    def fold_batch_norms(self, bands: int) -> bool:
+        """Make a convolutional model faster on a CPU, and return whether it was changed.
+
+        A window of random pixels shows whether the changed model computes the same, see
+        :func:`mapsage.maps.folding.fold_batch_norms`. All ranks draw the same pixels and decide
+        alike.
+
+        Args:
+            bands: Number of bands that the model takes.
+
+        Raises:
+            PredictError: If a window does not fit the memory.
+        """
+        pixels = torch.from_numpy(np.random.RandomState(0).randint(
+            0, 256, (1, bands, *self._window)).astype(np.uint8))
+        try:
+            with torch.no_grad():
+                return fold_batch_norms(self._model, lambda: self.logits(pixels))
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise self._no_memory_for_a_window() from error
+            raise
 
     def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
@@ -190,11 +214,15 @@ class WindowPredictor:
     def _halve(self) -> None:
         height, width = self._window
         if self.batch_size == 1:
-            raise PredictError(f'out of memory with a single window of {width}x{height} pixels: '
-                               f'take a smaller --window, or free memory of the device.')
+            raise self._no_memory_for_a_window()
         self._say(f'out of memory with {self.batch_size} windows of {width}x{height} pixels at a '
                   f'time: goes on with {self.batch_size // 2}')
         self.batch_size //= 2
+
+    def _no_memory_for_a_window(self) -> PredictError:
+        height, width = self._window
+        return PredictError(f'out of memory with a single window of {width}x{height} pixels: '
+                            f'take a smaller --window, or free memory of the device.')
 
     def logits(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the model's output for ``(batch, bands, height, width)`` windows, on its device.

@@ -5,6 +5,7 @@ overlap; MMSegmentation's `inference_model` returns classes, of which the later 
 """
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -74,16 +75,19 @@ def map_by_mmseg(scene: Path, size: int, model: Any) -> np.ndarray:
 
 
 def ways(scene: Path, size: int) -> Dict[str, Callable[[], Any]]:
-    """Return the ways to map a scene, which use the same model."""
+    """Return the ways to map a scene, which use the same weights."""
     config = cli.load_config(cli.build_parser('').parse_args([str(predict_scene.CONFIG)]))
     model = build_model(config).eval()
     model.cfg = config
     grid = _grid(size)
-    predictor = WindowPredictor(model, torch.device('cpu'), (SIDE, SIDE), SHARED, BATCH)
+    predictor, folded = (WindowPredictor(each, torch.device('cpu'), (SIDE, SIDE), SHARED, BATCH)
+                         for each in (model, copy.deepcopy(model)))
+    # As the command does on a CPU.
+    folded.fold_batch_norms(bands=3)
     source = Scene(str(scene), Bands(3, True))
 
     def by_mapsage() -> None:
-        predict_strips(source, grid, range(len(grid.rows)), predictor, BATCH, False,
+        predict_strips(source, grid, range(len(grid.rows)), folded, BATCH, False,
                        lambda strip: None, lambda count: None)
 
     return {'MapSage': by_mapsage, 'by hand': lambda: map_by_hand(scene, size, predictor),

@@ -3,13 +3,15 @@
     python tools/benchmarks/predict_scene.py [--size 20000] [--window 512] [--skip-ranks]
                                              [--skip-commands] [--script]
 
-"bare model" is preprocessor and forward on windows that lie in memory, with all threads for each
-batch; it takes turns with the whole pipeline (read, forward, blend) on the same windows, with the
-same number of threads. The commands are then run as a user runs them, and their largest resident
-set is the kernel's count. --script compares a whole map with a script that a user writes of
-rasterio and MMSegmentation's inference_model, in turns, in one process.
+"bare model" is preprocessor and forward of the model as its config builds it, on windows that lie
+in memory, with all threads for each batch. "folded" is the same with batch normalizations folded
+into convolutions, as the pipeline (read, forward, blend) has it. The three take turns on the same
+windows, with the same number of threads. The commands are then run as a user runs them, and their
+largest resident set is the kernel's count. --script compares a whole map with a script that a user
+writes of rasterio and MMSegmentation's inference_model, in turns, in one process.
 """
 import argparse
+import copy
 import logging
 import os
 import re
@@ -66,17 +68,20 @@ def write_scene(path: Path, size: int) -> None:
 
 def compare_with_bare(scene: Path, size: int, side: int, rounds: int,
                       threads: int) -> np.ndarray:
-    """Return for each turn windows a second of the bare model and of the pipeline, and two ratios.
+    """Return what each turn measures, in six columns.
 
-    The ratios are of the seconds that pass, and of those that all threads compute: the second does
-    not depend on what else the machine does, and is the first one where no core is free.
+    Windows a second of the bare model, of the folded one and of the pipeline; the pipeline's rate
+    as a share of the bare model's, by the seconds that pass and by processor time, which depends
+    less on what else the machine does; its share of the folded model's by processor time.
     """
     args = cli.build_parser('').parse_args([str(CONFIG)])
     model = build_model(cli.load_config(args)).eval()
     window, overlap = (side, side), side // 4
     grid = Grid(size, size, window, overlap)
-    predictor = WindowPredictor(model, torch.device('cpu'), window, overlap, BATCH)
-    threaded = ThreadedPredictor(predictor, threads)
+    bare, folded = (WindowPredictor(each, torch.device('cpu'), window, overlap, BATCH)
+                    for each in (model, copy.deepcopy(model)))
+    folded.fold_batch_norms(bands=3)
+    threaded = ThreadedPredictor(folded, threads)
     source = Scene(str(scene), Bands(3, True))
     turns: List[Tuple[float, ...]] = []
     for turn in range(rounds + 1):
@@ -84,15 +89,17 @@ def compare_with_bare(scene: Path, size: int, side: int, rounds: int,
         batches = ready_batches(source, grid, (strip - 1, strip))
         count = count_windows(grid, [strip])
         times = [(time.perf_counter(), time.process_time())]
-        with torch.no_grad():
-            for batch in batches:
-                predictor.logits(batch)
-        times.append((time.perf_counter(), time.process_time()))
+        for predictor in (bare, folded):
+            with torch.no_grad():
+                for batch in batches:
+                    predictor.logits(batch)
+            times.append((time.perf_counter(), time.process_time()))
         predict_strips(source, grid, [strip], threaded, BATCH, True, lambda strip: None,
                        lambda count: None, most_readers=most_readers(source))
         times.append((time.perf_counter(), time.process_time()))
-        (bare, bare_cpu), (whole, whole_cpu) = np.diff(times, axis=0)
-        turns.append((count / bare, count / whole, bare / whole, bare_cpu / whole_cpu))
+        (first, first_cpu), (second, second_cpu), (whole, whole_cpu) = np.diff(times, axis=0)
+        turns.append((count / first, count / second, count / whole, first / whole,
+                      first_cpu / whole_cpu, second_cpu / whole_cpu))
     return np.array(turns[1:])
 
 
@@ -200,11 +207,13 @@ def main() -> None:
         torch.save(dict(state_dict=model.state_dict(), meta={}), checkpoint)
         turns = compare_with_bare(folder / 'scene.tif', args.size, args.window, args.rounds,
                                   args.threads)
-        bare, whole, ratio, cpu_ratio = np.median(turns, 0)
-        print(f'bare model {bare:.2f} windows/s, pipeline {whole:.2f} windows/s, ratio '
-              f'{ratio:.3f} ({turns[:, 2].min():.3f} to {turns[:, 2].max():.3f}), of CPU time '
-              f'{cpu_ratio:.3f} ({turns[:, 3].min():.3f} to {turns[:, 3].max():.3f}); '
-              f'{args.threads} threads, {args.rounds} turns, medians', flush=True)
+        labels = ('bare model, windows/s', 'folded, windows/s', 'pipeline, windows/s',
+                  'pipeline of the bare model', 'the same by processor time',
+                  'pipeline of the folded model by processor time')
+        print(f'{args.threads} threads, {args.rounds} turns: median (range)')
+        for label, values in zip(labels, turns.T):
+            print(f'{label:<48} {np.median(values):.3f} ({values.min():.3f}-{values.max():.3f})',
+                  flush=True)
         if args.script:
             turns = compare_with_script(folder / 'scene.tif', checkpoint, folder, args.window,
                                         args.rounds)
