@@ -13,12 +13,16 @@ import numpy as np
 
 from mapsage.atomic_write import atomic_write
 
+from .fonts import chinese_families
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, FAINT, PAPER = '#1b1f24', '#5b636d', '#ffffff'
 _DPI = 100
+# The first character of the Chinese, Japanese and Korean blocks of Unicode.
+_FIRST_CHINESE = '\u2e80'
 
 
 class Canvas:
@@ -74,6 +78,7 @@ class Canvas:
 
     def pixels(self) -> np.ndarray:
         """Return the drawing as RGB uint8 ``(height, width, 3)``."""
+        self._choose_fonts()
         self._canvas.draw()
         drawn = np.array(self._canvas.buffer_rgba(), dtype=np.uint8)[:, :, :3]
         for left, top, pixels in self._pictures:
@@ -82,6 +87,15 @@ class Canvas:
             drawn[top - 1:top + height + 1, left - 1:left + width + 1] = 168
             drawn[top:top + height, left:left + width] = pixels
         return np.ascontiguousarray(drawn)
+
+    def _choose_fonts(self) -> None:
+        """Add a font for the characters that Matplotlib's own lacks, also to the texts of axes."""
+        from matplotlib.text import Text
+        for text in self._figure.findobj(Text):
+            if any(character >= _FIRST_CHINESE for character in text.get_text()):
+                families = text.get_fontfamily()
+                text.set_fontfamily([
+                    *families, *(name for name in chinese_families() if name not in families)])
 
 
 def save_png(path: str, pixels: np.ndarray) -> None:

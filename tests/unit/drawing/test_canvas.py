@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mapsage.drawing.canvas import Canvas, save_png
+from mapsage.drawing.fonts import chinese_families
 
 
 @pytest.mark.parametrize('size', [(301, 97), (640, 480)])
@@ -27,6 +28,23 @@ def test_text_is_drawn_left_to_right_on_its_baseline() -> None:
     rows, columns = np.nonzero(canvas.pixels().min(2) < 128)
     assert 18 <= columns.min() <= 24 and columns.max() < 100
     assert 20 < rows.min() and rows.max() <= 44
+
+
+def drawn(text: str) -> np.ndarray:
+    canvas = Canvas(120, 60)
+    canvas.text(20, 40, text, size=12)
+    return canvas.pixels()
+
+
+@pytest.mark.filterwarnings('error:Glyph')
+def test_chinese_names_are_drawn() -> None:
+    if not chinese_families():
+        pytest.skip('needs a font with Chinese characters (apt-get install fonts-noto-cjk)')
+    # A character that the font lacks is a box, the same for all of them.
+    assert (drawn('水') != drawn('林')).any()
+    canvas = Canvas(120, 60)
+    canvas.axes(20, 20, 80, 20).set_title('水 water')
+    canvas.pixels()
 
 
 def test_a_saved_picture_replaces_another_and_can_be_read_by_all(tmp_path: Path) -> None:
