@@ -15,7 +15,12 @@ from mapsage.commands.programs import measure_shift as measure_shift_program
 from mapsage.datasets import draw_scene
 from mapsage.datasets.demo.change_ground import draw_change
 from mapsage.geo import GeoError
-from mapsage.geo.registration import block_shift, measure_shift, summarize_shifts
+from mapsage.geo.registration import (
+    block_shift,
+    measure_shift,
+    pair_shifts,
+    summarize_shifts,
+)
 
 
 def write(path: Path, image: np.ndarray, crs: Any = 32631, origin: Tuple[float, float] = (0, 0),
@@ -49,6 +54,18 @@ def test_a_known_shift_is_measured_to_a_fraction_of_a_pixel(
     assert (report.columns, report.rows) == pytest.approx(shift, abs=.05)
     assert report.measured == report.blocks == 4 and report.spread < .05
     assert report.length == pytest.approx(np.hypot(*shift), abs=.2)
+
+
+def test_blocks_of_a_large_scene_are_spread_over_it(tmp_path: Path, town: np.ndarray) -> None:
+    """Ten blocks fit into the scene, and six are measured."""
+    scene = np.tile(town[:512, :256], (1, 5, 1))
+    # Only the blocks at the right edge are shifted: they count if the blocks reach it.
+    after = scene.copy()
+    after[:, -256:] = moved(town[:512, :256], 3, 0)
+    shifts = pair_shifts(write(tmp_path / 'before.tif', scene),
+                         write(tmp_path / 'after.tif', after), most=6)
+    columns = [round(shift.columns) for shift in shifts if shift]
+    assert len(shifts) == 6 and columns == [0, 0, 3, 0, 0, 3]
 
 
 def test_changed_ground_under_another_sun_is_not_a_large_shift(tmp_path: Path) -> None:

@@ -161,6 +161,12 @@ def test_folders_without_any_pair_are_refused(root: Path) -> None:
             dataset(root, test_mode=test_mode)
 
 
+def test_values_from_128_up_are_changed(root: Path) -> None:
+    label = np.tile(np.array([0, 127, 128, 254, 255], np.uint8), (24, 6))
+    write(root, '1.png', label=label)
+    assert (dataset(root)[1]['gt_seg_map'][0, :5] == [0, 0, 1, 1, 1]).all()
+
+
 def test_labels_that_cannot_be_labels_are_refused(root: Path) -> None:
     write(root, '0.png', label=np.ones((24, 30), np.uint8))
     with pytest.raises(GeoError, match='holds 0 and 1.*Multiply it by 255'):
@@ -195,6 +201,8 @@ def test_a_shift_beyond_the_bound_is_reported_before_training(
         label[:8] = 255
         write(tmp_path, f'{number}.png', A=ground[8:72, 8:72],
               B=ground[8:72, 8 - shift:72 - shift], label=label)
+    # Validation shows the same ground; its shift is not measured.
+    assert dataset(tmp_path, test_mode=True).notes() == []
     notes = notes_on_scenes(RepeatDataset(dataset(tmp_path, max_shift=max_shift), 2))
     assert [note[0] for note in notes] == ([] if level is None else [level])
     if level is not None:
