@@ -17,7 +17,7 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from mapsage.accelerator import Accelerator, AcceleratorError
-from mapsage.datasets import PairInputs, PlaceInputs
+from mapsage.datasets import PlaceInputs
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
@@ -30,11 +30,12 @@ from mapsage.maps.model import (
     file_hash,
     find_bands,
     find_classes,
-    is_pair_dataset,
     load_weights,
+    place_settings,
     settings_of,
-    stack_dataset,
+    training_days,
 )
+from mapsage.maps.places import open_places
 from mapsage.maps.predictor import WindowPredictor, dtype_name
 from mapsage.maps.predictor_threads import ThreadedPredictor
 from mapsage.maps.strip_store import key_of
@@ -75,22 +76,16 @@ class CheckpointModel:
         self._accelerator = start_accelerator(self.config, args.launcher)
         self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
         self.rank, self.world_size = self._channel.rank, len(self._channel.ranks)
-        dataset = stack_dataset(self.config)
-        self.places: Optional[PlaceSource] = None
-        self._place_inputs: Optional[PlaceInputs] = None
-        if dataset is not None and is_pair_dataset(dataset):
-            self.places = PairInputs(dataset)
-        elif dataset is not None:
-            self.places = self._place_inputs = PlaceInputs(dataset)
+        settings = place_settings(self.config)
+        self.places: Optional[PlaceSource] = None if settings is None else open_places(settings)
         self._say = say if self.rank == 0 else lambda line: say(f'[rank {self.rank}] {line}')
 
     def load(self) -> None:
         """Build the model and place it on the device of this rank."""
         args = self._args
         model, self.classes, self.bands, meta = load_model_and_meta(self.config, args.checkpoint)
-        if self._place_inputs is not None:
-            dataset_meta = meta.get('dataset_meta') or {}
-            self._place_inputs.training_days = dataset_meta.get('stack_days') or {}
+        if self.places is not None:
+            self.places.training_days = training_days(meta)
         self.window, self.overlap, self.window_origin = choose_window(
             self.config, args.window, args.overlap)
         self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
@@ -99,7 +94,8 @@ class CheckpointModel:
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
             device, self.window, self.overlap, 1, args.tta, self._amp, self._say)
         # Not for places, because random numbers are no dates and no flags.
-        if device.type == 'cpu' and self._amp is None and self._place_inputs is None:
+        if device.type == 'cpu' and self._amp is None and not isinstance(
+                self.places, PlaceInputs):
             predictor.fold_batch_norms(self.bands.count)
         self.batch_size = predictor.batch_size = choose_batch(
             args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count)

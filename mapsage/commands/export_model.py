@@ -24,17 +24,19 @@ from mapsage.accelerator import resolve_accelerator
 from mapsage.atomic_write import atomic_write
 from mapsage.distributed import error_text
 from mapsage.export.errors import ExportError
-from mapsage.export.targets import TARGETS, Target, choose_opset
+from mapsage.export.targets import Target, choose_opset, choose_target
 from mapsage.geo import GeoError, Raster, pixel_side
 from mapsage.host.dataset_parts import innermost, lists_samples
 from mapsage.maps.description import ExportedDescription
+from mapsage.maps.file_inputs import inputs_of, layout_of
 from mapsage.maps.model import (
     default_window,
     file_hash,
     find_bands,
     find_classes,
     load_weights,
-    stack_input,
+    place_settings,
+    training_days,
 )
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.version import __version__
@@ -63,29 +65,30 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
         ExportError: If the model cannot be exported, or its export differs from it.
     """
     out = Path(args.out or Path(args.card, 'model.onnx'))
-    files = [out, Path(f'{out}.json'), out.with_suffix('.stac.json')]
+    geoai, stac = Path(f'{out}.json'), out.with_suffix('.stac.json')
     messages: List[str] = []
     say = _recorded(say, messages)
     card_files = [Path(args.card, name) for name in model_card.FILES] if args.card else []
-    _check_names([*files, *card_files], args.overwrite)
+    _check_names([out, geoai, stac, *card_files], args.overwrite)
     try:
         from mapsage.export import graph, metadata, proof, proved_file
     except ImportError as error:
         raise ExportError(f'{error}: an export needs {_INSTALL}') from error
-    cfg, target = read_config(args), TARGETS[args.target]
-    kind = stack_input(cfg)
-    if kind is not None:
-        raise ExportError(f'the model takes {kind} with dates, which an exported file cannot '
-                          f'describe. Use the checkpoint: predict.py maps them.')
+    cfg = read_config(args)
+    target = choose_target(args.target, place_settings(cfg) is not None)
     if args.int8 and target.name == 'gcu':
         raise ExportError("--int8 with --target gcu: the integers of Enflame's provider for ONNX "
                           'Runtime are not implemented. Leave out --int8; it computes in 16 bits.')
+    if args.int8 and place_settings(cfg) is not None:
+        raise ExportError('--int8: models of several dates are written in float32 only, because '
+                          'days and pixels would be integers of one scale. Leave out --int8.')
     opset = choose_opset(target, args.opset, graph.most_opset())
     _make_folder(out.parent, '--card' if args.card else '--out')
     model, meta, description, reference = _load(cfg, args, target)
     dataset = build_dataset(cfg)
     # Every second tile calibrates a file in 8 bits; such a tile is not used for the comparison.
-    tiles = proof.take_tiles(dataset, description.window, args.tiles * (2 if args.int8 else 1))
+    tiles = proof.take_tiles(dataset, description.window, args.tiles * (2 if args.int8 else 1),
+                             layout_of(description.places))
     calibration, tiles = (tiles[::2], tiles[1::2]) if args.int8 else ([], tiles)
     gsd = args.gsd or pixel_meters(dataset)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
@@ -100,14 +103,18 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
         args, cfg, model, meta, description, reference, tiles, say,
         name=Path(args.card).absolute().name, architecture=architecture, parameters=parameters,
         gsd=gsd, proof=list(messages)) if args.card else {}
-    _write([*files, *(out.with_name(name) for name in card)],
-           [file.SerializeToString(), _json(metadata.geoai_sidecar(file, description)),
-            _json(item), *card.values()])
-    say(f'{out}: image {_shape(description, description.bands.count)} of 0..1 in, scores '
-        f'{_shape(description, description.scores)} out')
-    say(f'beside it: {files[1].name} (GeoAI), {files[2].name} (STAC MLM)'
-        + ''.join(f', {name}' for name in card))
-    if gsd is None:
+    files = {out: file.SerializeToString(), stac: _json(item),
+             **{out.with_name(name): content for name, content in card.items()}}
+    kinds = {stac: ' (STAC MLM)'}
+    # GeoAI reads images of one date.
+    if description.places is None:
+        files[geoai], kinds[geoai] = _json(metadata.geoai_sidecar(file, description)), ' (GeoAI)'
+    _write(files)
+    for line in describe_file(out, file, description):
+        say(line)
+    say('beside it: ' + ', '.join(f'{path.name}{kinds.get(path, "")}' for path in files
+                                  if path != out))
+    if gsd is None and target.name == 'qgis':
         say('note: the size of a pixel is not known, and QGIS asks for it; --gsd METERS says it')
     return 0
 
@@ -128,13 +135,17 @@ def _load(cfg: Config, args: argparse.Namespace, target: Target
     model = revert_sync_batchnorm(build_model(cfg)).eval()
     meta = load_weights(model, args.checkpoint)
     window, overlap = choose_side(cfg, args.window)
+    places = place_settings(cfg)
+    if places is not None:
+        places['training_days'] = training_days(meta)
     classes, bands = find_classes(cfg, meta, model), find_bands(cfg, model)
     reference = WindowPredictor(model, torch.device('cpu'), (window, window), 0, 1)
     return model, meta, ExportedDescription(
         classes=classes.names, palette=tuple(map(tuple, classes.palette.tolist())), bands=bands,
         window=window, overlap=overlap, batch=choose_batch(target, args.batch),
         scores=reference.scores, threshold=reference.threshold,
-        checkpoint=file_hash(args.checkpoint), target=target.name, version=__version__), reference
+        checkpoint=file_hash(args.checkpoint), target=target.name, version=__version__,
+        places=places), reference
 
 
 def _architecture(model: BaseSegmentor) -> str:
@@ -250,13 +261,13 @@ def _make_folder(folder: Path, option: str) -> None:
                           f'that is new or can be written.') from error
 
 
-def _write(paths: Sequence[Path], contents: Sequence[bytes]) -> None:
-    """Write all files, the model last, so that a program that waits for it finds the others."""
+def _write(files: Mapping[Path, bytes]) -> None:
+    """Write all files, the first one last, so that a program that waits for it finds the others."""
     try:
-        for path, content in reversed(list(zip(paths, contents))):
+        for path, content in reversed(list(files.items())):
             atomic_write(path, content)
     except OSError as error:
-        raise ExportError(f'cannot write {paths[0]}: {error}. Free space there, or write '
+        raise ExportError(f'cannot write {next(iter(files))}: {error}. Free space there, or write '
                           f'elsewhere.') from error
 
 
@@ -264,6 +275,24 @@ def _json(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content, indent=1) + '\n').encode()
 
 
-def _shape(description: ExportedDescription, channels: int) -> str:
+def describe_file(out: Path, file: Any, description: ExportedDescription) -> List[str]:
+    """Return the lines that tell the user the inputs and the output of a file.
+
+    Args:
+        out: Path of the file.
+        file: The file, an ``onnx.ModelProto``.
+        description: Description of the file.
+    """
+    inputs = inputs_of(description)
+    shapes = {value.name: _shape(description, *inputs.shapes[value.name])
+              for value in file.graph.input}
     side = description.window
-    return f'[{description.batch or "batch"}, {channels}, {side}, {side}]'
+    scores = f'scores {_shape(description, description.scores, side, side)} out'
+    if description.places is None:
+        return [f'{out}: image {shapes["image"]} of 0..1 in, {scores}']
+    return [f'{out}: all float32, {scores}, and in', *(
+        f'  {name} {shape}' for name, shape in shapes.items())]
+
+
+def _shape(description: ExportedDescription, *sides: int) -> str:
+    return f'[{", ".join(map(str, (description.batch or "batch", *sides)))}]'

@@ -128,7 +128,9 @@ def weights_file(model: nn.Module, description: ExportedDescription, license_: L
              for name, tensor in model.state_dict().items()
              if not name.startswith('auxiliary_head.')}
     meta: Dict[str, Any] = dict(
-        dataset_meta=dict(classes=description.classes, palette=description.palette),
+        dataset_meta=dict(classes=description.classes, palette=description.palette, **(
+            {} if description.places is None else dict(
+                stack_days=description.places['training_days']))),
         mapsage_version=description.version, checkpoint=description.checkpoint)
     if license_.published:
         meta[LICENSES_KEY] = [published._asdict() for published in license_.published]

@@ -27,7 +27,7 @@ from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
 from mapsage.maps.errors import PredictError
-from mapsage.maps.model import stack_input
+from mapsage.maps.model import place_settings
 from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction, find_map_inputs
 from mapsage_launcher.shipped import program
@@ -69,11 +69,10 @@ class _PseudoLabels:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args = args
         self._folder = Path(args.pseudo_labels).absolute()
-        kind = stack_input(self._cfg)
-        if kind is not None:
-            raise PredictError(f'--pseudo-labels takes models of single scenes, and this model '
-                               f'takes {kind}. Its maps, without --pseudo-labels, can be labels= '
-                               f'of a dataset.')
+        if place_settings(self._cfg) is not None:
+            raise PredictError('--pseudo-labels takes models of single scenes, and this model '
+                               'takes scene stacks. Its maps, without --pseudo-labels, can be '
+                               'labels= of a dataset.')
         model = open_model(args, say)
         self._say = say if model.rank == 0 else lambda line: None
         # Without previews, which would take most of the time for hundreds of small images.

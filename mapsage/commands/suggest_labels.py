@@ -31,7 +31,7 @@ from mapsage.labeling.window_facts import FileWindow, WindowFacts, WindowJudge
 from mapsage.labeling.window_source import WindowCandidate, WindowSource
 from mapsage.maps.errors import PredictError
 from mapsage.maps.inputs import find_inputs
-from mapsage.maps.model import stack_input
+from mapsage.maps.model import place_settings
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.progress import ProgressLine
 from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
@@ -61,10 +61,10 @@ class LabelSuggestions:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args, self._say, self._out = args, say, Path(args.out)
         self._cfg = read_config(args)
-        kind = stack_input(self._cfg)
-        if kind is not None:
-            raise PredictError(f'suggest_labels.py takes models of single scenes, and this model '
-                               f'takes {kind}. predict.py --confidence shows where it is unsure.')
+        if place_settings(self._cfg) is not None:
+            raise PredictError('suggest_labels.py takes models of single scenes, and this model '
+                               'takes scene stacks. predict.py --confidence shows where it is '
+                               'unsure.')
         self._inputs = list(find_inputs(args.inputs, args.allow_remote).values())
         self._check_out()
         accelerator = start_accelerator(self._cfg, 'none')

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mapsage.maps.description import ExportedDescription
+from mapsage.maps.file_inputs import layout_of
 from mapsage.models.weight_license import WeightsLicense
 
 README, CONFIG, WEIGHTS, PREVIEW = 'README.md', 'config.py', 'model.safetensors', 'preview.png'
@@ -83,17 +84,21 @@ class Card:
     def to_text(self) -> str:
         """Return the README: the front matter that model hubs read, then Markdown."""
         description = self.description
-        side, bands = description.window, description.bands
-        band_names = 'red, green, blue' if bands.like_opencv else f'{bands.count} bands'
+        side, layout = description.window, layout_of(description.places)
+        takes = ('red, green, blue' if description.bands.like_opencv
+                 else f'{description.bands.count} bands' if layout is None else ' and '.join(
+                     f'{sensor.name}: {sensor.max_dates} date(s) of {", ".join(sensor.bands)}'
+                     for sensor in layout.sensors))
         pixel = f' of {self.gsd:.4g} m' if self.gsd is not None else ''
         paragraphs = [
             _front_matter(self), f'# {self.name}',
             f'{self.architecture}, {self.parameters / 1e6:.1f} million weights: semantic '
-            f'segmentation of remote-sensing images ({band_names}) in {len(description.classes)} '
+            f'segmentation of remote-sensing images ({takes}) in {len(description.classes)} '
             f'classes, in windows of {side} x {side} pixels{pixel}. Made with MapSage '
             f'{description.version}.',
             f'![Images, labels, predictions and where they disagree]({PREVIEW})',
-            '## Scores', _scores(self), '## Use', _use(), '## Files', _files(self.license),
+            '## Scores', _scores(self), '## Use', _use(description), '## Files',
+            _files(self.license, description),
             '## The proof of model.onnx', _block(self.proof), '## License', _license(self.license)]
         return '\n\n'.join(paragraphs) + '\n'
 
@@ -138,18 +143,26 @@ def _scores(card: Card) -> str:
     return '\n\n'.join([text, *tables])
 
 
-def _use() -> str:
+def _use(description: ExportedDescription) -> str:
+    inputs = 'SCENE...' if description.places is None else (
+        'BEFORE.tif AFTER.tif' if description.places['type'] == 'ChangeDataset' else 'FOLDER')
     return '\n\n'.join([
-        'Predict maps, without PyTorch and with PyTorch:',
-        '```bash\npython tools/predict.py --model model.onnx SCENE... --out maps\n'
-        f'python tools/predict.py {CONFIG} {WEIGHTS} SCENE... --out maps\n```',
+        'Predict maps, from the exported file and from the weights:',
+        f'```bash\npython tools/predict.py --model model.onnx {inputs} --out maps\n'
+        f'python tools/predict.py {CONFIG} {WEIGHTS} {inputs} --out maps\n```',
+        'Without MapSage, docs/how-to/export.md has the code that fills the inputs of the file.'
+        if description.places is not None else
         'In QGIS, `model.onnx` runs in the plugin Deepness; press the button there that loads the '
         "model's default parameters."])
 
 
-def _files(license_: License) -> str:
-    rows = [['model.onnx', 'the model as one file: images of 0..1 in, scores out'],
-            ['model.onnx.json, model.stac.json', 'its description for GeoAI, and as a STAC item'],
+def _files(license_: License, description: ExportedDescription) -> str:
+    files = [['model.onnx', 'the model as one file: images of 0..1 in, scores out'],
+             ['model.onnx.json, model.stac.json', 'its description for GeoAI, and as a STAC item']
+             ] if description.places is None else [
+        ['model.onnx', 'the model as one file: pixels, valid pixels and days of each sensor in, '
+         'scores out'], ['model.stac.json', 'its description as a STAC item']]
+    rows = [*files,
             [WEIGHTS, 'the weights, for MapSage; without the heads that only training uses'],
             [CONFIG, 'the complete config of the training'],
             [PREVIEW, 'windows of the validation set']]

@@ -12,7 +12,7 @@ import io
 import os
 import tempfile
 import warnings
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import onnx
@@ -22,13 +22,14 @@ from onnx import numpy_helper
 from torch import nn
 
 from mapsage.maps.exported import threads
+from mapsage.maps.file_inputs import BATCH
 
 from .errors import ExportError
-from .module import ImageToScores
+from .module import WindowToScores
 from .rewrites import rewritten
 from .targets import Target
 
-INPUT, OUTPUT, BATCH = 'image', 'scores', 'batch'
+OUTPUT = 'scores'
 # Protobuf limits an ONNX file to 2 GiB. One MiB is left for everything that is not a weight.
 _MAX_WEIGHT_BYTES = 2**31 - 2**20
 
@@ -47,7 +48,7 @@ def most_opset() -> int:
     return int(next(constants[name] for name in names if name in constants))
 
 
-def trace(module: ImageToScores, target: Target, opset: int,
+def trace(module: WindowToScores, target: Target, opset: int,
           batch: Optional[int]) -> onnx.ModelProto:
     """Return the graph of a module.
 
@@ -69,12 +70,12 @@ def trace(module: ImageToScores, target: Target, opset: int,
     if weight_bytes > _MAX_WEIGHT_BYTES:
         raise ExportError(f'the model has {weight_bytes / 2**30:.1f} GiB of weights, and one ONNX '
                           f'file holds 2 GiB. Export a smaller model.')
-    example = torch.rand(batch or 2, module.channels, module.window, module.window,
-                         generator=torch.Generator().manual_seed(1))
+    names, example = list(module.inputs.shapes), module.example(batch or 2)
     # Constant sides make a smaller and faster graph. A model that moves its batch to another
     # dimension cannot be traced with them, and is traced a second time without.
     for constant_sides in (True, False):
-        traced = traced_bytes(module, example, opset, batch is None, [OUTPUT], constant_sides)
+        traced = traced_bytes(module, names, example, opset, batch is None, [OUTPUT],
+                              constant_sides)
         try:
             model = fold(onnx.load_from_string(traced))
         except Exception as error:
@@ -84,29 +85,33 @@ def trace(module: ImageToScores, target: Target, opset: int,
             raise ExportError(f'ONNX Runtime cannot read what PyTorch {torch.__version__} wrote: '
                               f'{_first_lines(error)}. With --batch 1 shapes are simpler.'
                               ) from error
-        if batch is not None or _takes_any_batch(model, example):
+        if batch is not None or _takes_any_batch(model, dict(
+                zip(names, (values.numpy() for values in example)))):
             break
     else:
-        raise ExportError(f'the graph that PyTorch {torch.__version__} wrote takes {len(example)} '
-                          f'images at a time and no other number. Fix the number with --batch 1.')
+        raise ExportError(f'the graph that PyTorch {torch.__version__} wrote takes '
+                          f'{len(example[0])} windows at a time and no other number. Fix it '
+                          f'with --batch 1.')
     with torch.no_grad():
-        scores = int(module(example).shape[1])
-    for value, channels in ((model.graph.input[0], module.channels),
-                            (model.graph.output[0], scores)):
-        _set_shape(value, [batch or BATCH, channels, module.window, module.window])
+        scores = int(module(*example).shape[1])
+    for value in model.graph.input:
+        _set_shape(value, [batch or BATCH, *module.inputs.shapes[value.name]])
+    _set_shape(model.graph.output[0], [batch or BATCH, scores, module.window, module.window])
     model.ir_version = target.ir
     model.producer_name = 'MapSage'
     check(model, target, opset)
     return model
 
 
-def traced_bytes(module: nn.Module, example: torch.Tensor, opset: int, any_batch: bool,
-                 outputs: List[str], constant_sides: bool = True) -> bytes:
+def traced_bytes(module: nn.Module, inputs: List[str], example: Tuple[torch.Tensor, ...],
+                 opset: int, any_batch: bool, outputs: List[str], constant_sides: bool = True
+                 ) -> bytes:
     """Return the bytes that PyTorch's tracing exporter writes for a module.
 
     Args:
         module: Module to trace, in evaluation mode.
-        example: Input of the trace, ``(N, bands, S, S)``.
+        inputs: Names of the inputs.
+        example: Inputs of the trace.
         opset: Opset of the graph.
         any_batch: Whether the batch size stays open.
         outputs: Names of the outputs.
@@ -119,7 +124,7 @@ def traced_bytes(module: nn.Module, example: torch.Tensor, opset: int, any_batch
     if 'dynamo' in inspect.signature(torch.onnx.export).parameters:
         options.update(dynamo=False)
     if any_batch:
-        options.update(dynamic_axes={name: {0: BATCH} for name in (INPUT, *outputs)})
+        options.update(dynamic_axes={name: {0: BATCH} for name in (*inputs, *outputs)})
     # Every version of PyTorch accepts a BytesIO, but the annotations of some do not.
     file: Any = io.BytesIO()
     with torch.no_grad(), rewritten(
@@ -128,8 +133,8 @@ def traced_bytes(module: nn.Module, example: torch.Tensor, opset: int, any_batch
         # becomes a constant by mistake, the proof finds it.
         warnings.simplefilter('ignore')
         try:
-            torch.onnx.export(module, (example, ), file, opset_version=opset,
-                              input_names=[INPUT], output_names=outputs, **options)
+            torch.onnx.export(module, example, file, opset_version=opset,
+                              input_names=inputs, output_names=outputs, **options)
         except Exception as error:
             # PyTorch raises a dozen classes here; the message of all of them names the operation.
             raise ExportError(f'PyTorch {torch.__version__} cannot write this model in opset '
@@ -146,12 +151,12 @@ def open_session(model: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=['CPUExecutionProvider'])
 
 
-def _takes_any_batch(model: onnx.ModelProto, example: torch.Tensor) -> bool:
-    """Return whether a batch of one image gives the same scores as the batch of the trace."""
+def _takes_any_batch(model: onnx.ModelProto, inputs: Dict[str, np.ndarray]) -> bool:
+    """Return whether a batch of one window gives the same scores as the batch of the trace."""
     session = open_session(model.SerializeToString())
     try:
-        single, batch = (session.run(None, {INPUT: images.numpy()})[0]
-                         for images in (example[:1], example))
+        single, batch = (session.run(None, windows)[0] for windows in (
+            {name: values[:1] for name, values in inputs.items()}, inputs))
     except Exception:
         # ONNX Runtime raises classes that share no base class; a wrong shape is one of the reasons.
         return False

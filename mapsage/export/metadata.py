@@ -13,8 +13,9 @@ from typing import Any, Dict, List, Optional
 import onnx
 
 from mapsage.maps.description import KEY, ExportedDescription
+from mapsage.maps.file_inputs import IMAGE, inputs_of, layout_of
 
-from .graph import INPUT, OUTPUT
+from .graph import OUTPUT
 
 # The item has the required properties of https://github.com/stac-extensions/mlm.
 _MLM = 'https://stac-extensions.github.io/mlm/v1.5.0/schema.json'
@@ -28,7 +29,7 @@ def describe(model: onnx.ModelProto, description: ExportedDescription,
     so several classes need 0; for a single score it is the threshold of class 1. Deepness always
     divides by 255, which is why the graph multiplies by 255. It would also normalize with two keys
     that are left out here, because the graph normalizes. ``seg_small_segment=0`` turns off its
-    median blur.
+    median blur. A file of scene stacks, which Deepness does not read, has none of its keys.
 
     Args:
         model: File to describe.
@@ -36,6 +37,9 @@ def describe(model: onnx.ModelProto, description: ExportedDescription,
         gsd: Side of a training pixel in meters; None if unknown.
     """
     del model.metadata_props[:]
+    if description.places is not None:
+        onnx.helper.set_model_props(model, {KEY: description.to_text()})
+        return
     is_binary = description.scores == 1
     keys: Dict[str, Any] = dict(
         model_type='Segmentor',
@@ -74,22 +78,22 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
         parameters: Number of weights.
         gsd: Side of a pixel in meters; None if unknown.
     """
-    bands, side = description.bands.count, description.window
-    batch = -1 if description.batch is None else description.batch
-    names = ['red', 'green', 'blue'] if description.bands.like_opencv else [
-        f'band {number}' for number in description.bands.chosen or range(1, bands + 1)]
+    side, batch = description.window, -1 if description.batch is None else description.batch
+    inputs = inputs_of(description)
+    bands = _band_names(description)
     properties: Dict[str, Any] = {
         'datetime': datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%dT%H:%M:%SZ'),
-        'bands': [dict(name=band) for band in names],
+        'bands': [dict(name=band) for names in bands.values() for band in names],
         'mlm:name': _mlm_name(name),
         'mlm:architecture': architecture,
         'mlm:tasks': ['semantic-segmentation'],
         'mlm:framework': 'ONNX',
         'mlm:total_parameters': parameters,
         'mlm:input': [dict(
-            name=INPUT, bands=names,
-            input=_array([batch, bands, side, side], ['batch', 'bands', 'height', 'width']),
-            value_scaling=[dict(type='scale', value=255)], resize_type=None)],
+            name=value.name, bands=bands.get(value.name, []),
+            input=_array([batch, *inputs.shapes[value.name]], inputs.axes[value.name]),
+            value_scaling=[dict(type='scale', value=255)] if value.name == IMAGE else None,
+            resize_type=None) for value in model.graph.input],
         'mlm:output': [dict(
             name=OUTPUT, tasks=['semantic-segmentation'],
             result=_array([batch, description.scores, side, side],
@@ -103,6 +107,19 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
             'href': f'./{file}', 'type': 'application/octet-stream; application=onnx',
             'title': f'ONNX, opset {model.opset_import[0].version}', 'roles': ['mlm:model'],
             'mlm:artifact_type': 'onnx'}))
+
+
+def _band_names(description: ExportedDescription) -> Dict[str, List[str]]:
+    """Return the names of the bands of each input that has bands; those of stacks name the sensor.
+    """
+    layout = layout_of(description.places)
+    if layout is not None:
+        return {f'{sensor.name}_pixels': [f'{sensor.name} {band}' for band in sensor.bands]
+                for sensor in layout.sensors}
+    if description.bands.like_opencv:
+        return {IMAGE: ['red', 'green', 'blue']}
+    numbers = description.bands.chosen or range(1, description.bands.count + 1)
+    return {IMAGE: [f'band {number}' for number in numbers]}
 
 
 def _mlm_name(name: str) -> str:

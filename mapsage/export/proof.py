@@ -18,11 +18,13 @@ import onnx
 import torch
 from torch import nn
 
-from mapsage.maps.description import Bands, ExportedDescription
-from mapsage.maps.exported import to_input
+from mapsage.maps.description import ExportedDescription
+from mapsage.maps.file_inputs import inputs_of
+from mapsage.stacks import StackLayout
 
 from .errors import ExportError
-from .graph import INPUT, open_session, traced_bytes
+from .graph import open_session, traced_bytes
+from .module import WindowToScores, with_gaps
 
 # Summing float32 in another order changed the scores of the tested models by 1e-7 to 2e-5.
 MOST_DIFFERENCE, LEAST_EQUAL = 1e-3, 0.999
@@ -36,7 +38,8 @@ class Tile:
     """A window of a validation image.
 
     Attributes:
-        image: ``(bands, S, S)`` uint8 or float32, bands in the order of the test pipeline.
+        image: ``(bands, S, S)`` uint8 or float32, bands in the order of the test pipeline; of a
+            scene stack the whole input of the model, with planes of days and site.
         labels: ``(S, S)`` int64, 255 without a label.
     """
 
@@ -74,18 +77,26 @@ class Proof:
                 f'{self.largest:.1e}, equal pixels {100 * self.equal:.4f} %, {scores}')
 
 
-def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
+def take_tiles(dataset: Any, window: int, count: int, layout: Optional[StackLayout] = None
+               ) -> List[Tile]:
     """Return tiles of a dataset, spread evenly over the images and within them.
+
+    Half of the tiles of scene stacks, in even and in odd places, are changed: they lack the last
+    date of each sensor, and a quarter of the first one as under a cloud.
 
     Args:
         dataset: Dataset of MMSegmentation with its test pipeline.
         window: Side of a tile in pixels; smaller images are padded by mirroring.
         count: Number of tiles.
+        layout: Order of the channels of scene stacks; None for single scenes.
     """
     tiles: List[Tile] = []
     for number in range(count):
         item = dataset[number * len(dataset) // count]
         image = np.asarray(item['inputs'])
+        if layout is not None:
+            image = layout.append_planes(image, item['data_samples'].days,
+                                         item['data_samples'].site)
         labels: np.ndarray = np.full(image.shape[1:], _IGNORED, np.int64)
         truth = item['data_samples'].get('gt_sem_seg')
         if truth is not None:
@@ -98,8 +109,10 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
             labels = np.take(labels, range(start, min(start + window, labels.shape[axis - 1])),
                              axis - 1)
         missing = [(0, window - image.shape[axis]) for axis in (1, 2)]
-        tiles.append(Tile(np.pad(image, [(0, 0), *missing], mode='symmetric'),
-                          np.pad(labels, missing, constant_values=_IGNORED)))
+        image = np.pad(image, [(0, 0), *missing], mode='symmetric')
+        if layout is not None and number % 4 in (1, 2):
+            image = with_gaps(layout, image)
+        tiles.append(Tile(image, np.pad(labels, missing, constant_values=_IGNORED)))
     return tiles
 
 
@@ -117,7 +130,7 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
     Raises:
         ExportError: If ONNX Runtime cannot run the file, or the model's scores are not finite.
     """
-    session = open_session(model.SerializeToString())
+    session, inputs = open_session(model.SerializeToString()), inputs_of(description)
     largest, equal = 0., 0
     model_confusion, file_confusion = (
         np.zeros((len(description.classes), ) * 2, np.int64) for _ in range(2))
@@ -128,7 +141,7 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
         fill = (description.batch or len(batch)) - len(batch)
         images = np.stack([tile.image for tile in [*batch, *batch[:1] * fill]])
         try:
-            outputs = session.run(None, {INPUT: to_input(images, description.bands)})[0]
+            outputs = session.run(None, inputs.of_windows(images))[0]
         except Exception as error:
             # ONNX Runtime raises classes that share no base class with each other.
             raise ExportError(f'ONNX Runtime cannot run the file: {str(error)[:400]}') from error
@@ -150,32 +163,33 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
                  _mean_iou(file_confusion))
 
 
-def differing_layer(module: nn.Module, opset: int, tile: Tile, bands: Bands) -> Optional[str]:
+def differing_layer(module: WindowToScores, opset: int, tile: Tile) -> Optional[str]:
     """Return the first layer, in the order of the forward pass, with a different export.
 
     Args:
         module: Module that was exported.
         opset: Opset of the file.
         tile: Tile on which the file differs.
-        bands: Bands of the model.
 
     Returns:
         Name of the layer in the model and its type; None if no layer differs, or if the layers
         cannot be exported.
     """
-    image = torch.from_numpy(to_input(tile.image[None], bands))
-    example = torch.rand(image.shape, generator=torch.Generator().manual_seed(1))
+    inputs, example = module.inputs.of_windows(tile.image[None]), module.example(1)
     # After the export PyTorch puts a module, with all submodules, back into its former mode. A new
     # module is in training mode, so without eval() the model's norms would end in training mode.
     probe = _LayerOutputs(module).eval()
     try:
         with torch.no_grad():
-            probe(example)
+            probe(*example)
             names = [f'layer{number}' for number in range(len(probe.outputs))]
-            traced = traced_bytes(probe, example, opset, False, names)
-            probe(image)
+            traced = traced_bytes(probe, list(module.inputs.shapes), example, opset, False, names)
+            probe(*map(torch.from_numpy, inputs.values()))
         expected_outputs = dict(probe.outputs)
-        file_outputs = open_session(traced).run(names, {INPUT: image.numpy()})
+        session = open_session(traced)
+        # A layer's output may need only some of the inputs.
+        file_outputs = session.run(names, {value.name: inputs[value.name]
+                                           for value in session.get_inputs()})
     except Exception:
         # The name of the layer is only a hint in an error message that is raised anyway.
         return None
@@ -200,10 +214,10 @@ class _LayerOutputs(nn.Module):
         self._hooks = [layer.register_forward_hook(self._record_outputs_of(name, layer))
                        for name, layer in module.named_modules() if name]
 
-    def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    def forward(self, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Return the outputs of all layers that are floating-point tensors."""
         self.outputs.clear()
-        self.module(image)
+        self.module(*inputs)
         return tuple(self.outputs.values())
 
     def remove_hooks(self) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
+import numpy as np
 import onnx
+import torch
 from torch import nn
 
 from mapsage.maps.description import ExportedDescription
+from mapsage.maps.file_inputs import inputs_of
 from mapsage.maps.predictor import WindowPredictor
 
 from . import graph, metadata, quantize
 from .errors import ExportError
-from .module import ImageToScores
+from .module import module_of
 from .proof import LEAST_EQUAL, MOST_DIFFERENCE, Tile, differing_layer, prove
 from .targets import Target
 
@@ -41,14 +44,16 @@ def export_float32(out: Path, model: nn.Module, description: ExportedDescription
     Raises:
         ExportError: If the file cannot be made, or differs from the model on the tiles.
     """
-    module = ImageToScores(model, description.bands, description.window).eval()
+    # Encoders check the units of their first batch, which must not be the example of the trace.
+    reference(torch.from_numpy(np.ascontiguousarray(tiles[0].image[None])))
+    module = module_of(model, description, [tile.image for tile in tiles[:2]]).eval()
     file = graph.trace(module, target, opset, description.batch)
     say(f'opset {opset}, IR {file.ir_version}, {len(file.graph.node)} nodes, '
         f'{file.ByteSize() / 2**20:.1f} MiB, for {target.reader}')
     proof = prove(file, description, reference, tiles)
     say(str(proof))
     if not proof.holds:
-        layer = differing_layer(module, opset, tiles[0], description.bands)
+        layer = differing_layer(module, opset, tiles[0])
         raise ExportError(
             f'{out} is not written: the export differs from the model, by more than '
             f'{MOST_DIFFERENCE:g} or in more than {100 * (1 - LEAST_EQUAL):.1f} % of '
@@ -76,7 +81,7 @@ def export_int8(file: onnx.ModelProto, description: ExportedDescription, gsd: Op
     Raises:
         ExportError: If the file in 8 bits loses too much.
     """
-    small = quantize.quantize(file, calibration, description.bands, description.batch)
+    small = quantize.quantize(file, calibration, inputs_of(description), description.batch)
     # The quantization drops the metadata.
     metadata.describe(small, description, gsd)
     proof = prove(small, description, reference, tiles)

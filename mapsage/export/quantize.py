@@ -12,18 +12,16 @@ from typing import Dict, Iterator, Optional, Sequence
 import numpy as np
 import onnx
 
-from mapsage.maps.description import Bands
-from mapsage.maps.exported import to_input
+from mapsage.maps.file_inputs import FileInputs
 
 from .errors import ExportError
-from .graph import INPUT
 from .proof import Proof, Tile
 
 # Points of mIoU that the quantized file may lose on the tiles.
 MOST_LOSS = 1.0
 
 
-def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
+def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], inputs: FileInputs,
              batch: Optional[int]) -> onnx.ModelProto:
     """Return a model with convolutions and matrix products in 8 bits.
 
@@ -34,7 +32,7 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
     Args:
         model: Model in float32.
         tiles: Tiles to calibrate on; the proof must use other tiles.
-        bands: Bands of the model.
+        inputs: Inputs of the model.
         batch: Number of images in a batch; None for any number.
 
     Raises:
@@ -48,7 +46,7 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
-            self._batches = _batches(tiles, bands, batch or 1)
+            self._batches = _batches(tiles, inputs, batch or 1)
 
         def get_next(self) -> Optional[Dict[str, np.ndarray]]:
             return next(self._batches, None)
@@ -89,7 +87,8 @@ def is_close(proof: Proof) -> bool:
     return proof.before - proof.after <= MOST_LOSS
 
 
-def _batches(tiles: Sequence[Tile], bands: Bands, batch: int) -> Iterator[Dict[str, np.ndarray]]:
+def _batches(tiles: Sequence[Tile], inputs: FileInputs, batch: int
+             ) -> Iterator[Dict[str, np.ndarray]]:
     for first in range(0, len(tiles) - batch + 1, batch):
         images = np.stack([tile.image for tile in tiles[first:first + batch]])
-        yield {INPUT: to_input(images, bands)}
+        yield inputs.of_windows(images)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from mapsage.models.backbones import rope
+from mapsage.models.backbones.earth import attention
 from mapsage.models.lora import adapted
 from mapsage.stand_ins import replaced
 
@@ -22,15 +23,17 @@ from mapsage.stand_ins import replaced
 # _TensorBase.
 _Base: Any = getattr(torch._C, 'TensorBase', None) or torch._C._TensorBase  # type: ignore
 
+_NO_LIMIT = 1 << 62
+
 
 @contextmanager
-def rewritten(module: nn.Module, example: torch.Tensor, any_batch: bool,
+def rewritten(module: nn.Module, example: Tuple[torch.Tensor, ...], any_batch: bool,
               constant_sides: bool = True) -> Iterator[None]:
     """Activate the replacements of this file within the ``with`` block.
 
     Args:
         module: Module to export, in evaluation mode.
-        example: Input of the trace.
+        example: Inputs of the trace.
         any_batch: Whether the batch size stays open.
         constant_sides: Whether shapes become numbers. A model that moves its batch to another
             dimension than the first cannot be traced with constant sides.
@@ -38,6 +41,7 @@ def rewritten(module: nn.Module, example: torch.Tensor, any_batch: bool,
     with ExitStack() as stack:
         stack.enter_context(_explicit_attention())
         stack.enter_context(_pooling_by_matrices())
+        stack.enter_context(_largest_by_dimension())
         stack.enter_context(_constant_positions(module, example))
         if constant_sides:
             stack.enter_context(_constant_sides(any_batch))
@@ -52,8 +56,10 @@ def _explicit_attention() -> Iterator[None]:
     The fast path of ``nn.MultiheadAttention`` has no ONNX form at all.
     """
     with ExitStack() as stack:
-        for module in (rope, adapted):
+        for module in (rope, adapted, attention):
             stack.enter_context(replaced(module, _fused_attention=None))
+        # Chunks of queries depend on the batch, which stays open.
+        stack.enter_context(replaced(attention, SCORE_BYTES=_NO_LIMIT))
         stack.enter_context(replaced(functional, scaled_dot_product_attention=attend))
         mha = getattr(torch.backends, 'mha', None)
         if mha is not None:
@@ -121,7 +127,32 @@ def pooling_matrix(side: int, cells: int) -> torch.Tensor:
 
 
 @contextmanager
-def _constant_positions(module: nn.Module, example: torch.Tensor) -> Iterator[None]:
+def _largest_by_dimension() -> Iterator[None]:
+    """Compute ``amax`` and ``any`` as the largest value of one dimension after the other.
+
+    The exporter of PyTorch 1.10 lacks both operators.
+    """
+    def amax(tensor: torch.Tensor, dim: Union[int, Sequence[int]], keepdim: bool = False
+             ) -> torch.Tensor:
+        sides = tensor.dim()
+        for number in sorted((number % sides for number in
+                              ((dim, ) if isinstance(dim, int) else dim)), reverse=True):
+            tensor = tensor.max(number, keepdim)[0]
+        return tensor
+
+    def any_(tensor: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+        return amax(tensor.float(), dim, keepdim) > 0
+
+    # In the subclass, so that deleting them brings the originals back.
+    torch.Tensor.amax, torch.Tensor.any = amax, any_  # type: ignore
+    try:
+        yield
+    finally:
+        del torch.Tensor.amax, torch.Tensor.any
+
+
+@contextmanager
+def _constant_positions(module: nn.Module, example: Tuple[torch.Tensor, ...]) -> Iterator[None]:
     """Put the sine and cosine of rotary positions into the file as constants.
 
     They depend only on the size of the image, which is fixed. If they were computed in the graph,
@@ -134,7 +165,7 @@ def _constant_positions(module: nn.Module, example: torch.Tensor) -> Iterator[No
     try:
         with torch.no_grad():
             # Backbones also check the range of their first input, which must not be traced.
-            module(example)
+            module(*example)
     finally:
         for hook in hooks:
             hook.remove()

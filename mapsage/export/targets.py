@@ -40,6 +40,24 @@ TARGETS: Dict[str, Target] = {target.name: target for target in (
 )}
 
 
+def choose_target(requested: Optional[str], is_stack: bool) -> Target:
+    """Return the target of a file.
+
+    Args:
+        requested: Name that the user requests; None for the default, QGIS, or for models of
+            several dates other runtimes.
+        is_stack: Whether the model takes several dates or sensors.
+
+    Raises:
+        ExportError: If the model takes several dates or sensors, which QGIS' plugin does not read.
+    """
+    if requested == 'qgis' and is_stack:
+        raise ExportError("--target qgis: QGIS' Deepness plugin reads images of one date, and this "
+                          "model takes several dates or sensors. Leave --target out, which is "
+                          "--target onnx; tools/predict.py makes maps for QGIS.")
+    return TARGETS[requested or ('onnx' if is_stack else 'qgis')]
+
+
 def choose_opset(target: Target, requested: Optional[int], most: int) -> int:
     """Return the opset to write.
 

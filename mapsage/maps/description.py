@@ -76,6 +76,8 @@ class ExportedDescription:
         checkpoint: SHA-256 of the checkpoint.
         target: Target of the export, a key of ``mapsage.export.targets.TARGETS``.
         version: Version of MapSage that wrote the file.
+        places: Settings of the dataset that reads places for a model of scene stacks, as
+            ``mapsage.maps.places.describe_places`` returns them; None for single scenes.
     """
 
     classes: Tuple[str, ...]
@@ -89,6 +91,7 @@ class ExportedDescription:
     checkpoint: str
     target: str
     version: str
+    places: Optional[Dict[str, Any]] = None
 
     def to_text(self) -> str:
         """Return the description as JSON."""
@@ -115,6 +118,8 @@ class ExportedDescription:
         except ValueError:
             stored = None
         stored = stored if isinstance(stored, dict) else {}
+        # Files of single scenes that older versions wrote have no places.
+        stored = dict(dict(places=None), **stored)
         missing = [field.name for field in fields(cls) if field.name not in stored]
         bands = stored.get('bands')
         bands = bands if isinstance(bands, dict) else {}
@@ -127,6 +132,7 @@ class ExportedDescription:
             values.update(classes=tuple(map(str, stored['classes'])), bands=_read_bands(bands),
                           palette=tuple(tuple(map(int, color)) for color in stored['palette']))
             _check_numbers(values)
+            _check_places(values['places'])
         except (TypeError, ValueError, OverflowError) as error:
             raise PredictError(f'{path}: its description cannot be read: {error}. Write the file '
                                f'again with tools/export.py.') from error
@@ -154,6 +160,24 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
     if len(colors) != len(values['classes']) or not all(
             len(color) == 3 and all(0 <= value <= 255 for value in color) for color in colors):
         raise ValueError(f"palette is not red, green and blue of {len(values['classes'])} classes")
+
+
+def _check_places(places: Any) -> None:
+    """Raise ValueError or TypeError if the settings of places have the wrong kind.
+
+    What reads the places checks their sensors.
+    """
+    if places is None:
+        return
+    sensors, days = (places.get(key) if isinstance(places, dict) else None
+                     for key in ('sensors', 'training_days'))
+    if not isinstance(sensors, dict) or not isinstance(places.get('type'), str) or not all(
+            isinstance(sensor, dict) for sensor in sensors.values()):
+        raise ValueError(f'places are {places!r}')
+    if not isinstance(days, dict) or not all(
+            isinstance(series, list) and all(type(day) is int for day in series)
+            for series in days.values()):
+        raise ValueError(f'training_days are {days!r}')
 
 
 def _read_bands(stored: Mapping[str, Any]) -> Bands:

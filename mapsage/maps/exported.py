@@ -9,15 +9,29 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
+from mapsage.errors import UserError
 from mapsage_launcher.shipped import program
 
-from .description import Bands, ExportedDescription
+from .description import ExportedDescription
 from .errors import PredictError
+from .file_inputs import inputs_of
 from .map_model import PlaceSource
+from .places import open_places
 from .strips import Predictor
 from .windows import blend_weights
 
@@ -35,7 +49,23 @@ _SCORE_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 4 * 512**2, 64
 # Bytes that are hashed at a time.
 _BLOCK = 1 << 20
 
-Compute = Callable[[np.ndarray], np.ndarray]
+Compute = Callable[[Dict[str, np.ndarray]], np.ndarray]
+
+
+class _OpenedFile(NamedTuple):
+    """A file in a runtime.
+
+    Attributes:
+        metadata: Metadata of the file.
+        shapes: Shape of each input by its name, a number or a name for each side.
+        compute: Function that returns the scores for the inputs by name.
+        device: Name and version of the runtime, and its device.
+    """
+
+    metadata: Dict[str, str]
+    shapes: Dict[str, List[Any]]
+    compute: Compute
+    device: str
 
 
 class ExportedPredictor:
@@ -75,12 +105,18 @@ class ExportedPredictor:
         except OSError as error:
             raise PredictError(f'model {path} cannot be read: {error.strerror}.') from error
         open_model = {'onnxruntime': _open_onnxruntime, 'openvino': _open_openvino}[runtime]
-        metadata, shape, self._compute, self.device = open_model(content, path)
-        self.description = ExportedDescription.from_metadata(metadata, path)
-        side, count = self.description.window, self.description.bands.count
-        if list(shape)[1:] != [count, side, side]:
-            raise PredictError(f'{path} takes {list(shape)}, and its description says {count} '
-                               f'bands and windows of {side} pixels. Write the file again with '
+        opened = open_model(content, path)
+        self._compute, self.device = opened.compute, opened.device
+        self.description = ExportedDescription.from_metadata(opened.metadata, path)
+        side = self.description.window
+        try:
+            self._inputs = inputs_of(self.description)
+        except UserError as error:
+            raise PredictError(f'{path}: {error}') from error
+        expected = self._inputs.shapes
+        if {name: tuple(shape[1:]) for name, shape in opened.shapes.items()} != expected:
+            raise PredictError(f'{path} takes {opened.shapes}, and its description says {expected} '
+                               f'for each window. Write the file again with '
                                f'`{program("export")}`.')
         self.overlap = self.description.overlap if overlap is None else overlap
         if not 0 <= self.overlap < side:
@@ -114,14 +150,14 @@ class ExportedPredictor:
         Raises:
             PredictError: If the runtime cannot compute.
         """
-        images = to_input(np.asarray(windows), self.description.bands)
+        images = np.asarray(windows)
         missing = (self.description.batch or 0) - len(windows)
         if missing > 0:
-            images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
+            images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
         try:
-            total = self._compute(images)
+            total = self._compute(self._inputs.of_windows(images))
             for flip in self._flips[1:]:
-                mirrored = self._compute(np.ascontiguousarray(np.flip(images, flip)))
+                mirrored = self._compute(self._inputs.of_windows(np.flip(images, flip)))
                 total = total + np.flip(mirrored, flip)
         # The runtimes' error classes have no common base.
         except Exception as error:
@@ -144,33 +180,36 @@ class ExportedModel:
         tta: Whether to average over mirror images.
 
     Raises:
-        PredictError: If a launcher has started several processes.
+        PredictError: If a launcher has started several processes, or the file cannot be opened.
     """
 
     rank, world_size = 0, 1
-    places: Optional[PlaceSource] = None
 
     def __init__(self, path: str, runtime: str, window: Optional[int], overlap: Optional[int],
                  batch_size: Optional[int], tta: bool) -> None:
         self._path, self._expected_window = path, window
-        self._arguments = runtime, overlap, batch_size, tta
         ranks = os.environ.get('WORLD_SIZE', '1')
         if ranks not in ('', '1'):
             raise PredictError(f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
                                f'process, and each rank would write the same maps. Start python '
                                f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
                                f'left from one.')
-
-    def load(self) -> None:
-        """Open the file.
-
-        Raises:
-            PredictError: If the file cannot be opened, or takes windows of another size.
-        """
-        predictor = ExportedPredictor(self._path, *self._arguments)
+        predictor = ExportedPredictor(path, runtime, overlap, batch_size, tta)
         self.predictor: Predictor = predictor
         self._description, self._device = predictor.description, predictor.device
-        description = predictor.description
+        self.overlap, self.batch_size = predictor.overlap, predictor.batch_size
+        places = predictor.description.places
+        self.places: Optional[PlaceSource] = None if places is None else open_places(places)
+        if self.places is not None and places is not None:
+            self.places.training_days = places['training_days']
+
+    def load(self) -> None:
+        """Set what the file says.
+
+        Raises:
+            PredictError: If the file takes windows of another size.
+        """
+        description = self._description
         side = description.window
         if self._expected_window not in (None, side):
             raise PredictError(f'--window {self._expected_window}: {self._path} takes windows of '
@@ -178,7 +217,6 @@ class ExportedModel:
                                f'{self._expected_window}.')
         self.classes, self.bands = description.as_classes(), description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
-        self.overlap, self.batch_size = predictor.overlap, predictor.batch_size
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""
@@ -204,12 +242,6 @@ class ExportedModel:
         """Do nothing: there is no launcher."""
 
 
-def to_input(windows: np.ndarray, bands: Bands) -> np.ndarray:
-    """Convert windows in the order of the test pipeline to the file's input: RGB in 0..1."""
-    images = windows[:, ::-1] if bands.like_opencv else windows
-    return np.ascontiguousarray(images, np.float32) / np.float32(255)
-
-
 def threads() -> int:
     """Return OMP_NUM_THREADS, which runtimes do not read by themselves; 0 lets them choose."""
     number = os.environ.get('OMP_NUM_THREADS', '')
@@ -221,7 +253,7 @@ def _first_line(error: Exception) -> str:
     return ' '.join(str(error).split())[:400].rstrip('. ')
 
 
-def _open_onnxruntime(content: bytes, path: str) -> Tuple[Dict[str, str], List[Any], Compute, str]:
+def _open_onnxruntime(content: bytes, path: str) -> _OpenedFile:
     try:
         import onnxruntime
     except ImportError as error:
@@ -241,17 +273,18 @@ def _open_onnxruntime(content: bytes, path: str) -> Tuple[Dict[str, str], List[A
             f'ONNX Runtime {onnxruntime.__version__} cannot read {path}: {_first_line(error)}. '
             f'If it is too old for the file, install a newer one, or export the model with '
             f'--target qgis.') from error
-    value = session.get_inputs()[0]
 
-    def compute(images: np.ndarray) -> np.ndarray:
-        return session.run(None, {value.name: images})[0]
+    def compute(inputs: Dict[str, np.ndarray]) -> np.ndarray:
+        return session.run(None, inputs)[0]
 
     name = session.get_providers()[0].replace('ExecutionProvider', '')
-    return (dict(session.get_modelmeta().custom_metadata_map), value.shape, compute,
-            f'ONNX Runtime {onnxruntime.__version__} ({name})')
+    return _OpenedFile(
+        dict(session.get_modelmeta().custom_metadata_map),
+        {value.name: list(value.shape) for value in session.get_inputs()}, compute,
+        f'ONNX Runtime {onnxruntime.__version__} ({name})')
 
 
-def _open_openvino(content: bytes, path: str) -> Tuple[Dict[str, str], List[Any], Compute, str]:
+def _open_openvino(content: bytes, path: str) -> _OpenedFile:
     """Open a file in OpenVINO, in float32: by default it computes in 16 bits on CPUs with them."""
     try:
         import openvino
@@ -270,10 +303,11 @@ def _open_openvino(content: bytes, path: str) -> Tuple[Dict[str, str], List[Any]
     # OpenVINO stores the metadata of an ONNX file under this name.
     metadata = (dict(model.get_rt_info('framework').value)
                 if model.has_rt_info('framework') else {})
-    shape = [side.get_length() if side.is_static else str(side)
-             for side in model.input(0).partial_shape]
+    shapes = {value.get_any_name(): [side.get_length() if side.is_static else str(side)
+                                     for side in value.partial_shape] for value in model.inputs}
 
-    def compute(images: np.ndarray) -> np.ndarray:
-        return compiled(images)[compiled.output(0)]
+    def compute(inputs: Dict[str, np.ndarray]) -> np.ndarray:
+        return compiled(inputs)[compiled.output(0)]
 
-    return metadata, shape, compute, f'OpenVINO {openvino.__version__.split("-")[0]} (CPU, float32)'
+    return _OpenedFile(metadata, shapes, compute,
+                       f'OpenVINO {openvino.__version__.split("-")[0]} (CPU, float32)')

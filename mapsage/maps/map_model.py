@@ -7,7 +7,7 @@ before `load`: everything else is read from the checkpoint or the file.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from mapsage.geo import Raster
 
@@ -16,7 +16,13 @@ from .strips import Predictor
 
 
 class PlaceSource(Protocol):
-    """Finds and opens places for a model of scene stacks, which sees many files as one raster."""
+    """Finds and opens places for a model of scene stacks, which sees many files as one raster.
+
+    Attributes:
+        training_days: Days of the year that training had, by sensor; empty if unknown.
+    """
+
+    training_days: Mapping[str, Sequence[int]]
 
     def find(self, paths: Sequence[str]) -> Dict[str, str]:
         """Return the places in folders and lists: name -> path of the file with their grid.

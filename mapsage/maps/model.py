@@ -27,6 +27,8 @@ from .description import Bands, Classes
 from .errors import PredictError
 
 DEFAULT_WINDOW = 512
+# Settings of a dataset that say which files a place has, and how they are read.
+_PLACE_SETTINGS = ('sensors', 'grid', 'max_shift')
 
 
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
@@ -186,28 +188,31 @@ def settings_of(cfg: Config) -> str:
     return repr(Config(settings).to_dict())
 
 
-def stack_dataset(cfg: Config) -> Optional[Dict[str, Any]]:
-    """Return the config of the dataset of scene stacks that a model is tested on, or None."""
-    dataset = _dataset(cfg)
-    return dataset if dataset is not None and dataset.get('sensors') else None
+def place_settings(cfg: Config) -> Optional[Dict[str, Any]]:
+    """Return the settings of the places that a model takes, or None for a model of single scenes.
 
-
-def stack_input(cfg: Config) -> Optional[str]:
-    """Return what a model of several dates or sensors takes, or None for one of single scenes.
-
-    Programs for single scenes refuse a model with this text.
+    Returns:
+        ``type``, the name of the dataset's class, its ``sensors``, and the other settings that
+        ``mapsage.maps.places.open_places`` reads.
     """
-    model = cfg.get('model') or {}
+    model, dataset = cfg.get('model') or {}, _dataset(cfg) or {}
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    dataset = stack_dataset(cfg)
-    if dataset is None and not preprocessor.get('sensors'):
-        return None
-    return 'pairs of scenes' if is_pair_dataset(dataset or {}) else 'scene stacks'
+    settings = {key: dataset[key] for key in _PLACE_SETTINGS if key in dataset}
+    if not settings.get('sensors'):
+        if not preprocessor.get('sensors'):
+            return None
+        settings['sensors'] = preprocessor['sensors']
+    kind = str(dataset.get('type')).rsplit('.', 1)[-1].strip("'>")
+    return Config(dict(settings, type=kind)).to_dict()
 
 
-def is_pair_dataset(dataset: Mapping[str, Any]) -> bool:
-    """Return whether the config of a dataset is one of ``ChangeDataset``."""
-    return str(dataset.get('type')).rsplit('.', 1)[-1].strip("'>") == 'ChangeDataset'
+def training_days(meta: Mapping[str, Any]) -> Dict[str, List[int]]:
+    """Return the days of the year that a training on scene stacks had, by sensor.
+
+    Args:
+        meta: ``meta`` of a checkpoint.
+    """
+    return dict((meta.get('dataset_meta') or {}).get('stack_days') or {})
 
 
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:

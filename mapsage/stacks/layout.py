@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 
 from mapsage.errors import UserError
@@ -43,6 +44,20 @@ class SensorLayout(NamedTuple):
     name: str
     bands: Tuple[str, ...]
     max_dates: int
+
+
+class SensorChannels(NamedTuple):
+    """Channels of a sensor in the model's input.
+
+    Attributes:
+        pixels: Bands of all dates, date by date.
+        valid: Valid pixels of the dates.
+        days: Day numbers of the dates.
+    """
+
+    pixels: slice
+    valid: slice
+    days: slice
 
 
 class SensorImages(NamedTuple):
@@ -147,6 +162,19 @@ class StackLayout:
         """Number of channels of the model's input."""
         return self.image_channels + self.dates + 2
 
+    @property
+    def channels(self) -> Dict[str, SensorChannels]:
+        """Channels of the model's input by the name of the sensor; the last two are the site."""
+        channels: Dict[str, SensorChannels] = {}
+        pixel, date = 0, self.pixel_channels
+        for sensor in self.sensors:
+            dates, pixels = sensor.max_dates, sensor.max_dates * len(sensor.bands)
+            channels[sensor.name] = SensorChannels(
+                slice(pixel, pixel + pixels), slice(date, date + dates),
+                slice(date + self.dates, date + self.dates + dates))
+            pixel, date = pixel + pixels, date + dates
+        return channels
+
     def per_channel(self, values: Mapping[str, Sequence[float]]) -> List[float]:
         """Return a value for every channel of pixels, from a value for each band of each sensor.
 
@@ -175,6 +203,32 @@ class StackLayout:
         known = not any(math.isnan(angle) for angle in site)
         return [*map(float, days), site[0] + _LONGITUDE_OFFSET if known else 0.,
                 site[1] + _LATITUDE_OFFSET if known else 0.]
+
+    def append_planes(self, image: np.ndarray, days: Sequence[int], site: Tuple[float, float]
+                      ) -> np.ndarray:
+        """Return the model's input of one stack: its image with planes of days and site behind it.
+
+        Args:
+            image: (image_channels, H, W).
+            days: Day numbers of all sensors' dates; 0 for a missing date.
+            site: Longitude and latitude in degrees; NaN if unknown.
+
+        Returns:
+            (input_channels, H, W), float32.
+        """
+        planes = np.array(self.plane_values(days, site), np.float32)[:, None, None]
+        return np.concatenate([image.astype(np.float32, copy=False), np.broadcast_to(
+            planes, (len(planes), *image.shape[1:]))])
+
+    def site_of(self, inputs: np.ndarray) -> np.ndarray:
+        """Return longitude and latitude in degrees of stacks, float32 (N, 2); NaN if unknown.
+
+        Args:
+            inputs: (N, input_channels, H, W).
+        """
+        planes = inputs[:, -2:].max((2, 3))
+        offsets = np.array([_LONGITUDE_OFFSET, _LATITUDE_OFFSET], np.float32)
+        return np.where(planes > 0, planes - offsets, np.float32('nan'))
 
     def add_planes(self, images: torch.Tensor, days: torch.Tensor,
                    site: Optional[torch.Tensor] = None) -> torch.Tensor:
@@ -218,24 +272,17 @@ class StackLayout:
             raise StackLayoutError(
                 f'inputs {tuple(inputs.shape)}, expected (N, {self.input_channels}, H, W) for '
                 f'{self}. data_preprocessor and backbone need the same sensors.')
-        pixels, valid, facts = inputs.split(
-            [self.pixel_channels, self.dates, self.dates + 2], 1)
-        # Planes are constant but for padding, which is 0.
-        facts = facts.amax((2, 3))
-        days, site = facts[:, :self.dates], facts[:, self.dates:]
         count, _, height, width = inputs.shape
         sensors: Dict[str, SensorImages] = {}
-        channel = date = 0
-        for sensor in self.sensors:
-            bands = len(sensor.bands)
+        for sensor, channels in zip(self.sensors, self.channels.values()):
             sensors[sensor.name] = SensorImages(
-                pixels[:, channel:channel + sensor.max_dates * bands].reshape(
-                    count, sensor.max_dates, bands, height, width),
+                inputs[:, channels.pixels].reshape(
+                    count, sensor.max_dates, len(sensor.bands), height, width),
                 # Interpolation mixes valid with other pixels, which then count as missing.
-                valid[:, date:date + sensor.max_dates] > 0.999,
-                days[:, date:date + sensor.max_dates])
-            channel += sensor.max_dates * bands
-            date += sensor.max_dates
+                inputs[:, channels.valid] > 0.999,
+                # Planes are constant but for padding, which is 0.
+                inputs[:, channels.days].amax((2, 3)))
+        site = inputs[:, -2:].amax((2, 3))
         unknown = torch.full_like(site[:, 0], float('nan'))
         return SceneStack(
             sensors,

@@ -4,16 +4,24 @@ Places are tiny; the model of `stack_files.write_model` has one frozen or traine
 """
 from __future__ import annotations
 
+import datetime
+import json
+import re
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+import numpy as np
 import pytest
+import rasterio
 import torch
 from geo_scenes import write_raster
+from map_runs import read
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from stack_files import (
+    DATES,
     PIPELINE,
     SENSORS,
     SIZE,
@@ -23,7 +31,7 @@ from stack_files import (
     write_model,
     write_place,
 )
-from support import ROOT, check_finished, launch, main_leg
+from support import ON_MAIN_LEG, ROOT, check_finished, launch, main_leg
 
 from mapsage.commands.programs import browse_dataset, cache_features, doctor, suggest_labels
 from mapsage.commands.programs import predict as predict_command
@@ -212,10 +220,60 @@ def test_suggestions_and_pseudo_labels_refuse_stacks(model: Tuple[Path, Path],
     assert not (tmp_path / 'out.gpkg').exists() and not (tmp_path / 'pseudo').exists()
 
 
-def test_export_refuses_stacks(model: Tuple[Path, Path], tmp_path: Path) -> None:
-    pytest.importorskip('onnx')
+def test_an_exported_file_makes_the_map_of_its_checkpoint(
+        model: Tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Place c lacks a date, which both say; without radar, the page's own code gives the map."""
+    onnx = pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
     from mapsage.commands.programs import export
+    config, _ = model
+    config.write_text(config.read_text() + "val_dataloader = dict(train_dataloader, batch_size=1)\n"
+                      "val_cfg = dict(type='ValLoop')\n")
+    checkpoint = save_weights(config, dict(s2=[15, 202], s1=[15]))
+    write_place(tmp_path / 'new', 'c', 5, DATES[:2])
+    path = tmp_path / 'out' / 'model.onnx'
+    target = [] if ON_MAIN_LEG else ['--target', 'gcu']
+    assert export.main([str(config), str(checkpoint), '--out', str(path), '--tiles', '4',
+                        '--accelerator', 'cpu', *target]) == 0
+    text = capsys.readouterr().out
+    batch = 'batch' if ON_MAIN_LEG else '1'
+    assert '4 tiles of the val set' in text and 'equal pixels 100.0000 %' in text
+    assert f'  s2_pixels [{batch}, 3, 3, 32, 32]' in text and 'GeoAI' not in text
+    assert sorted(file.name for file in path.parent.iterdir()) == ['model.onnx', 'model.stac.json']
+    assert [entry.key for entry in onnx.load(str(path)).metadata_props] == ['mapsage']
+    item = json.loads((path.parent / 'model.stac.json').read_text())['properties']
+    entry = {entry['name']: entry for entry in item['mlm:input']}['s1_pixels']
+    assert entry['bands'] == ['s1 1', 's1 2'] and entry['input']['dim_order'] == [
+        'batch', 'time', 'bands', 'height', 'width']
+
+    options = [str(tmp_path / 'new'), '--probabilities', '--overlap', '0']
+    for name, source in (('onnx', ['--model', str(path)]), ('torch', [
+            str(config), str(checkpoint), '--accelerator', 'cpu'])):
+        assert predict_command.main([*source, *options, '--out', str(tmp_path / name)]) == 0
+        text = capsys.readouterr().out
+        assert "place 'c' has no image of s2 within 30 days of day(s) 202 of the year" in text
+    maps = [read(tmp_path / name / 'c.tif') for name in ('onnx', 'torch')]
+    assert np.array_equal(*maps) and len(np.unique(maps[0])) == 2
+
     from mapsage.export.errors import ExportError
-    with pytest.raises(ExportError, match='takes scene stacks .* predict.py maps them'):
-        export.main([*map(str, model), '--out', str(tmp_path / 'model.onnx')])
-    assert not (tmp_path / 'model.onnx').exists()
+    with pytest.raises(ExportError, match='--int8: models of several dates are written in float32'):
+        export.main([str(config), str(checkpoint), '--out', str(path), '--overwrite', '--int8'])
+
+    # The function of the page, with NumPy and ONNX Runtime only.
+    scope: Dict[str, Any] = {}
+    page = (ROOT / 'docs/how-to/export.md').read_text(encoding='utf-8')
+    exec(re.findall(r'```python\n(.*?)```', page, re.DOTALL)[0], scope)  # noqa: S102
+    images = []
+    for date in DATES[:2]:
+        with rasterio.open(str(tmp_path / f'new/s2/c_{date}.tif')) as file:
+            images.append((datetime.datetime.strptime(date, '%Y%m%d').date(),
+                           file.read()[:, :32, :32], np.ones((32, 32))))
+    scores = scope['scores_of'](str(path), dict(s2=images))
+    assert scores.shape == (2, 32, 32) and np.allclose(scores.sum(0), 1, atol=1e-5)
+    without_radar = tmp_path / 'no_radar'
+    (without_radar / 's2').mkdir(parents=True)
+    for date in DATES[:2]:
+        shutil.copy(str(tmp_path / f'new/s2/c_{date}.tif'), str(without_radar / 's2'))
+    assert predict_command.main(['--model', str(path), str(without_radar), '--overlap', '0',
+                                 '--out', str(tmp_path / 'optical')]) == 0
+    assert np.array_equal(read(tmp_path / 'optical/c.tif')[:32, :32], scores.argmax(0))

@@ -26,9 +26,10 @@ pytest.importorskip('onnxruntime')
 
 from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.commands.programs import export as command  # noqa: E402
-from mapsage.export.graph import INPUT, open_session  # noqa: E402
+from mapsage.export.graph import open_session  # noqa: E402
 from mapsage.export.targets import TARGETS  # noqa: E402
 from mapsage.maps.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.file_inputs import IMAGE  # noqa: E402
 
 pytestmark = on_host
 
@@ -105,7 +106,7 @@ def kind(model: Dict[str, Any]) -> Tuple[Any, ...]:
 @main_leg
 def test_every_shipped_config_has_a_segmentor_here() -> None:
     known = {kind(Config.fromfile(str(path)).model) for path, *_ in SEGMENTORS.values()}
-    # Models of stacks are not exported (docs/how-to/scene-stacks.md).
+    # tests/unit/export/test_module.py exports models of several dates.
     shipped = [path for path in sorted(CONFIGS.glob('*/*.py'))
                if path.parent.name not in ('_base_', 'change', 'earth', 'stacks')]
     assert len(shipped) > 30
@@ -223,7 +224,7 @@ def test_a_segmentor_proves_its_export(name: str, target: str, made: Any, capsys
     for value, channels in ((file.graph.input[0], bands), (file.graph.output[0], scores)):
         sides = [side.dim_param or side.dim_value for side in value.type.tensor_type.shape.dim]
         assert sides == [first, channels, SIDE, SIDE]
-    shown = open_session(path.read_bytes()).run(None, {INPUT: image_for(file)})[0]
+    shown = open_session(path.read_bytes()).run(None, {IMAGE: image_for(file)})[0]
     assert np.ptp(shown, axis=(0, 2, 3)).max() > .05, 'scores that hardly vary prove nothing'
 
 
@@ -261,7 +262,7 @@ def test_the_oldest_runtime_of_a_target_computes_the_same(leg: str, version: str
     assert read.returncode == 0, read.stderr
     assert read.stdout.split() == [version]
     for path in paths:
-        wanted = open_session(path.read_bytes()).run(None, {INPUT: np.load(f'{path}.npy')})[0]
+        wanted = open_session(path.read_bytes()).run(None, {IMAGE: np.load(f'{path}.npy')})[0]
         assert np.abs(np.load(f'{path}.out.npy') - wanted).max() < 1e-4, path
 
 

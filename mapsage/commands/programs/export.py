@@ -22,9 +22,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         '--card', metavar='DIR',
         help='folder of a model card: model.onnx, README.md with the scores of a '
         'validation, model.safetensors, config.py, preview.png')
-    parser.add_argument('--target', choices=['qgis', 'gcu', 'onnx'], default='qgis',
+    parser.add_argument('--target', choices=['qgis', 'gcu', 'onnx'],
                         help="reader of the file: QGIS' Deepness plugin, Enflame's runtimes, or "
-                        'others, as new as possible (default: qgis)')
+                        'others, as new as possible (default: qgis; onnx for models of several '
+                        'dates)')
     parser.add_argument('--window', type=int, metavar='PIXELS',
                         help="side of the image (default: the config's training size, else 512)")
     parser.add_argument('--batch', type=int, metavar='N',

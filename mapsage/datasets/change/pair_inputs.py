@@ -39,6 +39,9 @@ class PairInputs:
 
     Args:
         dataset: Config of a ``ChangeDataset``, whose ``sensors`` and ``max_shift`` are used.
+
+    Attributes:
+        training_days: Not used: a pair may have any two dates.
     """
 
     def __init__(self, dataset: Mapping[str, Any]) -> None:
@@ -47,6 +50,7 @@ class PairInputs:
         self._sensor = SensorFiles(sensor.name, None, tuple(self._bands), sensor.max_dates, None)
         self._max_shift: Optional[float] = dataset.get('max_shift', 1.)
         self._pairs: Dict[str, Place] = {}
+        self.training_days: Mapping[str, Sequence[int]] = {}
 
     def find(self, paths: Sequence[str]) -> Dict[str, str]:
         """Return the pair: name of the map -> path of the first scene.

@@ -39,11 +39,8 @@ class ModelPlaceRaster(PlaceRaster):
     def _compose(self, box: _Box) -> Tuple[np.ndarray, np.ndarray]:
         values, valid = super()._compose(box)
         column, row, width, height = box
-        planes = self.layout.plane_values(self.days, self.site(column + width / 2,
-                                                               row + height / 2))
-        facts = np.broadcast_to(np.array(planes, np.float32)[:, None, None],
-                                (len(planes), height, width))
-        return np.concatenate([values, facts]), valid
+        site = self.site(column + width / 2, row + height / 2)
+        return self.layout.append_planes(values, self.days, site), valid
 
 
 class PlaceInputs:
@@ -53,7 +50,7 @@ class PlaceInputs:
         dataset: Config of a ``SceneStackDataset``, whose ``sensors`` and ``grid`` are used.
 
     Attributes:
-        training_days: Days of the year that training had, by sensor; empty if unknown.
+        training_days: As in ``PlaceSource``.
     """
 
     def __init__(self, dataset: Mapping[str, Any]) -> None:

@@ -93,7 +93,9 @@ class StackBackbone(BaseModule):
             encoder = 'shared' if 'shared' in self.encoders else name
             features = self._encode(encoder, images.pixels.reshape(-1, bands, height, width))
             levels.append([level.reshape(count, -1, *level.shape[2:]) for level in features])
-        sizes = {tuple(level.shape[2:] for level in features) for features in levels}
+        # Numbers, because an export traces sizes as tensors, which are never equal.
+        sizes = {tuple(tuple(map(int, level.shape[2:])) for level in features)
+                 for features in levels}
         if len(sizes) > 1:
             raise StackLayoutError(f'the encoders of the sensors return levels of the sizes '
                                    f'{sorted(sizes)}, expected the same for all.')

@@ -98,7 +98,7 @@ class TemporalPool(BaseModule):
                 channels = self.channels[sensor.name][number]
                 end = first[number] + sensor.max_dates * channels
                 features.append(level[:, first[number]:end].reshape(
-                    len(level), sensor.max_dates, channels, *level.shape[2:]))
+                    level.shape[0], sensor.max_dates, channels, *level.shape[2:]))
                 level_shares.append(_resize_shares(
                     shares[:, date:date + sensor.max_dates], level))
                 first[number] = end

@@ -27,6 +27,7 @@ from mapsage.export.module import ImageToScores  # noqa: E402
 from mapsage.export.proof import Tile, differing_layer, prove  # noqa: E402
 from mapsage.export.targets import TARGETS, choose_opset  # noqa: E402
 from mapsage.maps.description import Bands, ExportedDescription  # noqa: E402
+from mapsage.maps.file_inputs import ImageInputs  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 
 SIDE = 64
@@ -180,19 +181,21 @@ def test_the_layer_that_differs_is_named() -> None:
     model.decode_head.dropout = Counting()
     bands = Bands(3, True)
     module = ImageToScores(model, bands, SIDE).eval()
-    assert differing_layer(module, 17, random_tiles(bands)[0], bands) == (
+    assert differing_layer(module, 17, random_tiles(bands)[0]) == (
         'decode_head.dropout (Counting)')
     model.decode_head.dropout = None
-    assert differing_layer(module, 17, random_tiles(bands)[0], bands) is None
+    assert differing_layer(module, 17, random_tiles(bands)[0]) is None
 
 
-class Pairs(torch.nn.Module):
+class Pairs(ImageToScores):
     """A module that takes exactly two images."""
 
-    channels, window = 3, SIDE
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.inputs, self.window, self._bands = ImageInputs(Bands(3, True), SIDE), SIDE, 3
 
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return image.reshape(2, -1).reshape(2, 3, SIDE, SIDE).softmax(1)
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return inputs[0].reshape(2, -1).reshape(2, 3, SIDE, SIDE).softmax(1)
 
 
 def test_a_batch_that_stays_fixed_is_an_error() -> None:

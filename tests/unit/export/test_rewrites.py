@@ -33,15 +33,17 @@ def test_explicit_attention_equals_fused_attention(mask) -> None:
 
 def test_replacements_are_undone_after_an_error(mmseg_scope) -> None:
     model = build(eomt_config(ARCH)).eval().backbone
-    originals = rope._fused_attention, functional.adaptive_avg_pool2d
+    originals = (rope._fused_attention, functional.adaptive_avg_pool2d, torch.Tensor.amax,
+                 torch.Tensor.any)
     image = torch.full((2, 3, 32, 32), 100.)
     shapes = []
     with pytest.raises(KeyError):
-        with rewritten(model, image, any_batch=True):
+        with rewritten(model, (image, ), any_batch=True):
             shapes.append(image.shape)
             assert rope._fused_attention is None
             raise KeyError
-    assert (rope._fused_attention, functional.adaptive_avg_pool2d) == originals
+    assert (rope._fused_attention, functional.adaptive_avg_pool2d, torch.Tensor.amax,
+            torch.Tensor.any) == originals
     assert 'forward' not in vars(model.rope)
     assert shapes == [(2, 3, 32, 32)] and isinstance(image.shape, torch.Size)
     assert image.size(1) == 3

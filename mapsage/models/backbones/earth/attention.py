@@ -73,6 +73,19 @@ def attend_to_any(valid: torch.Tensor) -> torch.Tensor:
     return valid | ~valid.any(1, keepdim=True)
 
 
+def with_class_token(valid: torch.Tensor) -> torch.Tensor:
+    """Return a mask for :func:`attend` with a class token first, which may always be attended to.
+
+    Args:
+        valid: bool (N, T).
+
+    Returns:
+        bool (N, 1 + T).
+    """
+    # Not padding: the exporter of torch 1.10 cannot pad bool.
+    return torch.cat([torch.ones_like(valid[:, :1]), valid], 1)
+
+
 def split_heads(tokens: torch.Tensor, heads: int) -> torch.Tensor:
     """Return tokens (N, T, heads * D) as (N, heads, T, D)."""
     count, length, channels = tokens.shape

@@ -19,7 +19,7 @@ from mapsage.models.backbones.weight_files import State, WeightsError
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import SensorLayout, StackLayout
 
-from .attention import join_heads, split_heads, vit_block
+from .attention import join_heads, split_heads, vit_block, with_class_token
 from .encoder import (
     EarthEncoder,
     PreparedSensor,
@@ -290,8 +290,7 @@ class DOFA(EarthEncoder):
         first = (self.cls_token + self.pos_embed[:, :1]).expand(count * dates, -1, -1)
         tokens = torch.cat([first, tokens.flatten(2).transpose(1, 2)], 1)
         valid = valid_cells(sensor.valid, rows, columns)
-        # The class token may always be attended to.
-        mask = None if complete else F.pad(valid.view(count * dates, -1), (1, 0), value=True)
+        mask = None if complete else with_class_token(valid.view(count * dates, -1))
         maps = [mean_over_valid(output[:, 1:].view(count, dates, rows, columns, -1)
                                 .permute(0, 1, 4, 2, 3), valid)
                 for output in self.run_blocks(tokens, mask)]

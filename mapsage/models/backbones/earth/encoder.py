@@ -257,9 +257,9 @@ class EarthEncoder(BaseModule):
             pixels = x[:, None, channel:channel + len(sensor.bands)]
             sensors[sensor.name] = SensorImages(
                 pixels, torch.ones_like(pixels[:, :, 0], dtype=torch.bool),
-                x.new_full((len(x), 1), NO_DAY))
+                x.new_full((x.shape[0], 1), NO_DAY))
             channel += len(sensor.bands)
-        unknown = x.new_full((len(x), ), float('nan'))
+        unknown = x.new_full((x.shape[0], ), float('nan'))
         return SceneStack(sensors, unknown, unknown)
 
     def _prepare(self, number: int, sensor: MatchedSensor, images: SensorImages) -> PreparedSensor:

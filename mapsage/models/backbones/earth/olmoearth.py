@@ -117,8 +117,9 @@ class RotarySpaceTimeAttention(nn.Module):
                              for layer in (self.q, self.k, self.v))
         # Products and sums, because autocast would compute a matrix product in half precision,
         # which has too few digits for days.
-        frequencies = self.rope_mixed_freqs.float()[:, None, :, None]
-        angles = sum(positions[:, None, :, axis, None] * frequencies[axis] for axis in range(3))
+        # Indices with several new axes are exported wrongly by torch 1.10.
+        angles = sum(positions[:, None, :, axis].unsqueeze(-1) * frequencies[:, None]
+                     for axis, frequencies in enumerate(self.rope_mixed_freqs.float()))
         sine, cosine = angles.sin(), angles.cos()  # type: ignore[union-attr]
         attended = attend(_rotate_pairs(query, sine, cosine), _rotate_pairs(key, sine, cosine),
                           value, valid)

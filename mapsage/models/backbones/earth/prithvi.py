@@ -14,7 +14,7 @@ from mapsage.models.backbones.weight_files import State
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import NO_DAY, StackLayout, calendar, day_of_year
 
-from .attention import vit_block
+from .attention import vit_block, with_class_token
 from .encoder import EarthEncoder, PreparedStack, mean_over_valid, parse_arch, valid_cells
 from .published_weights import PublishedNames
 from .resampling import resize_table
@@ -158,8 +158,7 @@ class PrithviEO(EarthEncoder):
         tokens = (tokens + encoding.to(self.cls_token.dtype)).flatten(1, 3)
         tokens = torch.cat([self.cls_token.expand(count, -1, -1), tokens], 1)
         valid = valid_cells(sensor.valid, rows, columns)
-        # The class token may always be attended to.
-        mask = None if stack.complete else nn.functional.pad(valid.flatten(1), (1, 0), value=True)
+        mask = None if stack.complete else with_class_token(valid.flatten(1))
         return [mean_over_valid(output[:, 1:].view(count, dates, rows, columns, -1)
                                 .permute(0, 1, 4, 2, 3), valid)
                 for output in self.run_blocks(tokens, mask)]

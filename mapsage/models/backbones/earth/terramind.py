@@ -242,7 +242,7 @@ def align_dates(sensors: Sequence[PreparedSensor]) -> List[PreparedSensor]:
         is_missing = ~sensor.valid.flatten(2).any(2)
         distance = distance + is_missing[:, None].to(distance.dtype) * 1e6
         nearest = distance.argmin(2)
-        batch = torch.arange(len(nearest), device=nearest.device)[:, None]
+        batch = torch.arange(nearest.shape[0], device=nearest.device)[:, None]
         aligned.append(sensor._replace(pixels=sensor.pixels[batch, nearest],
                                        valid=sensor.valid[batch, nearest],
                                        days=sensor.days[batch, nearest]))

@@ -1,0 +1,30 @@
+"""Where a model of several dates or sensors finds its places: folders and lists, or two scenes.
+
+The settings come from the config (`model.place_settings`) or from the description of an exported
+file. Single scenes have none, and are found by `inputs.find_inputs`.
+"""
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from .errors import PredictError
+from .file_inputs import explain_missing
+from .map_model import PlaceSource
+
+
+def open_places(settings: Mapping[str, Any]) -> PlaceSource:
+    """Return the source of the places that a model takes.
+
+    Args:
+        settings: ``type``, the name of the dataset's class, its ``sensors``, and others of its
+            settings.
+
+    Raises:
+        GeoError, StackLayoutError: If a setting cannot be read.
+        PredictError: If the packages that read places are not installed.
+    """
+    try:
+        from mapsage.datasets import PairInputs, PlaceInputs
+    except ImportError as error:
+        raise PredictError(explain_missing(error)) from error
+    return PairInputs(settings) if settings['type'] == 'ChangeDataset' else PlaceInputs(settings)
