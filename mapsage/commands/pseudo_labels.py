@@ -20,6 +20,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 
 from mapsage.atomic_write import atomic_write
+from mapsage.datasets import PlaceInputs
 from mapsage.engine.loading.build import build_dataset
 from mapsage.engine.loading.data_checks import build_checked
 from mapsage.host.dataset_parts import metainfo_of
@@ -27,7 +28,8 @@ from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
 from mapsage.maps.errors import PredictError
-from mapsage.maps.model import place_settings
+from mapsage.maps.map_model import PlaceSource
+from mapsage.maps.model import check_labeling
 from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction, find_map_inputs
 from mapsage_launcher.shipped import program
@@ -69,10 +71,7 @@ class _PseudoLabels:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args = args
         self._folder = Path(args.pseudo_labels).absolute()
-        if place_settings(self._cfg) is not None:
-            raise PredictError('--pseudo-labels takes models of single scenes, and this model '
-                               'takes scene stacks. Its maps, without --pseudo-labels, can be '
-                               'labels= of a dataset.')
+        check_labeling(self._cfg, '--pseudo-labels')
         model = open_model(args, say)
         self._say = say if model.rank == 0 else lambda line: None
         # Without previews, which would take most of the time for hundreds of small images.
@@ -100,7 +99,8 @@ class _PseudoLabels:
         args = argparse.Namespace(**{**vars(self._args), 'accelerator': None})
         return joined_config.without_unlabeled(read_config(args))
 
-    def _find_unlabeled(self, options: MapOptions) -> Dict[str, str]:
+    def _find_unlabeled(self, options: MapOptions, places: Optional[PlaceSource]
+                        ) -> Dict[str, str]:
         """Return the inputs without images that have labels or that scores are computed on.
 
         A partly labeled scene stays: existing labels replace pseudo-labels pixel by pixel.
@@ -117,7 +117,7 @@ class _PseudoLabels:
             build_labeled_dataset(self._cfg, loader) for loader in LOADERS)
         labeled, scored = KnownLabels(self._labeled), KnownLabels(*scored_datasets)
         self._known = KnownLabels(self._labeled, *scored_datasets)
-        inputs = find_map_inputs(options)
+        inputs = find_map_inputs(options, places)
         labeled_inputs = {name: path for name, path in inputs.items()
                           if path in labeled and not labeled.is_scene(path)}
         scored_inputs = {name: path for name, path in inputs.items()
@@ -207,9 +207,10 @@ class _PseudoLabels:
             return repeats[0]
 
         setup, path = self._prediction.setup, self._folder / CONFIG
+        places = setup.places if isinstance(setup.places, PlaceInputs) else None
         joined = joined_config.join(
             self._cfg, result.pairs, self._folder, dict(metainfo_of(self._labeled)),
-            max(setup.window), setup.bands, choose_repeats, self._work_dir())
+            max(setup.window), setup.bands, choose_repeats, self._work_dir(), places)
         frequency = f', {repeats[0]} times in an epoch' if repeats[0] > 1 else ''
         joined_config.write_config(joined, path, (
             f'Labels and pseudo-labels: {_docstring_text(self._args.config)} on '

@@ -31,7 +31,8 @@ from mapsage.labeling.window_facts import FileWindow, WindowFacts, WindowJudge
 from mapsage.labeling.window_source import WindowCandidate, WindowSource
 from mapsage.maps.errors import PredictError
 from mapsage.maps.inputs import find_inputs
-from mapsage.maps.model import place_settings
+from mapsage.maps.model import check_labeling, place_settings
+from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.progress import ProgressLine
 from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
@@ -61,11 +62,13 @@ class LabelSuggestions:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args, self._say, self._out = args, say, Path(args.out)
         self._cfg = read_config(args)
-        if place_settings(self._cfg) is not None:
-            raise PredictError('suggest_labels.py takes models of single scenes, and this model '
-                               'takes scene stacks. predict.py --confidence shows where it is '
-                               'unsure.')
-        self._inputs = list(find_inputs(args.inputs, args.allow_remote).values())
+        check_labeling(self._cfg, 'suggest_labels.py')
+        settings = place_settings(self._cfg)
+        places = None if settings is None else open_places(settings)
+        self._inputs = list((
+            find_inputs(args.inputs, args.allow_remote) if places is None else find_places(
+                places, args.inputs, {'--bands': args.bands, '--scale': args.scale,
+                                      '--gsd': args.gsd})).values())
         self._check_out()
         accelerator = start_accelerator(self._cfg, 'none')
         self._known = self._known_labels()
@@ -77,13 +80,13 @@ class LabelSuggestions:
         model, self._classes, bands = load_model(self._cfg, args.checkpoint)
         bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
         window, _, window_origin = choose_window(self._cfg, args.window, 0)
-        self._source = WindowSource(bands, window, args.scale, args.gsd)
+        self._source = WindowSource(bands, window, args.scale, args.gsd, places)
         model = place_module(revert_sync_batchnorm(model), accelerator, local_rank())
         predictor = WindowPredictor(
             model, accelerator.device(local_rank()), window, 0, 1, args.tta,
             choose_precision(self._cfg, accelerator) if args.amp else None, say)
         self._batch_size = choose_batch(args.batch_size, window, max(2, predictor.scores),
-                                        accelerator)
+                                        accelerator, bands.count)
         self._judge = WindowJudge(model, predictor, len(self._classes.names), args.min_confidence)
         self._crs = self._common_crs()
         say(f'{len(self._inputs)} input(s); windows of {window[1]}x{window[0]} pixels '

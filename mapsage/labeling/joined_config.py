@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.config import Config
 
 from mapsage.atomic_write import atomic_write
+from mapsage.datasets import PlaceInputs
 from mapsage.maps.errors import PredictError
 from mapsage.maps.model import Bands
 
@@ -26,7 +27,7 @@ _READING_KEYS = ('label_map', 'reduce_zero_label')
 
 def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str, Any],
          window: int, bands: Bands, times: Callable[[List[Any], List[Any]], int],
-         work_dir: str) -> Config:
+         work_dir: str, places: Optional[PlaceInputs] = None) -> Config:
     """Return ``cfg`` with the images and their masks added to its training data.
 
     The new datasets are concatenated with the innermost labeled dataset, inside all wrappers
@@ -44,6 +45,7 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
         times: Function that takes the labeled and the new datasets and returns how often the
             labeled ones are repeated.
         work_dir: Work dir of the new training.
+        places: Places of a model of scene stacks; None if the pairs are images and scenes.
 
     Raises:
         PredictError: If the config has no training dataset that datasets can be joined with.
@@ -55,7 +57,9 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
     added = _picture_datasets(
         [pair for pair in pairs if pair.is_picture], folder, template, metainfo)
     scenes = [pair for pair in pairs if not pair.is_picture]
-    if scenes:
+    if places is not None:
+        added.append(_place_dataset(scenes, folder, template, metainfo, window, places))
+    elif scenes:
         added.append(_scene_dataset(scenes, folder, template, metainfo, window, bands))
     labeled_datasets = list(labeled) if isinstance(labeled, (list, tuple)) else [labeled]
     repeats = times(labeled_datasets, added)
@@ -165,19 +169,42 @@ def _scene_dataset(pairs: Sequence[MapPair], folder: Path, template: Dict[str, A
         window=window, bands=order[::-1] if bands.like_opencv else order)
     # Only GeoTiffDataset and its subclasses have `scenes`.
     if 'scenes' in template:
-        settings.update({key: copy.deepcopy(template[key]) for key in (
-            'window', 'stride', 'bands', 'split', 'windows') if template.get(key) is not None})
-        if isinstance(settings.get('windows'), dict):
-            # Without per_epoch, the area gives the number of windows in an epoch. Shares by class
-            # go too: they are an error if a class has no mask.
-            settings['windows'] = {name: value for name, value in dict(settings['windows']).items()
-                                   if name != 'per_epoch'
-                                   and not (name == 'balance' and isinstance(value, dict))}
+        settings.update(_window_settings(template, ('bands', )))
     return dict(
         type='GeoTiffDataset', scenes=[os.path.abspath(pair.path) if os.path.exists(pair.path)
                                        else pair.path for pair in pairs],
         labels=str(folder / 'masks'), **settings, metainfo=_classes(metainfo),
         pipeline=_pipeline(template, ['LoadGeoTiffWindow', 'LoadGeoTiffLabels']))
+
+
+def _place_dataset(pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any],
+                   metainfo: Dict[str, Any], window: int, places: PlaceInputs) -> Dict[str, Any]:
+    """Return a dataset config of places, whose files and masks a list names."""
+    list_file = folder / 'places.csv'
+    atomic_write(list_file, places.list_text(
+        {pair.path: str(pair.mask(folder / 'masks')) for pair in pairs}).encode())
+    settings = dict(dict(window=window), **_window_settings(template, ('sensors', 'grid')))
+    return dict(type='SceneStackDataset', places=str(list_file), **settings,
+                metainfo=_classes(metainfo),
+                pipeline=_pipeline(template, ['LoadSceneStack', 'LoadGeoTiffLabels']))
+
+
+def _window_settings(template: Dict[str, Any], names: Sequence[str]) -> Dict[str, Any]:
+    """Return the settings of a dataset of scenes that datasets of masks share.
+
+    Args:
+        template: Config of the labeled dataset.
+        names: Names of further settings.
+    """
+    settings = {key: copy.deepcopy(template[key]) for key in (
+        'window', 'stride', 'split', 'windows', *names) if template.get(key) is not None}
+    if isinstance(settings.get('windows'), dict):
+        # Without per_epoch, the area gives the number of windows in an epoch. Shares by class go
+        # too: they are an error if a class has no mask.
+        settings['windows'] = {name: value for name, value in dict(settings['windows']).items()
+                               if name != 'per_epoch'
+                               and not (name == 'balance' and isinstance(value, dict))}
+    return settings
 
 
 def _pipeline(template: Dict[str, Any], loaders: Sequence[str]) -> List[Dict[str, Any]]:

@@ -63,7 +63,10 @@ def _read_image(number: int, suggestion: Suggestion, source: WindowSource,
         column = round(box.column * scene.size[1] / raster.width)
         row = round(box.row * scene.size[0] / raster.height)
         values, valid, _ = scene.read(column, row, source.window)
-    image = values[:, :valid.shape[0], :valid.shape[1]].transpose(1, 2, 0)
+        # Of a place, the first image of the sensor with its grid.
+        image = values[:, :valid.shape[0], :valid.shape[1]] if source.places is None else (
+            raster.for_preview().read(*box[1:])[0])
+    image = image.transpose(1, 2, 0)
     if source.bands.like_opencv:
         image = image[..., ::-1]
     return LabeledImage(image, labels(suggestion, values, valid),

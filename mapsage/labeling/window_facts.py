@@ -11,13 +11,14 @@ Shapes:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple, cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from mapsage.maps.predictor import WindowPredictor
+from mapsage.models.backbones.stack_backbone import StackBackbone
 
 
 class FileWindow(NamedTuple):
@@ -82,6 +83,9 @@ class WindowJudge:
         self._predictor, self._classes, self._sure = predictor, classes, np.float32(sure)
         self._pooled_features: Optional[torch.Tensor] = None
         backbone = getattr(model, 'backbone', None)
+        if isinstance(backbone, StackBackbone) and backbone.returns_facts:
+            # The last map of the backbone has dates, and no features.
+            backbone = cast(Any, model).neck
         if backbone is not None:
             backbone.register_forward_hook(self._pool_features)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from mapsage.maps.description import Bands
 from mapsage.maps.inputs import Scene, choose_size
+from mapsage.maps.map_model import PlaceSource
 from mapsage.maps.windows import window_starts
 
 from .window_facts import FileWindow
@@ -40,11 +41,12 @@ class WindowSource:
         window: Height and width of a window in pixels that the model sees.
         scale: Factor by which scenes are resized for the model; see ``choose_size``.
         gsd: Ground sampling distance of the training data in meters, instead of ``scale``.
+        places: Places of a model of scene stacks; None for images and scenes.
     """
 
     def __init__(self, bands: Bands, window: Tuple[int, int], scale: Optional[float] = None,
-                 gsd: Optional[float] = None) -> None:
-        self.bands, self.window = bands, window
+                 gsd: Optional[float] = None, places: Optional[PlaceSource] = None) -> None:
+        self.bands, self.window, self.places = bands, window, places
         self._scale, self._gsd = scale, gsd
 
     def scene(self, path: str) -> Scene:
@@ -53,6 +55,8 @@ class WindowSource:
         Raises:
             PredictError: If the file cannot be read with the bands and size that the model needs.
         """
+        if self.places is not None:
+            return Scene(path, self.bands, open_place=self.places.open)
         scene = Scene(path, self.bands)
         size, _ = choose_size(scene, self.bands.resize, self._scale, self._gsd)
         return scene if size == scene.size else Scene(path, self.bands, size)

@@ -206,6 +206,26 @@ def place_settings(cfg: Config) -> Optional[Dict[str, Any]]:
     return Config(dict(settings, type=kind)).to_dict()
 
 
+def check_labeling(cfg: Config, subject: str) -> None:
+    """Check that the labels of a model's datasets can be found for the inputs of a command.
+
+    Args:
+        cfg: Config of the model.
+        subject: Command or option.
+
+    Raises:
+        PredictError: If the model takes pairs of scenes, or its places have the grid of labels.
+    """
+    settings = place_settings(cfg) or {}
+    if settings.get('type') == 'ChangeDataset':
+        raise PredictError(f'{subject} takes models of scenes and of places, and this model takes '
+                           f'pairs of scenes. predict.py --confidence shows where it is unsure.')
+    if settings.get('grid') == 'labels':
+        raise PredictError(f"{subject} needs places with the same grid with and without labels, "
+                           f"and the config has grid='labels'. Train with labels on the grid of a "
+                           f'sensor, such as grid={sorted(settings["sensors"])[0]!r}.')
+
+
 def training_days(meta: Mapping[str, Any]) -> Dict[str, List[int]]:
     """Return the days of the year that a training on scene stacks had, by sensor.
 

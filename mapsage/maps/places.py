@@ -5,7 +5,9 @@ file. Single scenes have none, and are found by `inputs.find_inputs`.
 """
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from mapsage.geo import GeoError
 
 from .errors import PredictError
 from .file_inputs import explain_missing
@@ -28,3 +30,25 @@ def open_places(settings: Mapping[str, Any]) -> PlaceSource:
     except ImportError as error:
         raise PredictError(explain_missing(error)) from error
     return PairInputs(settings) if settings['type'] == 'ChangeDataset' else PlaceInputs(settings)
+
+
+def find_places(places: PlaceSource, paths: Sequence[str], options: Mapping[str, Optional[object]]
+                ) -> Dict[str, str]:
+    """Return the places of a command line: name of a map -> path of the file with the grid.
+
+    Args:
+        places: Places of the model.
+        paths: Inputs of the command line.
+        options: Options for single scenes, by name; None if not given.
+
+    Raises:
+        PredictError: If an option is for single scenes, or an input has no place.
+    """
+    unused = [name for name, value in options.items() if value is not None]
+    if unused:
+        raise PredictError(f'{", ".join(unused)}: the model takes scene stacks, whose bands and '
+                           f'grid the config decides (sensors, grid); leave the option out.')
+    try:
+        return places.find(paths)
+    except GeoError as error:
+        raise PredictError(str(error)) from error

@@ -12,11 +12,11 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from mapsage.change_classes import UNCHANGED
 from mapsage.folder_claims import FolderClaimedError, claimed
-from mapsage.geo import AreaOfInterest, GeoError
+from mapsage.geo import AreaOfInterest
 
 from .errors import PredictError
 from .inputs import find_inputs, find_members
@@ -24,6 +24,7 @@ from .map_job import MapSetup, ScenePlan, divide_among_ranks
 from .map_model import MapModel, PlaceSource
 from .options import MapOptions, class_indices
 from .outputs import Outputs
+from .places import find_places
 from .planning import MapPlan, MapPlanner
 from .progress import ProgressLine
 
@@ -31,29 +32,20 @@ from .progress import ProgressLine
 _MOST_DAMAGE_LINES = 20
 
 
-def find_map_inputs(options: MapOptions) -> Dict[str, str]:
-    """Return the inputs of a prediction: name of a map -> path. A mosaic is a single input."""
+def find_map_inputs(options: MapOptions, places: Optional[PlaceSource]) -> Dict[str, str]:
+    """Return the inputs of a prediction: name of a map -> path. A mosaic is a single input.
+
+    Args:
+        options: Options of the prediction.
+        places: Places of a model of scene stacks; None for models of single scenes.
+    """
+    if places is not None:
+        return find_places(places, options.inputs, {
+            '--mosaic': options.mosaic, '--bands': options.bands, '--scale': options.scale,
+            '--gsd': options.gsd})
     if options.mosaic:
         return {options.mosaic: options.mosaic}
     return find_inputs(options.inputs, options.allow_remote)
-
-
-def _find_places(places: PlaceSource, options: MapOptions) -> Dict[str, str]:
-    """Return the inputs of a prediction with a model of scene stacks.
-
-    Raises:
-        PredictError: If an option is for single scenes, or an input has no place.
-    """
-    unused = [name for name, value in (
-        ('--mosaic', options.mosaic), ('--bands', options.bands), ('--scale', options.scale),
-        ('--gsd', options.gsd)) if value is not None]
-    if unused:
-        raise PredictError(f'{", ".join(unused)}: the model takes scene stacks, whose bands and '
-                           f'grid the config decides (sensors, grid); leave the option out.')
-    try:
-        return places.find(options.inputs)
-    except GeoError as error:
-        raise PredictError(str(error)) from error
 
 
 class Prediction:
@@ -75,14 +67,14 @@ class Prediction:
     """
 
     def __init__(self, options: MapOptions, model: MapModel, say: Callable[[str], None],
-                 find_inputs: Callable[[MapOptions], Dict[str, str]] = find_map_inputs) -> None:
+                 find_inputs: Callable[[MapOptions, Optional[PlaceSource]], Dict[str, str]]
+                 = find_map_inputs) -> None:
         self.options, self.model = options, model
         self._rank = model.rank
         self._say = say if model.rank == 0 else lambda line: None
         with model.fail_together('preparing the prediction'), ExitStack() as stack:
             area = None if options.aoi is None else AreaOfInterest(options.aoi)
-            self._inputs = (find_inputs(options) if model.places is None
-                            else _find_places(model.places, options))
+            self._inputs = find_inputs(options, model.places)
             members = find_members(options.inputs, options.allow_remote) if options.mosaic else []
             if self._rank == 0:
                 self._claim_files(stack)

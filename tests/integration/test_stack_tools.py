@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
+import pyogrio.raw
 import pytest
 import rasterio
 import torch
@@ -33,13 +34,16 @@ from stack_files import (
 )
 from support import ON_MAIN_LEG, ROOT, check_finished, launch, main_leg
 
+from mapsage.commands.checkpoint_model import load_model
 from mapsage.commands.programs import browse_dataset, cache_features, doctor, suggest_labels
 from mapsage.commands.programs import predict as predict_command
 from mapsage.datasets import CropParams, write_crop_places
 from mapsage.engine import MapSageRunner
 from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.features.cache.shards import CacheError
+from mapsage.labeling.window_facts import FileWindow, WindowJudge
 from mapsage.maps.errors import PredictError
+from mapsage.maps.predictor import WindowPredictor
 
 DROPS = [*PIPELINE[:2], dict(type='DropDates', prob=0.4), dict(type='RandomFlip', prob=0.5),
          PIPELINE[2]]
@@ -208,16 +212,62 @@ def model(config: Path) -> Tuple[Path, Path]:
     return config, save_weights(config, {})
 
 
-def test_suggestions_and_pseudo_labels_refuse_stacks(model: Tuple[Path, Path],
-                                                     tmp_path: Path) -> None:
-    with pytest.raises(PredictError, match='suggest_labels.py takes models of single scenes, and '
-                                           'this model takes scene stacks'):
-        suggest_labels.main([*map(str, model), str(tmp_path), '--out', str(tmp_path / 'out.gpkg'),
-                             '--accelerator', 'cpu'])
-    with pytest.raises(PredictError, match='--pseudo-labels takes models of single scenes'):
-        predict_command.main([*map(str, model), str(tmp_path), '--pseudo-labels',
-                              str(tmp_path / 'pseudo'), '--accelerator', 'cpu'])
-    assert not (tmp_path / 'out.gpkg').exists() and not (tmp_path / 'pseudo').exists()
+def test_what_is_sure_in_new_places_trains(model: Tuple[Path, Path], tmp_path: Path,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """Masks have the grid of their place; the list names the images; labels are not replaced."""
+    new, out = tmp_path / 'new', tmp_path / 'more'
+    write_place(new, 'c', 5, DATES[:2])
+    assert predict_command.main([*map(str, model), str(new), str(tmp_path), '--pseudo-labels',
+                                 str(out), '--min-confidence', '0.5', '--accelerator', 'cpu']) == 0
+    assert 'masks of 1 input(s)' in capsys.readouterr().out
+    mask = read(out / 'masks/c.tif')
+    assert np.array_equal(mask, read(out / 'maps/c.tif')) and len(np.unique(mask)) == 2
+    with rasterio.open(str(out / 'masks/c.tif')) as file:
+        assert file.transform == grid(5)['transform'] and file.crs == grid(5)['crs']
+    rows = (out / 'places.csv').read_text().splitlines()
+    assert len(rows) == 5 and all(str(out / 'masks/c.tif') in row for row in rows[1:])
+    config = out / 'pseudo_labels.py'
+    record, _ = train(config, train_cfg=dict(max_iters=6))
+    assert {name[0] for name in record.names} == {'a', 'b', 'c'}
+
+
+def test_the_windows_of_a_place_to_label_next(model: Tuple[Path, Path], tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    new, out = tmp_path / 'new', tmp_path / 'next.gpkg'
+    write_place(new, 'c', 5, DATES[:2])
+    arguments = [*map(str, model), str(tmp_path), str(new), '--count', '3',
+                 '--min-distance', '0', '--accelerator', 'cpu']
+    assert suggest_labels.main([*arguments, '--out', str(out)]) == 0
+    capsys.readouterr()
+    # Places a and b are labeled.
+    meta, _, _, values = pyogrio.raw.read(str(out), layer='tiles')
+    paths = values[list(meta['fields']).index('path')]
+    assert len(paths) == 3 and {Path(path).name for path in paths} == {'c_20240115.tif'}
+    assert (tmp_path / 'next.png').stat().st_size > 5000
+    with pytest.raises(PredictError, match='--scale: the model takes scene stacks'):
+        suggest_labels.main([*arguments, '--out', str(tmp_path / 'b.csv'), '--scale', '2'])
+
+
+def test_windows_are_compared_by_features_and_not_by_dates(model: Tuple[Path, Path]) -> None:
+    net, _, bands = load_model(Config.fromfile(str(model[0])), str(model[1]))
+    judge = WindowJudge(net, WindowPredictor(net, torch.device('cpu'), (32, 32), 0, 1), 2)
+    window = np.ones((1, bands.count, 32, 32), np.float32)
+    facts, = judge.measure(window, [np.ones((32, 32), bool)], [FileWindow('a.tif', 0, 0, 32, 32)])
+    # Eight channels of each sensor; the days of the year would be 2 * 5.
+    assert facts.feature.shape == (16, )
+
+
+@pytest.mark.parametrize('change, message', [
+    ("train_dataloader['dataset']['type'] = 'ChangeDataset'", 'this model takes pairs of scenes'),
+    ("train_dataloader['dataset']['grid'] = 'labels'", "the config has grid='labels'")])
+def test_where_labels_cannot_be_found_both_refuse(model: Tuple[Path, Path], tmp_path: Path,
+                                                  change: str, message: str) -> None:
+    model[0].write_text(f'{model[0].read_text()}{change}\n')
+    for command, option in ((suggest_labels, '--out'), (predict_command, '--pseudo-labels')):
+        with pytest.raises(PredictError, match=message):
+            command.main([*map(str, model), str(tmp_path), option, str(tmp_path / 'out.gpkg'),
+                          '--accelerator', 'cpu'])
+    assert not (tmp_path / 'out.gpkg').exists()
 
 
 def test_an_exported_file_makes_the_map_of_its_checkpoint(

@@ -6,10 +6,11 @@ are read from JSON, without any request to a server. Paths are relative to the f
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from mapsage.geo import GeoError, acquisition_time, locate
 from mapsage.json_text import parse_json
@@ -70,6 +71,34 @@ def read_list(path: str, sensors: Mapping[str, SensorFiles]) -> List[Place]:
     check_files(dict.fromkeys(row[column] for row in rows for column in ('path', 'mask', 'labels')
                               if row.get(column)), f'the list {path}')
     return _places(path, rows, sensors)
+
+
+def list_text(places: Sequence[Tuple[Place, str]], sensors: Mapping[str, SensorFiles]) -> str:
+    """Return a list, CSV as :func:`read_list` takes it, of the images of places and their labels.
+
+    Args:
+        places: Places, each with the path of its labels.
+        sensors: Settings of the sensors.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerow([*_REQUIRED, *_OPTIONAL])
+    for place, labels in places:
+        for name, images in place.images.items():
+            for image in images:
+                date = '' if image.date is None else image.date.isoformat()
+                bands = [str(band) for band in sensors[name].bands] if len(
+                    image.paths) > 1 or sensors[name].has_band_files else ['']
+                for path, band in zip(image.paths, bands):
+                    writer.writerow([place.name, name, date, _absolute(path),
+                                     _absolute(image.mask) if image.mask else '', band,
+                                     _absolute(labels)])
+    return text.getvalue()
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path of a file; other names that GDAL opens stay."""
+    return os.path.abspath(path) if os.path.exists(path) else path
 
 
 def _places(path: str, rows: List[Row], sensors: Mapping[str, SensorFiles]) -> List[Place]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mapsage.geo import GeoError
 
-from .file_lists import read_list
+from .file_lists import list_text, read_list
 from .place_raster import PlaceRaster, finest_image
 from .places import Place, find_places
 from .sensor_files import SensorFiles, read_sensors
@@ -104,6 +104,14 @@ class PlaceInputs:
         """Return the dates of a place's images as ISO text; empty for an image without a date."""
         return ['' if image.date is None else image.date.isoformat()
                 for name in self._sensors for image in self._places[path][0].images[name]]
+
+    def list_text(self, labels: Mapping[str, str]) -> str:
+        """Return a list of files, CSV as ``places`` of ``SceneStackDataset``, of labeled places.
+
+        Args:
+            labels: Paths of labels by the path of the file with the grid of their place.
+        """
+        return list_text([(self._places[path][0], labels[path]) for path in labels], self._sensors)
 
     def describe(self, path: str) -> List[str]:
         """Return which dates of training a place lacks, and which images are not used."""

@@ -45,7 +45,7 @@ class SiameseBackbone(StackBackbone):
                                    f'max_dates=2, or two sensors with one date.')
         if fusion not in FUSIONS:
             raise StackLayoutError(f'fusion={fusion!r}, expected one of {", ".join(FUSIONS)}.')
-        self.fusion = fusion
+        self.fusion, self.returns_facts = fusion, False
 
     def forward(self, inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Return the fused levels, (N, C, h, w) each.

@@ -39,6 +39,9 @@ class StackBackbone(BaseModule):
         frozen: Whether the encoders are not trained, so that their features can be cached.
         init_cfg: As in ``BaseModule``.
 
+    Attributes:
+        returns_facts: Whether the last level of the output is that of shares and days.
+
     Raises:
         StackLayoutError: If ``encoder`` does not fit the sensors or their bands, or ``dates`` is
             neither.
@@ -51,7 +54,7 @@ class StackBackbone(BaseModule):
         self.layout = StackLayout.of_config(sensors)
         if dates not in ('separate', 'channels'):
             raise StackLayoutError(f"dates={dates!r}, expected 'separate' or 'channels'.")
-        self.dates = dates
+        self.dates, self.returns_facts = dates, dates == 'separate'
         names = [sensor.name for sensor in self.layout.sensors]
         counts = {len(sensor.bands) for sensor in self.layout.sensors}
         if 'type' in encoder:
