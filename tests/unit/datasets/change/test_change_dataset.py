@@ -167,6 +167,22 @@ def test_values_from_128_up_are_changed(root: Path) -> None:
     assert (dataset(root)[1]['gt_seg_map'][0, :5] == [0, 0, 1, 1, 1]).all()
 
 
+def test_bands_count_before_training(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(GeoError, match=r'no band \[4\]'):
+        dataset(root, sensors=dict(image=dict(bands=[2, 4], max_dates=2)))
+    rng = np.random.default_rng(1)
+    ground = cv2.GaussianBlur(rng.integers(0, 255, (70, 70, 3), np.uint8), (0, 0), 1.5)
+    after = ground[:64, 6:].copy()
+    # Blue is shifted by 3 pixels, red and green are not.
+    after[..., 2] = ground[:64, 3:67, 2]
+    for number in range(3):
+        write(tmp_path, f'{number}.png', A=ground[:64, 6:], B=after,
+              label=np.full((64, 64), 255, np.uint8))
+    for bands, right in (([3], 3), ([1, 2], 0)):
+        pairs = dataset(tmp_path, sensors=dict(image=dict(bands=bands, max_dates=2)))
+        assert pairs.measure_shift().columns == pytest.approx(right, abs=.1)
+
+
 def test_labels_that_cannot_be_labels_are_refused(root: Path) -> None:
     write(root, '0.png', label=np.ones((24, 30), np.uint8))
     with pytest.raises(GeoError, match='holds 0 and 1.*Multiply it by 255'):
