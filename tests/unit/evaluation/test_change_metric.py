@@ -1,15 +1,17 @@
 """ChangeMetric, compared with computations from label maps of both dates, and on three ranks."""
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from forked import fork_scenarios
+from mmengine.logging import MMLogger
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.change_classes import ChangeClassError, from_to_classes, transition_of
@@ -89,7 +91,45 @@ def test_sek_and_score_equal_open_cds_from_class_maps() -> None:
     expected = open_cd_scores(*counted_pixels(len(NAMES)))
     assert {key: result[key] for key in expected} == pytest.approx(
         {key: 100 * float(value) for key, value in expected.items()}, abs=.00501)
-    assert 0 < result['SeK'] < result['IoU'] and 0 < result['from_to_mIoU'] < 100
+    assert 0 < result['SeK'] < result['IoU']
+
+
+def test_the_mean_iou_of_from_to_classes_leaves_unchanged_out() -> None:
+    prediction, truth = counted_pixels(len(NAMES))
+    ious = [((prediction == label) & (truth == label)).sum()
+            / ((prediction == label) | (truth == label)).sum() for label in range(1, len(NAMES))]
+    result = evaluate(NAMES, list(range(5)), 5)
+    assert result['from_to_mIoU'] == round(100 * float(np.mean(ious)), 2)
+
+
+@pytest.fixture
+def lines() -> Iterator[List[str]]:
+    """Lines of the log, whatever its handlers are."""
+    messages: List[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.extend(record.getMessage().splitlines())
+
+    logger, collector = MMLogger.get_current_instance(), Collector()
+    logger.addHandler(collector)
+    yield messages
+    logger.removeHandler(collector)
+
+
+def test_the_log_names_the_class_that_each_is_confused_with(lines: List[str]) -> None:
+    metric = ChangeMetric()
+    metric.dataset_meta = dict(classes=('unchanged', 'wood > field', 'field > house'))
+    truth = torch.tensor([[[0] * 10 + [1] * 10 + [2] * 4]])
+    prediction = torch.tensor([[[0] * 10 + [1] * 6 + [2] * 3 + [0] + [2] * 4]])
+    metric.process(None, [dict(pred_sem_seg=dict(data=prediction), gt_sem_seg=dict(data=truth),
+                               img_path='a.png')])
+    metric.evaluate(1)
+    rows = {cells[1].strip(): cells[5:7] for cells in (line.split('|') for line in lines)
+            if len(cells) > 6}
+    assert [cell.strip() for cell in rows['wood > field']] == ['10', 'field > house (30.0 %)']
+    # Nothing else is predicted there.
+    assert [cell.strip() for cell in rows['field > house']] == ['4', '']
 
 
 def on_rank() -> Dict[str, float]:
@@ -102,13 +142,14 @@ def test_three_ranks_give_the_scores_of_one(tmp_path: Path) -> None:
     assert all(result == evaluate(NAMES, list(range(5)), 5) for result in results)
 
 
-def test_truth_without_change_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_truth_without_change_is_reported(lines: List[str]) -> None:
     metric = ChangeMetric()
     metric.dataset_meta = dict(classes=('unchanged', 'changed'))
     nothing: Any = dict(data=torch.zeros(1, 4, 4, dtype=torch.int64))
     metric.process(None, [dict(pred_sem_seg=nothing, gt_sem_seg=nothing, img_path='a.png')])
     result = metric.evaluate(1)
     assert math.isnan(result['F1']) and result['aAcc'] == 100
+    assert [line for line in lines if 'no pixel of the evaluated truth is changed' in line]
 
 
 def test_classes_without_unchanged_are_refused() -> None:

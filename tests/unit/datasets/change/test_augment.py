@@ -68,6 +68,14 @@ def test_light_changes_independently_and_only_where_there_is_data(sample: Dict[s
         assert .75 <= fit[0] <= 1.25
 
 
+def test_color_changes_each_band_by_its_own_offset(sample: Dict[str, Any]) -> None:
+    np.random.seed(1)
+    image = sample['img'].astype(np.float32)
+    changes = JitterDates(contrast=0, brightness=0, color=.5, prob=1.)(sample)['img'] - image
+    offsets = [changes[1, 1, band] / image[..., band].std() for band in (0, 1)]
+    assert all(abs(offset) <= .5 for offset in offsets) and abs(offsets[0] - offsets[1]) > .01
+
+
 @pytest.mark.parametrize('shift', [(1, 0), (-2, 2), (0, -1), (9, 0)])
 def test_the_second_date_is_shifted_and_its_edge_is_not_valid(sample: Dict[str, Any], shift: Any
                                                               ) -> None:

@@ -167,6 +167,13 @@ def test_values_from_128_up_are_changed(root: Path) -> None:
     assert (dataset(root)[1]['gt_seg_map'][0, :5] == [0, 0, 1, 1, 1]).all()
 
 
+def test_dates_of_8_and_16_bits_keep_their_values(root: Path) -> None:
+    write(root, '1.png', B=np.full((24, 30, 3), 5000, np.uint16))
+    image = dataset(root)[1]['img']
+    assert image.dtype == np.float32 and (image[..., 3:6] == 5000).all()
+    assert (image[..., :3] == cv2.imread(str(root / 'A' / '1.png'))[..., ::-1]).all()
+
+
 def test_bands_count_before_training(root: Path, tmp_path: Path) -> None:
     with pytest.raises(GeoError, match=r'no band \[4\]'):
         dataset(root, sensors=dict(image=dict(bands=[2, 4], max_dates=2)))
