@@ -34,7 +34,13 @@ def key_number(key: Hashable) -> int:
     """Return a number of 63 bits for a key, the same in every process.
 
     Python's own hash of a text differs between processes.
+
+    Raises:
+        TypeError: If the key is an object without a text of its own, which has its address.
     """
+    if type(key).__repr__ is object.__repr__:
+        raise TypeError(f'group_key returned {key!r}, whose text differs between processes; '
+                        f'expected a number, a text, or a tuple of these.')
     digest = hashlib.sha256(repr(key).encode('utf-8', 'backslashreplace')).digest()
     return int.from_bytes(digest[:8], 'little') >> 1
 

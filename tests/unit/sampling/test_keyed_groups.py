@@ -104,6 +104,29 @@ def test_all_processes_number_a_key_alike() -> None:
     assert 0 <= key_number('a') != key_number('b') < 2**63
 
 
+def test_an_object_without_a_text_is_no_key() -> None:
+    """Its address would be another key in every process, and no group would ever be whole."""
+    with pytest.raises(TypeError, match='group_key returned <object object at .* differs between'):
+        key_number(object())
+
+
+def test_a_fetch_asks_all_ranks_for_the_same_number() -> None:
+    """Two of three groups pass, so a third one takes 4.5 samples: 2 on each of three ranks."""
+    asked: List[List[int]] = [[], [], []]
+
+    def fetch(rank: int, wanted: int) -> List[Tuple[str, float]]:
+        first = 10 * len(asked[rank])
+        asked[rank].append(wanted)
+        return [(str(first + group), float(rank) if first + group != 2 else 0.0)
+                for group in range(wanted)]
+
+    sampler = BlockSampler(
+        fetch, lambda rank, samples: [score for _, score in samples], Validity(eps=0.1), 3,
+        ranks=VirtualRanks(3, 1), group_key=lambda sample: sample[0], max_resample_times=1)
+    assert {batch.statistics.outcome for batch in sampler.sample_block()} == {'valid'}
+    assert asked == [[3, 2]] * 3
+
+
 @pytest.mark.parametrize('settings', [dict(group_size=2), dict(max_age=1),
                                       dict(keep_fraction=0.5)])
 def test_what_does_not_go_together_is_refused(settings: Dict[str, Any]) -> None:
