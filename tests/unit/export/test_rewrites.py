@@ -10,6 +10,7 @@ pytest.importorskip('onnxruntime')
 
 from mapsage.export.rewrites import attend, pool, rewritten  # noqa: E402
 from mapsage.models.backbones import rope  # noqa: E402
+from mapsage.models.backbones.earth import attention  # noqa: E402
 
 
 @pytest.mark.parametrize('sides, size', [((16, 16), 6), ((5, 7), (3, 2)), ((4, 9), (4, 1)),
@@ -40,7 +41,7 @@ def test_replacements_are_undone_after_an_error(mmseg_scope) -> None:
     with pytest.raises(KeyError):
         with rewritten(model, (image, ), any_batch=True):
             shapes.append(image.shape)
-            assert rope._fused_attention is None
+            assert rope._fused_attention is None and attention._fused_attention is None
             raise KeyError
     assert (rope._fused_attention, functional.adaptive_avg_pool2d, torch.Tensor.amax,
             torch.Tensor.any) == originals
