@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -133,3 +133,12 @@ def test_ranks_share_a_pair_and_give_the_same_bytes(model: Any, pair: Any, tmp_p
             name = f'town_20190614_to_town_20230702{suffix}'
             assert (tmp_path / str(ranks) / name).read_bytes() == (
                 tmp_path / '1' / name).read_bytes(), name
+        # A GeoPackage also holds the time at which it was made.
+        polygons = [polygons_of(tmp_path / folder / 'town_20190614_to_town_20230702.gpkg')
+                    for folder in ('1', str(ranks))]
+        assert polygons[0] and polygons[0] == polygons[1]
+
+
+def polygons_of(path: Path) -> List[Tuple[Any, ...]]:
+    with sqlite3.connect(str(path)) as file:
+        return file.execute('SELECT * FROM map').fetchall()
