@@ -138,13 +138,14 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
                 encoding: Optional[str]) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
     """Return the CRS of a layer, its polygons made valid, their values of ``field``, their numbers.
 
-    A value is None if the feature or the layer has none. A number is the position of the feature in
-    the layer.
+    A value is None if the feature or the layer has none. A number is the feature's identifier in
+    the file, which QGIS shows as ``fid`` or ``$id``.
     """
     try:
         layer, has_field = _choose_layer(path, field, name, classes, may_lack, encoding)
-        meta, _, geometry, fields = pyogrio.raw.read(
-            path, columns=[field] if has_field else [], layer=layer, encoding=encoding)
+        meta, numbers, geometry, fields = pyogrio.raw.read(
+            path, columns=[field] if has_field else [], layer=layer, encoding=encoding,
+            return_fids=True)
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
         raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
@@ -157,8 +158,9 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
     unsuitable = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
     unsuitable &= ~shapely.is_missing(polygons)
     if unsuitable.any():
-        number = int(np.flatnonzero(unsuitable)[0])
-        raise GeoError(f'{path}: feature {number} of the layer is a {polygons[number].geom_type}, '
+        first = int(np.flatnonzero(unsuitable)[0])
+        raise GeoError(f'{path}: feature {numbers[first]} of the layer is a '
+                       f'{polygons[first].geom_type}, '
                        f'expected polygons ({int(unsuitable.sum())} others); buffer or remove '
                        'them.')
     features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
@@ -166,12 +168,13 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
     has_area = shapely.area(valid) > 0
     if not has_area.all():
         warnings.warn(f'{path}: {int((~has_area).sum())} feature(s) without area are left out, '
-                      f'the first is feature {features[~has_area][0]} of the layer.', stacklevel=5)
+                      f'the first is feature {numbers[features[~has_area]][0]} of the layer.',
+                      stacklevel=5)
     features = features[has_area]
     values = fields[0][features].tolist() if has_field else [None] * len(features)
     # A column of numbers has NaN where a value is missing.
     values = [None if value != value else value for value in values]
-    return pyproj.CRS.from_user_input(meta['crs']), valid[has_area], values, features
+    return pyproj.CRS.from_user_input(meta['crs']), valid[has_area], values, numbers[features]
 
 
 def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,

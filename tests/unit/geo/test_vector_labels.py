@@ -89,7 +89,7 @@ def test_invalid_polygons_are_the_same_in_every_window(tmp_path: Path, crs: int)
     write_vector(tmp_path / 'a.gpkg', [shapely.transform(polygon, lambda points: np.stack(
         to_crs.transform(points[:, 0], points[:, 1]), 1)) for polygon in polygons],
         [1, 2, 1], f'EPSG:{crs}')
-    with pytest.warns(UserWarning, match=r'a\.gpkg: 1 feature\(s\) without area .* feature 2 of'):
+    with pytest.warns(UserWarning, match=r'a\.gpkg: 1 feature\(s\) without area .* feature 3 of'):
         dataset = build_dataset(tmp_path, labels='a.gpkg')
     labels = dataset.scene_facts[0]['labels']
     assert len(labels._source._in_crs) == 1  # before a worker is forked
@@ -132,10 +132,10 @@ def test_wrong_vector_labels(tmp_path: Path) -> None:
                       ['date', 'number'], geometry_type='Polygon', crs='EPSG:32650')
     for field, text in (('date', '2020-01-01'), ('number', 'inf')):
         with pytest.raises(GeoError, match=f"field '{field}' holds {text}.*Feature "
-                           f'{int(field == "number")} of the layer holds {text}'):
+                           f'{1 + int(field == "number")} of the layer holds {text}'):
             build_dataset(tmp_path, labels='d.gpkg', class_field=field)
     write_vector(tmp_path / 'b.gpkg', [house.centroid], ['house'], 'EPSG:32650', kind='Point')
-    with pytest.raises(GeoError, match=r'b\.gpkg: feature 0 .* is a Point, expected polygons'):
+    with pytest.raises(GeoError, match=r'b\.gpkg: feature 1 .* is a Point, expected polygons'):
         build_dataset(tmp_path, labels='b.gpkg')
     write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes()), PIXELS)
     write_vector(tmp_path / 'c.gpkg', [house], ['house'], 'EPSG:32650')
@@ -216,7 +216,7 @@ def test_features_whose_class_is_empty_have_the_default_class(tmp_path: Path) ->
     write_scene(tmp_path)
     boxes = [rectangle(UTM, 0, 0, 10, 10), rectangle(UTM, 20, 0, 30, 20)]
     write_vector(tmp_path / 'a.gpkg', boxes, ['water', None], 'EPSG:32650')
-    with pytest.raises(GeoError, match="field 'class_name' holds no value; .*Feature 1 of the "
+    with pytest.raises(GeoError, match="field 'class_name' holds no value; .*Feature 2 of the "
                                        'layer holds no value.*default_class'):
         build_dataset(tmp_path, labels='a.gpkg')
     dataset = build_dataset(tmp_path, labels='a.gpkg', default_class='house')
