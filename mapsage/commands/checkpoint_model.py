@@ -17,7 +17,6 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from mapsage.accelerator import Accelerator, AcceleratorError
-from mapsage.datasets import PlaceInputs
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
@@ -40,6 +39,7 @@ from mapsage.maps.predictor import WindowPredictor, dtype_name
 from mapsage.maps.predictor_threads import ThreadedPredictor
 from mapsage.maps.strip_store import key_of
 from mapsage.maps.strips import Predictor
+from mapsage.places import PlaceInputs
 from mapsage.wrappers import place_module
 from mapsage.wrappers.memory_layout import put_channels_last
 from mapsage.wrappers.optim_wrapper import parse_dtype

@@ -20,7 +20,6 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 
 from mapsage.atomic_write import atomic_write
-from mapsage.datasets import PlaceInputs
 from mapsage.engine.loading.build import build_dataset
 from mapsage.engine.loading.data_checks import build_checked
 from mapsage.host.dataset_parts import metainfo_of
@@ -32,6 +31,7 @@ from mapsage.maps.map_model import PlaceSource
 from mapsage.maps.model import check_labeling
 from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction, find_map_inputs
+from mapsage.places import PlaceInputs
 from mapsage_launcher.shipped import program
 
 from .configs import LOADERS, read_config

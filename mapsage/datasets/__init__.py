@@ -13,7 +13,6 @@ from .change import (
     JitterDates,
     LoadChangeLabels,
     LoadChangePair,
-    PairInputs,
     ShiftDate,
 )
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
@@ -38,7 +37,6 @@ from .stacks import (
     DropDates,
     LoadSceneStack,
     PackStackInputs,
-    PlaceInputs,
     SceneStackDataset,
     StackDataPreProcessor,
 )
@@ -50,7 +48,7 @@ __all__ = [
     'LabelScore', 'LabeledUnlabeledSampler', 'LoadBoxPseudoMasks', 'LoadChangeLabels',
     'LoadChangePair', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
     'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackSegInputs',
-    'PackStackInputs', 'PackUnlabeledInputs', 'PairInputs', 'PlaceInputs', 'SceneStackDataset',
+    'PackStackInputs', 'PackUnlabeledInputs', 'SceneStackDataset',
     'SegDataPreProcessor', 'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor',
     'UnlabeledImages', 'draw_scene', 'write_change_pairs', 'write_crop_places', 'write_demo_data',
     'write_neighbor_scenes'

@@ -147,7 +147,7 @@ def _use(description: ExportedDescription) -> str:
     inputs = 'SCENE...' if description.places is None else (
         'BEFORE.tif AFTER.tif' if description.places['type'] == 'ChangeDataset' else 'FOLDER')
     return '\n\n'.join([
-        'Predict maps, from the exported file and from the weights:',
+        'Predict maps, without PyTorch and with PyTorch:',
         f'```bash\npython tools/predict.py --model model.onnx {inputs} --out maps\n'
         f'python tools/predict.py {CONFIG} {WEIGHTS} {inputs} --out maps\n```',
         'Without MapSage, docs/how-to/export.md has the code that fills the inputs of the file.'

@@ -9,15 +9,13 @@ Shapes: N windows of a batch, B bands, S pixels of a side, T dates and C bands o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from .description import Bands, ExportedDescription
-from .errors import PredictError
+from mapsage.stacks import StackLayout
 
-if TYPE_CHECKING:
-    from mapsage.stacks import StackLayout
+from .description import Bands, ExportedDescription
 
 IMAGE, SITE = 'image', 'site'
 BATCH = 'batch'
@@ -106,13 +104,6 @@ def inputs_of(description: ExportedDescription) -> FileInputs:
     return StackInputs(layout, description.window)
 
 
-def explain_missing(error: ImportError) -> str:
-    """Return a message for a package that only models of several dates need."""
-    return (f'the model takes several dates or sensors, and MapSage reads them with PyTorch and '
-            f'the MM packages ({error}). Install MapSage with them, or run the file with ONNX '
-            f'Runtime: docs/how-to/export.md has the code.')
-
-
 def layout_of(places: Optional[Mapping[str, Any]]) -> Optional[StackLayout]:
     """Return the order of the channels of a stack, or None for a model of single scenes.
 
@@ -121,13 +112,5 @@ def layout_of(places: Optional[Mapping[str, Any]]) -> Optional[StackLayout]:
 
     Raises:
         StackLayoutError: If its sensors cannot be read.
-        PredictError: If PyTorch is not installed.
     """
-    if places is None:
-        return None
-    # Maps of single scenes do without PyTorch.
-    try:
-        from mapsage.stacks import StackLayout
-    except ImportError as error:
-        raise PredictError(explain_missing(error)) from error
-    return StackLayout.of_config(places['sensors'])
+    return None if places is None else StackLayout.of_config(places['sensors'])

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from mapsage.geo import GeoError
+from mapsage.places import PairInputs, PlaceInputs
 
 from .errors import PredictError
-from .file_inputs import explain_missing
 from .map_model import PlaceSource
 
 
@@ -23,12 +23,7 @@ def open_places(settings: Mapping[str, Any]) -> PlaceSource:
 
     Raises:
         GeoError, StackLayoutError: If a setting cannot be read.
-        PredictError: If the packages that read places are not installed.
     """
-    try:
-        from mapsage.datasets import PairInputs, PlaceInputs
-    except ImportError as error:
-        raise PredictError(explain_missing(error)) from error
     return PairInputs(settings) if settings['type'] == 'ChangeDataset' else PlaceInputs(settings)
 
 

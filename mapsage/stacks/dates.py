@@ -6,9 +6,10 @@ positive. 0 marks a missing date.
 from __future__ import annotations
 
 import datetime
-from typing import Tuple
+from typing import TYPE_CHECKING, Tuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Day number of a date that is missing.
 NO_DAY = 0
@@ -43,6 +44,7 @@ def calendar(days: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tens
     Returns:
         Three int32 tensors of the same shape.
     """
+    import torch
     since_march = days.to(torch.int32) + _DAYS_FROM_MARCH_OF_YEAR_0
     era = _divide(since_march, 146097)
     day_of_era = since_march - era * 146097
@@ -61,6 +63,7 @@ def calendar(days: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 def day_of_year(days: torch.Tensor) -> torch.Tensor:
     """Return the day of the year, 1 to 366, of day numbers; int32, of the same shape."""
+    import torch
     year, month, day = calendar(days)
     is_leap = ((year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))).to(torch.int32)
     # Days before a month, counted from March and moved to January.
@@ -69,4 +72,5 @@ def day_of_year(days: torch.Tensor) -> torch.Tensor:
 
 
 def _divide(values: torch.Tensor, divisor: int) -> torch.Tensor:
+    import torch
     return torch.div(values, divisor, rounding_mode='floor')

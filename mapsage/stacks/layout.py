@@ -18,12 +18,24 @@ the end.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
-import torch
 
 from mapsage.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 _LONGITUDE_OFFSET, _LATITUDE_OFFSET = 360., 180.
 
@@ -242,6 +254,7 @@ class StackLayout:
         Returns:
             (N, input_channels, H, W), float32.
         """
+        import torch
         count, channels, height, width = images.shape
         if channels != self.image_channels or tuple(days.shape) != (count, self.dates):
             raise StackLayoutError(
@@ -268,6 +281,7 @@ class StackLayout:
         Raises:
             StackLayoutError: If the number of channels differs.
         """
+        import torch
         if inputs.dim() != 4 or inputs.shape[1] != self.input_channels:
             raise StackLayoutError(
                 f'inputs {tuple(inputs.shape)}, expected (N, {self.input_channels}, H, W) for '

@@ -8,6 +8,8 @@ import datetime
 import json
 import re
 import shutil
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -18,7 +20,7 @@ import pytest
 import rasterio
 import torch
 from geo_scenes import write_raster
-from map_runs import read
+from map_runs import WITHOUT_HOSTS, read
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from stack_files import (
@@ -324,6 +326,11 @@ def test_an_exported_file_makes_the_map_of_its_checkpoint(
     (without_radar / 's2').mkdir(parents=True)
     for date in DATES[:2]:
         shutil.copy(str(tmp_path / f'new/s2/c_{date}.tif'), str(without_radar / 's2'))
-    assert predict_command.main(['--model', str(path), str(without_radar), '--overlap', '0',
-                                 '--out', str(tmp_path / 'optical')]) == 0
+    # In a process in which PyTorch and the MM packages cannot be imported.
+    finished = subprocess.run(
+        [sys.executable, '-c', WITHOUT_HOSTS, '--model', str(path), str(without_radar), '--overlap',
+         '0', '--out', str(tmp_path / 'optical')], cwd=str(ROOT), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, universal_newlines=True, timeout=300)
+    assert finished.returncode == 0, finished.stdout
+    assert "place 'c' has no image of sensor 's1'" in finished.stdout
     assert np.array_equal(read(tmp_path / 'optical/c.tif')[:32, :32], scores.argmax(0))

@@ -5,11 +5,10 @@ files, `labels.py` turns files of change or of classes into labels, `augment.py`
 of two dates, whoever has loaded it.
 """
 from .augment import ExchangeDates, JitterDates, ShiftDate
-from .dataset import ChangeDataError, ChangeDataset, shift_note
+from .dataset import ChangeDataError, ChangeDataset
 from .loading import LoadChangeLabels, LoadChangePair
-from .pair_inputs import PairInputs
 
 __all__ = [
     'ChangeDataError', 'ChangeDataset', 'ExchangeDates', 'JitterDates', 'LoadChangeLabels',
-    'LoadChangePair', 'PairInputs', 'ShiftDate', 'shift_note'
+    'LoadChangePair', 'ShiftDate'
 ]

@@ -7,7 +7,6 @@ whole files, GeoTIFFs too, and its label belongs to a pair. Windows of large sce
 from __future__ import annotations
 
 import datetime
-import logging
 import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -23,6 +22,7 @@ from mapsage.drawing.tiles import class_palette
 from mapsage.errors import UserError
 from mapsage.geo import Raster
 from mapsage.geo.registration import ShiftReport, check_same_grid, pair_shifts, summarize_shifts
+from mapsage.places import shift_note
 from mapsage.stacks import NO_DAY, StackLayout, day_number
 
 from .labels import LabelFolders, check_label_grid, read_change
@@ -198,14 +198,6 @@ class ChangeDataset(BaseSegDataset):
             f'model would learn to say "unchanged" everywhere. Check the labels; in a change label '
             f'0 is unchanged and 128 to 255 is changed.')
 
-
-def shift_note(report: ShiftReport, max_shift: float) -> Tuple[int, str]:
-    """Return a logging level and a text on the shift between two dates."""
-    is_large = report.length > max_shift
-    return logging.WARNING if is_large else logging.INFO, (
-        f'shift between the dates: {report.describe()}' + (
-            f'. That is more than max_shift={max_shift:g}: borders will look like change. Align '
-            f'the images, or train with ShiftDate (docs/how-to/change.md).' if is_large else ''))
 
 
 def _images_in(folder: Path) -> List[str]:

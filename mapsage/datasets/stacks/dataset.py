@@ -1,7 +1,7 @@
 """Windows of places that several sensors show at several dates.
 
 `SceneStackDataset` is a `GeoTiffDataset` whose scenes are places. The base class does windows,
-splits, areas of interest and labels; only the pixels differ (`place_raster.py`).
+splits, areas of interest and labels; only the pixels differ (`mapsage/places/`).
 """
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from mmseg.registry import DATASETS
 
 from mapsage.datasets.geotiff import GeoTiffDataset
 from mapsage.geo import GeoError, LabelFiles, Raster, RasterLabels, locate
+from mapsage.places.file_lists import read_list
+from mapsage.places.place_raster import PlaceRaster
+from mapsage.places.places import Place, find_places
+from mapsage.places.sensor_files import read_sensors
 from mapsage.stacks import StackLayout
-
-from .file_lists import read_list
-from .place_raster import PlaceRaster
-from .places import Place, find_places
-from .sensor_files import read_sensors
 
 # Largest number of places or files that a text names.
 _SHOWN = 4

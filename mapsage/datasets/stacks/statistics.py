@@ -6,9 +6,9 @@ from typing import Dict, Iterator, List, Mapping, Sequence, Union
 import numpy as np
 
 from mapsage.geo import BandStatistics, GeoError, band_wavelengths, tally_bands
+from mapsage.places.place_raster import PlaceRaster, bands_of_files
 
 from .dataset import SceneStackDataset
-from .place_raster import PlaceRaster, bands_of_files
 
 # Side of the windows that are read, and of those drawn from large places, in pixels.
 _WINDOW = 256

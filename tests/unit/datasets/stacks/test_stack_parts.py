@@ -25,7 +25,6 @@ from stack_files import (
 from support import main_leg
 
 from mapsage.datasets import DropDates
-from mapsage.datasets.stacks.dates import parse_date, spread_evenly
 from mapsage.datasets.stacks.statistics import (
     format_config,
     sensor_statistics,
@@ -33,6 +32,7 @@ from mapsage.datasets.stacks.statistics import (
 )
 from mapsage.features.cache.keys import sample_hashes
 from mapsage.geo import GeoError
+from mapsage.places.dates import parse_date, spread_evenly
 from mapsage.stacks import day_number
 
 

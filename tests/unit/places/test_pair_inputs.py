@@ -10,7 +10,7 @@ import pytest
 import rasterio
 from rasterio.transform import from_origin
 
-from mapsage.datasets.change.pair_inputs import PairInputs, day_in_name
+from mapsage.places.pair_inputs import PairInputs, day_in_name
 
 DAY = datetime.date(2019, 6, 14)
 

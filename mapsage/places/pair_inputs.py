@@ -6,20 +6,20 @@ and two dates. The map has the grid of both scenes.
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.datasets.stacks.place_inputs import ModelPlaceRaster
-from mapsage.datasets.stacks.places import DatedImage, Place
-from mapsage.datasets.stacks.sensor_files import SensorFiles
 from mapsage.geo import GeoError, Raster, output_name
-from mapsage.geo.registration import check_same_grid, measure_shift
+from mapsage.geo.registration import ShiftReport, check_same_grid, measure_shift
 from mapsage.stacks import StackLayout
 
-from .dataset import shift_note
+from .place_inputs import ModelPlaceRaster
+from .places import DatedImage, Place
+from .sensor_files import SensorFiles
 
 # A day in a file name, as 20190614 or 2019-06-14, with no digit next to it.
 _DAY = re.compile(r'(?<!\d)((?:19|20)\d\d)([-_]?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)')
@@ -113,3 +113,12 @@ def day_in_name(path: str) -> Optional[datetime.date]:
             # Digits such as 20190231 are no day.
             continue
     return days.pop() if len(days) == 1 else None
+
+
+def shift_note(report: ShiftReport, max_shift: float) -> Tuple[int, str]:
+    """Return a logging level and a text on the shift between two dates."""
+    is_large = report.length > max_shift
+    return logging.WARNING if is_large else logging.INFO, (
+        f'shift between the dates: {report.describe()}' + (
+            f'. That is more than max_shift={max_shift:g}: borders will look like change. Align '
+            f'the images, or train with ShiftDate (docs/how-to/change.md).' if is_large else ''))

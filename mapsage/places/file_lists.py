@@ -73,24 +73,24 @@ def read_list(path: str, sensors: Mapping[str, SensorFiles]) -> List[Place]:
     return _places(path, rows, sensors)
 
 
-def list_text(places: Sequence[Tuple[Place, str]], sensors: Mapping[str, SensorFiles]) -> str:
+def list_text(labeled: Sequence[Tuple[Place, str]], sensors: Mapping[str, SensorFiles]) -> str:
     """Return a list, CSV as :func:`read_list` takes it, of the images of places and their labels.
 
     Args:
-        places: Places, each with the path of its labels.
+        labeled: Places, each with the path of its labels.
         sensors: Settings of the sensors.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
     writer.writerow([*_REQUIRED, *_OPTIONAL])
-    for place, labels in places:
-        for name, images in place.images.items():
+    for files, labels in labeled:
+        for name, images in files.images.items():
             for image in images:
                 date = '' if image.date is None else image.date.isoformat()
                 bands = [str(band) for band in sensors[name].bands] if len(
                     image.paths) > 1 or sensors[name].has_band_files else ['']
                 for path, band in zip(image.paths, bands):
-                    writer.writerow([place.name, name, date, _absolute(path),
+                    writer.writerow([files.name, name, date, _absolute(path),
                                      _absolute(image.mask) if image.mask else '', band,
                                      _absolute(labels)])
     return text.getvalue()

@@ -111,8 +111,8 @@ def find_places(root: Optional[str], sensors: Mapping[str, SensorFiles]) -> List
             raise GeoError(f'sensor {sensor.name!r} has no scenes, expected a pattern such as '
                            f"'{sensor.name}/{{place}}_{{date}}.tif', or places='LIST.csv' of the "
                            'dataset.')
-        for place, image in _images_of(root, sensor):
-            by_place.setdefault(place, []).append((sensor.name, image))
+        for name, image in _images_of(root, sensor):
+            by_place.setdefault(name, []).append((sensor.name, image))
     if not by_place:
         patterns = [sensor.scenes for sensor in sensors.values()]
         raise GeoError(f'no file matches {patterns} (data_root={root!r}); expected names such as '
@@ -139,26 +139,26 @@ def _images_of(root: Optional[str], sensor: SensorFiles) -> List[Tuple[str, Date
             # The pattern of the images may match the masks, too.
             taken = set(masks.values())
             images = {key: files for key, files in images.items() if files[''] not in taken}
-    return [(place, _image(sensor, place, text, files, masks))
-            for (place, text), files in images.items() if files]
+    return [(name, _image(sensor, name, text, files, masks))
+            for (name, text), files in images.items() if files]
 
 
-def _image(sensor: SensorFiles, place: str, text: Optional[str], files: Mapping[str, str],
+def _image(sensor: SensorFiles, name: str, text: Optional[str], files: Mapping[str, str],
            masks: Mapping[Tuple[str, Optional[str]], str]) -> DatedImage:
     path = next(iter(files.values()))
     date = read_date(text or acquisition_time(path), f'{path} of sensor {sensor.name!r}')
     if sensor.has_band_files:
         missing = [str(band) for band in sensor.bands if str(band) not in files]
         if missing:
-            raise GeoError(f'place {place!r} has {path}, and no file of band(s) '
+            raise GeoError(f'place {name!r} has {path}, and no file of band(s) '
                            f'{", ".join(missing)} of sensor {sensor.name!r} for {text}.')
         paths = tuple(files[str(band)] for band in sensor.bands)
     else:
         paths = path,
-    mask = masks.get((place, text))
+    mask = masks.get((name, text))
     if sensor.clouds is not None and sensor.clouds.mask is not None and mask is None:
         raise GeoError(f'{path} has no mask of clouds: no file matches {sensor.clouds.mask} for '
-                       f'place {place!r} and {text}. Add it, or leave clouds= out.')
+                       f'place {name!r} and {text}. Add it, or leave clouds= out.')
     return DatedImage(date.date if date else None, paths, mask,
                       date.may_be_next_year if date else False)
 
@@ -192,7 +192,7 @@ def check_files(paths: Iterable[str], source: str) -> None:
 
 
 class _Field(NamedTuple):
-    """A part of a file name: how it is matched exactly, and loosely for an error message."""
+    """A field of a file name: how it is matched exactly, and loosely for an error message."""
 
     strict: str
     loose: str
@@ -218,12 +218,12 @@ class _Pattern:
 
     def __init__(self, root: Optional[str], pattern: str) -> None:
         self._pattern = os.path.join(root or '', pattern)
-        parts = re.split(r'\{(\w*)\}', pattern)
-        unknown = sorted(set(parts[1::2]) - set(_FIELDS))
+        pieces = re.split(r'\{(\w*)\}', pattern)
+        unknown = sorted(set(pieces[1::2]) - set(_FIELDS))
         if unknown:
             raise GeoError(f'pattern {pattern!r} has the field(s) {unknown}, expected '
                            '{place}, {date} and {band}.')
-        self._fields = parts[1::2]
+        self._fields = pieces[1::2]
 
     def find(self) -> List[Tuple[str, Dict[str, str]]]:
         """Return the files that match, each with the text of its fields, sorted by path."""
@@ -239,14 +239,14 @@ class _Pattern:
         return matches
 
     def _expression(self, kind: int) -> re.Pattern[str]:
-        parts = re.split(r'\{(\w*)\}', self._pattern)
+        pieces = re.split(r'\{(\w*)\}', self._pattern)
         text, seen = '', set()
-        for number, part in enumerate(parts):
+        for number, piece in enumerate(pieces):
             if number % 2 == 0:
-                text += re.escape(part)
-            elif part in seen:
-                text += f'(?P={part})'
+                text += re.escape(piece)
+            elif piece in seen:
+                text += f'(?P={piece})'
             else:
-                seen.add(part)
-                text += f'(?P<{part}>{_FIELDS[part][kind]})'
+                seen.add(piece)
+                text += f'(?P<{piece}>{_FIELDS[piece][kind]})'
         return re.compile(text)
