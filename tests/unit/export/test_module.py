@@ -47,7 +47,16 @@ def pooled(pool: str) -> Dict[str, Any]:
         backbone=dict(type='StackBackbone', sensors=SENSORS, encoder=encoders),
         neck=dict(type='TemporalPool', sensors=SENSORS, channels=[8, 16], pool=pool,
                   attention=dict(heads=4, width=16)),
-        decode_head=head([16, 32]))
+        decode_head=head([40, 80] if pool == 'concat' else [16, 32]))
+
+
+def as_channels() -> Dict[str, Any]:
+    bands = sum(len(sensor['bands']) * sensor['max_dates'] for sensor in SENSORS.values())
+    model = dict(pooled('mean'), decode_head=head([8, 16]), backbone=dict(
+        type='StackBackbone', sensors=SENSORS, dates='channels',
+        encoder=dict(RESNET, in_channels=bands)))
+    del model['neck']
+    return model
 
 
 def earth(kind: str, sensors: Dict[str, Dict[str, Any]], **settings: Any) -> Dict[str, Any]:
@@ -66,7 +75,8 @@ def head(channels: Any) -> Dict[str, Any]:
 
 
 MODELS: Dict[str, Dict[str, Any]] = {
-    'attention': pooled('attention'), 'max': pooled('max'),
+    **{pool: pooled(pool) for pool in ('attention', 'mean', 'max', 'concat')},
+    'channels': as_channels(),
     'OlmoEarth': earth('OlmoEarth', SENSORS, patch_size=8),
     'TerraMind': earth('TerraMind', SENSORS),
     'PrithviEO': earth('PrithviEO', OPTICAL),
@@ -127,8 +137,10 @@ def test_a_file_computes_the_same_with_missing_dates_and_clouds(name: str, mmseg
                                         values['s2_pixels'].shape)] = float('nan')
     assert np.array_equal(session.run(None, values)[0], scores)
     values['s2_days'] += 90 * (values['s2_days'] > 0)
-    changed = np.abs(session.run(None, values)[0] - scores).max()
-    assert (changed > 1e-4) == (name in KNOWS_DAYS), changed
+    other_days = session.run(None, values)[0]
+    assert (np.abs(other_days - scores).max() > 1e-4) == (name in KNOWS_DAYS)
+    values['site'][:] = 100, 10
+    assert np.array_equal(session.run(None, values)[0], other_days) == (name != 'PrithviEO')
 
 
 def test_the_inputs_are_the_window() -> None:
