@@ -76,8 +76,9 @@ class ExportedDescription:
         checkpoint: SHA-256 of the checkpoint.
         target: Target of the export, a key of ``mapsage.export.targets.TARGETS``.
         version: Version of MapSage that wrote the file.
-        places: Settings of the dataset that reads places for a model of scene stacks, as
-            ``mapsage.maps.places.describe_places`` returns them; None for single scenes.
+        places: Settings of the places that a model of several dates takes, as
+            ``mapsage.maps.model.place_settings`` returns them, with ``training_days`` by sensor;
+            None for single scenes.
     """
 
     classes: Tuple[str, ...]

@@ -45,7 +45,7 @@ _PROVIDERS = ('TopsInferenceExecutionProvider', 'CUDAExecutionProvider', 'CPUExe
 # Axes of (batch, bands, height, width) along which a view is mirrored.
 _FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3, ), (2, ), (2, 3))
 # Limits of a batch, as for checkpoints on a CPU.
-_SCORE_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 4 * 512**2, 64
+_SCORE_BYTES, _INPUT_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 128 << 20, 4 * 512**2, 64
 # Bytes that are hashed at a time.
 _BLOCK = 1 << 20
 
@@ -129,7 +129,8 @@ class ExportedPredictor:
                                f'{batch_size}.')
         self.scores, self.threshold = self.description.scores, self.description.threshold
         self.batch_size = fixed or batch_size or max(1, min(
-            _PIXELS // side**2, _SCORE_BYTES // (4 * self.scores * side**2), _MOST_WINDOWS))
+            _PIXELS // side**2, _SCORE_BYTES // (4 * self.scores * side**2),
+            _INPUT_BYTES // (4 * self.description.bands.count * side**2), _MOST_WINDOWS))
         self.weights = np.outer(*(blend_weights(side, self.overlap), ) * 2)
         self._flips = _FLIPS if tta else _FLIPS[:1]
 
