@@ -52,13 +52,14 @@ calls = iter(range(100))
 grade = trl_grpo.accuracy
 
 
-def accuracy(completions, answer, **kwargs):
-    if os.environ['RANK'] == '1' and next(calls) == 2:
-        raise OSError('the grader of rank 1 has no disk')
-    return grade(completions, answer)
+class Grader:
+    def __call__(self, completions, answer, **kwargs):
+        if os.environ['RANK'] == '1' and next(calls) == 2:
+            raise OSError('the grader of rank 1 has no disk')
+        return grade(completions, answer)
 
 
-trl_grpo.accuracy = accuracy
+trl_grpo.accuracy = Grader()
 trl_grpo.main()
 ''')
     run = run_ranks(program, '--output-dir', tmp_path / 'run', timeout=120)
