@@ -19,6 +19,7 @@ from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 import affine
 import numpy as np
 import rasterio
+from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 from rasterio.errors import RasterioIOError
 from rasterio.windows import Window
@@ -29,6 +30,10 @@ from .file_handles import FileHandles
 from .gdal_files import check_sources, gdal_environment, open_file
 from .pixel_validity import PixelValidity
 from .read_failures import BlockGrid, FailedRead
+
+# WKT -> the CRS that rasters with this WKT share.
+_shared_crs: Dict[str, CRS] = {}
+_MOST_SHARED = 256
 
 
 class Raster:
@@ -83,7 +88,7 @@ class Raster:
             self.bands = _choose_bands(source, self.path, bands)
             self.width, self.height = int(source.width), int(source.height)
             self.dtype = _common_dtype(source, self.path, self.bands)
-            self.crs = source.crs or None
+            self.crs = _share_crs(source.crs) if source.crs else None
             self.control_points = len(source.gcps[0])
             self.transform: affine.Affine = source.transform
             self.nodata: Optional[float] = source.nodatavals[self.bands[0] - 1]
@@ -271,6 +276,18 @@ def _list_subdatasets(source: rasterio.DatasetReader, path: str) -> str:
     shown = ', '.join(names[:6]) + f' and {len(names) - 6} more' * (len(names) > 6)
     return (f'{path} has no bands, but {len(names)} rasters: {shown or "none"}. '
             'Name one of them.')
+
+
+def _share_crs(crs: CRS) -> CRS:
+    """Return the CRS of an earlier raster with the same WKT, which rasterio makes it from.
+
+    A CRS consists of hundreds of small blocks of PROJ's memory. With one CRS for each of thousands
+    of scenes, every further file would take longer to open, because the allocator searches the gaps
+    between them.
+    """
+    if len(_shared_crs) >= _MOST_SHARED:
+        _shared_crs.clear()
+    return _shared_crs.setdefault(crs.to_wkt(), crs)
 
 
 def _choose_bands(source: rasterio.DatasetReader, path: str, bands: Optional[Sequence[int]]

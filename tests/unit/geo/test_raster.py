@@ -31,6 +31,13 @@ def test_facts_of_a_scene(tmp_path: Path) -> None:
     assert not Raster(write_raster(tmp_path / 'b.tif', draw_classes(), PIXELS)).is_georeferenced
 
 
+def test_rasters_with_one_crs_share_it(tmp_path: Path) -> None:
+    scenes = [Raster(write_raster(tmp_path / f'{number}.tif', paint(draw_classes())[:1], place))
+              for number, place in enumerate((UTM, DEGREES, UTM, DEGREES))]
+    assert scenes[0].crs is scenes[2].crs and scenes[1].crs is scenes[3].crs
+    assert [scene.crs for scene in scenes[:2]] == [UTM['crs'], DEGREES['crs']]
+
+
 @pytest.mark.parametrize('dtype', ['uint8', 'uint16', 'int16', 'float32'])
 def test_windows_inside_across_and_beyond_the_border(tmp_path: Path, dtype: str) -> None:
     values = paint(draw_classes(), 4, dtype)
