@@ -5,12 +5,14 @@ the map, the scene is added. The scenes are drawn by `demo_scenes.py`.
 """
 from __future__ import annotations
 
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple, Union
+from typing import Dict, List, Union
 
 import cv2
-import numpy as np
 
 from .demo_folder import write_once
 from .demo_map import write_demo_map
@@ -88,43 +90,39 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
     map_scene = params.seed * _SEEDS + _SEEDS - 1, params.tile_size * _MAP_TILES
 
     def write(folder: Path) -> None:
-        for split in ('train', 'val'):
-            _write_split(folder, split, params)
-        write_demo_map(folder, *map_scene)
+        for kind, split in itertools.product(('img_dir', 'ann_dir'), ('train', 'val')):
+            (folder / kind / split).mkdir(parents=True)
+        # NumPy and OpenCV release Python's lock. A scene needs about 200 bytes a pixel.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            scenes = [pool.submit(write_demo_map, folder, *map_scene)]
+            scenes += [pool.submit(_write_scene, folder, split, index, params)
+                       for split, count in (('train', params.train_scenes),
+                                            ('val', params.val_scenes)) for index in range(count)]
+            try:
+                for scene in scenes:
+                    scene.result()
+            finally:
+                # After an error or Ctrl-C, only the scenes that are being drawn are finished.
+                for scene in scenes:
+                    scene.cancel()
 
     if write_once(root, dict(asdict(params), format=_FORMAT), write):
         return ['tiles', 'scene']
     return ['scene'] if write_demo_map(root, *map_scene) else []
 
 
-def _draw_scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Yield image and mask of each scene of a split; the kinds of scenes alternate."""
+def _write_scene(root: Path, split: str, index: int, params: DemoParams) -> None:
+    """Draw scene ``index`` of a split and write its tiles; the kinds of scenes alternate."""
     kinds = list(SCENE_KINDS)
-    first, count = {
-        'train': (0, params.train_scenes),
-        'val': (_FIRST_VAL, params.val_scenes),
-    }[split]
-    for index in range(count):
-        seed = params.seed * _SEEDS + first + index
-        yield draw_scene(
-            seed,
-            kinds[index % len(kinds)],
-            params.scene_size,
-            no_data=index % _NO_DATA_EVERY == _NO_DATA_EVERY - 1)
-
-
-def _write_split(root: Path, split: str, params: DemoParams) -> None:
-    folders = [root / name / split for name in ('img_dir', 'ann_dir')]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    number, size = 0, params.tile_size
-    for image, mask in _draw_scenes(split, params):
+    image, mask = draw_scene(
+        params.seed * _SEEDS + (_FIRST_VAL if split == 'val' else 0) + index,
+        kinds[index % len(kinds)], params.scene_size,
+        no_data=index % _NO_DATA_EVERY == _NO_DATA_EVERY - 1)
+    size = params.tile_size
+    corners = range(0, params.scene_size, size)
+    for number, (y, x) in enumerate(itertools.product(corners, corners), index * len(corners)**2):
         # OpenCV writes BGR.
-        planes = image[..., ::-1], mask
-        for y in range(0, params.scene_size, size):
-            for x in range(0, params.scene_size, size):
-                for folder, plane in zip(folders, planes):
-                    path = str(folder / f'{number}.png')
-                    if not cv2.imwrite(path, plane[y:y + size, x:x + size]):
-                        raise OSError(f'OpenCV could not write {path}')
-                number += 1
+        for kind, plane in (('img_dir', image[..., ::-1]), ('ann_dir', mask)):
+            path = str(root / kind / split / f'{number}.png')
+            if not cv2.imwrite(path, plane[y:y + size, x:x + size]):
+                raise OSError(f'OpenCV could not write {path}')

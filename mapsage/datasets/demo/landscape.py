@@ -153,8 +153,8 @@ def plant_trees(canvas: GroundCanvas, region: np.ndarray, spacing: float,
     crown = dome > 0
     green = canvas.pick(((.11, .22, .12), (.16, .27, .14), (.21, .29, .17)))
     tint = green * (1 + .16 * rng.randn(count, 1)) * (1 + .06 * rng.randn(count, 3))
-    leaves = 1 + .12 * canvas.noise(3, 1)[..., None]
-    canvas.albedo[crown] = (tint[label] * leaves).clip(.02, .9)[crown]
+    leaves = 1 + .12 * canvas.noise(3, 1)[crown][:, None]
+    canvas.albedo[crown] = (tint[label[crown]] * leaves).clip(.02, .9)
     canvas.height[crown] = np.sqrt(dome[crown]) + 2.
     canvas.mask[crown] = FOREST
 
@@ -191,7 +191,7 @@ def paint_water(canvas: GroundCanvas, kind: SceneKind, depth: np.ndarray) -> Non
         canvas.mask[region] = value
         canvas.height[region] = 0
         texture = .02 * canvas.noise(7, 2) + .06 * canvas.noise(250, 2)
-        canvas.albedo[region] = (canvas.pick(colors) * (1 + texture[..., None]))[region]
+        canvas.albedo[region] = canvas.pick(colors) * (1 + texture[region][:, None])
 
 
 def fell(canvas: GroundCanvas, region: np.ndarray) -> None:
