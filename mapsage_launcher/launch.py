@@ -6,15 +6,18 @@
 so it reports mistakes in the arguments at once. It starts the fork server first, whose imports and
 the import of torchrun then run side by side (`ranks/rank_start.py`).
 
-If the environment variable MAPSAGE_THEN is set, the process becomes that command after all ranks
-have ended successfully.
+If the environment variable MAPSAGE_FIRST is set, that command runs before the ranks start, and if
+MAPSAGE_THEN is set, the process becomes that command after all ranks have ended successfully. Both
+may run Python programs as forks, too (``RankStart.program_environ``).
 """
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from datetime import timedelta
@@ -52,6 +55,7 @@ def run() -> None:
     if count_line:
         print(count_line, flush=True)
     _arrange_meeting(args)
+    _run_first(ranks)
     notes = private_folder()
     os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
     run_job = _prepare_job(torchrun, args, Path(notes.name))
@@ -61,7 +65,8 @@ def run() -> None:
         _run_or_exit(run_job, args, watch, Path(notes.name))
     finally:
         watch.stop()
-        ranks.stop()
+        if 'MAPSAGE_THEN' not in os.environ:
+            ranks.stop()
     has_left = stop_request.has_left(Path(notes.name))
     notes.cleanup()
     if has_left:
@@ -72,6 +77,7 @@ def run() -> None:
         # The command replaces this process, so that it receives signals that are sent to it.
         sys.stdout.flush()
         del os.environ['MAPSAGE_ERROR_NOTES']
+        os.environ.update(ranks.program_environ())
         os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
 
 
@@ -83,6 +89,20 @@ def _check_config(args: argparse.Namespace) -> None:
             shipped.find_config(config)
         except shipped.ShippedError as error:
             sys.exit(f'error: {error}')
+
+
+def _run_first(ranks: RankStart) -> None:
+    """Run the command MAPSAGE_FIRST if there is one; exit with its status if it fails."""
+    command = os.environ.pop('MAPSAGE_FIRST', '')
+    if not command:
+        return
+    try:
+        status = subprocess.call(['bash', '-c', command],
+                                 env={**os.environ, **ranks.program_environ()})
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    if status:
+        sys.exit(status)
 
 
 def _arrange_meeting(args: argparse.Namespace) -> None:

@@ -40,8 +40,10 @@ else
     config=configs/demo/efficientnet_lite0_fpn_demo.py
 fi
 if is_demo "$config"; then
-    if [ -z "${MAPSAGE_DEMO:-}" ] && [ -f "$config" ]; then  # the launcher refuses a missing config
-        "$python" "$root/tools/make_demo_data.py" data/demo
+    demo=$(printf '%q ' env "MAPSAGE_PYTHON=$python" bash "$root/scripts/_demo.sh")
+    if [ -z "${MAPSAGE_DEMO:-}" ]; then
+        # The command that the launcher runs before it starts the ranks.
+        export MAPSAGE_FIRST="${demo}data data/demo"
     fi
     work_dir=${WORK_DIR:-work_dirs/$(basename "$config" .py)}
     arguments=("$@")
@@ -53,8 +55,8 @@ if is_demo "$config"; then
     done
     if [ "${NODE_RANK:-0}" -eq 0 ] && [[ "${NNODES:-1}" != *:* ]]; then
         # The command that replaces the launcher once all ranks have ended successfully.
-        MAPSAGE_THEN=$(printf '%q ' env "MAPSAGE_PYTHON=$python" bash "$root/scripts/_demo_map.sh" \
-            "$work_dir" "$(basename "$config")" "${MAPSAGE_DEMO:-data/demo}/scene.tif")
+        MAPSAGE_THEN=$demo$(printf '%q ' map "$work_dir" "$(basename "$config")" \
+            "${MAPSAGE_DEMO:-data/demo}/scene.tif")
         export MAPSAGE_THEN
     fi
 fi

@@ -24,7 +24,8 @@ BYTES = 3_000_000
 SOURCES = ('mapsage', 'mapsage_launcher', 'configs', 'tools', 'scripts', 'pyproject.toml',
            'README.md', 'LICENSE')
 SDIST = 'import hatchling.build as backend; backend.build_sdist("../sdist")'
-PRINT = '#!/bin/sh\necho "ran <$*> in <$(pwd)>"; echo "then <${MAPSAGE_THEN:-}>"\n'
+PRINT = ('#!/bin/sh\necho "ran <$*> in <$(pwd)>"; echo "then <${MAPSAGE_THEN:-}>"; '
+         'echo "first <${MAPSAGE_FIRST:-}>"\n')
 
 
 def check_call(*command: Any, folder: Path) -> None:
@@ -160,10 +161,10 @@ def test_what_the_launcher_starts(installed: Installed, tmp_path: Path) -> None:
         return output.split('\n')
 
     demo = lines('--resume')  # data and results belong to the current folder
-    assert demo[0] == f'ran <{shipped}/tools/make_demo_data.py data/demo> in <{tmp_path}>'
-    assert f'{shipped}/tools/launch.py' in demo[2] and demo[2].endswith(f'in <{tmp_path}>')
-    assert f'{shipped}/configs/demo/efficientnet_lite0_fpn_demo.py --launcher' in demo[2]
-    assert demo[3].startswith('then <env') and '/_demo_map.sh' in demo[3]
+    assert f'{shipped}/tools/launch.py' in demo[0] and demo[0].endswith(f'in <{tmp_path}>')
+    assert f'{shipped}/configs/demo/efficientnet_lite0_fpn_demo.py --launcher' in demo[0]
+    assert demo[1].startswith('then <env') and '/_demo.sh map ' in demo[1]
+    assert demo[2].startswith('first <env') and '/_demo.sh data data/demo>' in demo[2]
     other = lines('loveda/efficientnet_lite0_fpn_loveda.py', ACCELERATOR='cpu')
     assert f'{shipped}/configs/loveda/efficientnet_lite0_fpn_loveda.py ' in other[0]
     assert '--accelerator cpu' in other[0] and other[1] == 'then <>'

@@ -13,7 +13,8 @@ from typing import Any, List
 import pytest
 from support import ROOT, main_leg
 
-PRINT = '#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo "then <${MAPSAGE_THEN:-}>"\n'
+PRINT = ('#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo "first <${MAPSAGE_FIRST:-}>"; '
+         'echo "then <${MAPSAGE_THEN:-}>"\n')
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def test_the_demo_is_known_by_its_folder(run: Any, folder: Path, config: Any,
                                          demo: bool) -> None:
     status, output = run(START, *([config] if config else []), folder=folder)
     assert status == 0
-    assert ('make_demo_data.py' in output, '_demo_map.sh' in output) == (demo, demo)
+    first, then = output.splitlines()[-2:]
+    assert ('_demo.sh data data/demo' in first, '_demo.sh map work_dirs' in then) == (demo, demo)
 
 
 def test_the_demo_ends_with_the_command_of_the_viewer(run: Any, tmp_path: Path) -> None:
@@ -60,15 +62,27 @@ def test_the_demo_ends_with_the_command_of_the_viewer(run: Any, tmp_path: Path) 
         file.parent.mkdir()
         file.write_text('iter_8.pth')
     for folder, view in ((ROOT, 'tools/view.py'), (tmp_path, f'{ROOT}/tools/view.py')):
-        status, output = run(ROOT / 'scripts' / '_demo_map.sh', work_dir, 'c.py', scene,
+        status, output = run(ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene,
                              folder=folder)
         assert status == 0 and f'<{work_dir}/c.py> <iter_8.pth> <{scene}>' in output
         assert shlex.split(output.splitlines()[-1]) == [
             str(tmp_path / 'python'), view, f'{work_dir}/map', '--truth',
             f'{tmp_path}/demo/scene_label.tif', '--reduce-zero-label']
     (tmp_path / 'python').write_text('#!/bin/sh\nexit 3\n')
-    status, output = run(ROOT / 'scripts' / '_demo_map.sh', work_dir, 'c.py', scene)
+    status, output = run(ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene)
     assert status == 3 and 'view.py' not in output
+
+
+def test_the_demos_programs_are_forked_where_the_launcher_can(run: Any, tmp_path: Path) -> None:
+    status, output = run(ROOT / 'scripts' / '_demo.sh', 'data', 'my data', folder=tmp_path)
+    assert status == 0 and f'<{ROOT}/tools/make_demo_data.py> <my data>' in output
+    # The launcher's words, then the pid of the script, then the program.
+    call = f"printf '[%s]' fork {shlex.quote('an address')}"
+    status, output = run(ROOT / 'scripts' / '_demo.sh', 'data', 'my data', folder=tmp_path,
+                         MAPSAGE_FORK_CALL=call)
+    assert status == 0
+    assert re.fullmatch(r'\[fork\]\[an address\]\[\d+\]' + re.escape(
+        f'[{ROOT}/tools/make_demo_data.py][my data]'), output)
 
 
 def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> None:
@@ -77,7 +91,7 @@ def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> No
     (own / 'mine.py').write_text('')
     for config in (own / 'mine.py', 'demo/configs/mine.py'):
         status, output = run(START, config, folder=tmp_path)
-        assert status == 0 and 'make_demo_data.py' not in output and 'then <>' in output
+        assert status == 0 and 'first <>' in output and 'then <>' in output
 
 
 def slurm(run: Any, script: Path, folder: Path, **variables: str) -> Any:

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from socket_table import listening
+from support import on_host
+from warm_python import warm_python
 
 from mapsage_launcher import launch
+from mapsage_launcher.ranks.rank_start import RankStart
 
 
 @pytest.fixture
@@ -55,6 +58,36 @@ def test_each_job_of_one_machine_has_a_secret(here: None, monkeypatch: pytest.Mo
     monkeypatch.setenv('MAPSAGE_SECRET_FILE', '/home/me/secret')
     launch.keep_on_this_machine(options())
     assert 'MAPSAGE_SECRET' not in os.environ
+
+
+def test_the_command_before_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv('PYTHON_EXEC', 'python')
+    ranks = RankStart([])
+    # No command, no effect.
+    launch._run_first(ranks)
+    command = f'echo "${{MAPSAGE_FIRST:-}}${{MAPSAGE_FORK_CALL:-}}" >{tmp_path}/seen; exit 3'
+    monkeypatch.setenv('MAPSAGE_FIRST', command)
+    with pytest.raises(SystemExit) as error:
+        launch._run_first(ranks)
+    assert error.value.code == 3
+    # Ranks are not forked here, so programs are not, either.
+    assert (tmp_path / 'seen').read_text() == '\n'
+    monkeypatch.setenv('MAPSAGE_FIRST', 'exit 0')
+    launch._run_first(ranks)
+    assert 'MAPSAGE_FIRST' not in os.environ
+
+
+@on_host
+def test_a_command_of_the_launcher_forks_its_programs(monkeypatch: pytest.MonkeyPatch,
+                                                      tmp_path: Path) -> None:
+    warm_python()
+    monkeypatch.delenv('PYTHON_EXEC', raising=False)
+    program = tmp_path / 'a program.py'
+    program.write_text('import sys\nheavy = "mmseg.models" in sys.modules\n'
+                       f'open({str(tmp_path / "seen")!r}, "w").write(f"{{heavy}} {{sys.argv[1:]}}")')
+    monkeypatch.setenv('MAPSAGE_FIRST', f"""eval "$MAPSAGE_FORK_CALL" '"$$" "{program}" "a b"'""")
+    launch._run_first(RankStart([]))
+    assert (tmp_path / 'seen').read_text() == "True ['a b']"
 
 
 def test_a_folder_for_notes_that_others_could_write_to(
