@@ -22,8 +22,8 @@ from mapsage_launcher.drivers import possible_driver
 # it.
 ADDRESS = 'MAPSAGE_FORK_SERVER'
 
-# Environment variable for scripts that a launcher starts: the shell words which, in front of the pid
-# of the script and a Python program, run the program as a fork. Unset if nothing can be forked.
+# Environment variable for scripts that a launcher starts. In front of the script's pid and a Python
+# program, these shell words run the program as a fork. Unset if nothing can be forked.
 CALL = 'MAPSAGE_FORK_CALL'
 
 # What the fork server imports for ranks, by its name: this process must not import it.

@@ -84,8 +84,8 @@ def test_a_command_of_the_launcher_forks_its_programs(monkeypatch: pytest.Monkey
     monkeypatch.delenv('PYTHON_EXEC', raising=False)
     program = tmp_path / 'a program.py'
     program.write_text('import sys\nheavy = "mmseg.models" in sys.modules\n'
-                       f'seen = open({str(tmp_path / "seen")!r}, "w")\n'
-                       'seen.write(f"{heavy} {sys.argv[1:]}")')
+                       f'with open({str(tmp_path / "seen")!r}, "w") as seen:\n'
+                       '    seen.write(f"{heavy} {sys.argv[1:]}")')
     monkeypatch.setenv('MAPSAGE_FIRST', f"""eval "$MAPSAGE_FORK_CALL" '"$$" "{program}" "a b"'""")
     launch._run_first(RankStart([]))
     assert (tmp_path / 'seen').read_text() == "True ['a b']"
