@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Dict, List, Union
@@ -94,7 +94,7 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
             (folder / kind / split).mkdir(parents=True)
         # NumPy and OpenCV release Python's lock. A scene needs about 200 bytes a pixel.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            scenes = [pool.submit(write_demo_map, folder, *map_scene)]
+            scenes: List[Future[object]] = [pool.submit(write_demo_map, folder, *map_scene)]
             scenes += [pool.submit(_write_scene, folder, split, index, params)
                        for split, count in (('train', params.train_scenes),
                                             ('val', params.val_scenes)) for index in range(count)]
