@@ -18,7 +18,7 @@ from step_log import STARTING
 def rank_killed(job: Struck) -> Outcome:
     job.train()
     job.strike(lambda: job.kill(job.node_of_rank(1)))
-    outcome = job.recovered('all three start anew from the checkpoint', world=3)
+    outcome = job.recovered('all three restart from the checkpoint', world=3)
     job.finish()
     return outcome
 
@@ -27,7 +27,7 @@ def rank_killed(job: Struck) -> Outcome:
 def rank_0_killed(job: Struck) -> Outcome:
     job.train()
     job.strike(lambda: job.kill(job.node_of_rank(0)))
-    outcome = job.recovered('all three start anew from the checkpoint', world=3)
+    outcome = job.recovered('all three restart from the checkpoint', world=3)
     job.finish()
     return outcome
 
@@ -36,7 +36,7 @@ def lose_launcher(job: Struck, rank: int) -> Outcome:
     job.train()
     node = job.node_of_rank(rank)
     job.strike(lambda: os.kill(node.launcher(), signal.SIGKILL))
-    outcome = job.recovered('its rank ends with it; the other two go on', 2, [node])
+    outcome = job.recovered('its rank ends with it; the other two continue', 2, [node])
     job.finish([node])
     return outcome
 
@@ -56,7 +56,7 @@ def power_lost(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(node.power_off)
-    outcome = job.recovered('the other two go on', 2, [node])
+    outcome = job.recovered('the other two continue', 2, [node])
     job.finish([node])
     return outcome
 
@@ -66,7 +66,7 @@ def launcher_ended(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(lambda: os.kill(node.launcher(), signal.SIGTERM))
-    outcome = job.recovered('the other two go on', 2, [node])
+    outcome = job.recovered('the other two continue', 2, [node])
     job.finish([node])
     return outcome
 
@@ -94,7 +94,7 @@ def asked_to_stop(job: Struck) -> Outcome:
 def store_killed(job: Struck) -> Outcome:
     job.train()
     job.strike(lambda: job.machines.store.signal(signal.SIGKILL))
-    outcome = job.untouched('the training goes on without it', 6)
+    outcome = job.untouched('the training continues without it', 6)
     job.finish()
     return outcome
 
@@ -108,12 +108,12 @@ def store_and_launcher_killed(job: Struck) -> Outcome:
     job.strike(lambda: os.kill(node.launcher(), signal.SIGKILL))
     time.sleep(5)
     job.start_store()
-    outcome = job.recovered('the other two wait for the store, then go on', 2, [node])
+    outcome = job.recovered('the other two wait for the store, then continue', 2, [node])
     job.finish([node])
     return outcome
 
 
-@scenario('the store again while the training goes on, then a machine joins', steps=250)
+@scenario('the store again while the training continues, then a machine joins', steps=250)
 def store_again(job: Struck) -> Outcome:
     job.train(2)
     job.machines.store.signal(signal.SIGKILL)
@@ -124,7 +124,7 @@ def store_again(job: Struck) -> Outcome:
     worlds = {each.world for each in job.events('start')}
     assert worlds == {2} and len(job.events('start')) == 2, job.outputs()  # untouched until now
     job.strike(lambda: job.launch(job.machines.nodes[2], nodes=job.nodes))
-    outcome = job.recovered('all three start anew, when it joins', 3)
+    outcome = job.recovered('all three restart, when it joins', 3)
     job.finish()
     return outcome
 
@@ -140,7 +140,7 @@ def lose_writer(job: Struck, world: int, lost: Sequence[Machine]) -> Outcome:
               60, f'copy of step {saved.step}')
     job.strike(lambda: node.signal(signal.SIGKILL, node.pids()))
     shutil.rmtree(job.work_of(node))
-    outcome = job.recovered('the others go on from the copy', world, [node, *lost])
+    outcome = job.recovered('the others continue from the copy', world, [node, *lost])
     begun = job.wait_for('start', after=job.hit)
     assert begun.step >= saved.step, (begun, saved, job.outputs())
     return outcome
@@ -174,7 +174,7 @@ def keeper_lost(job: Struck) -> Outcome:
     node = job.until(lambda: [machine for machine in job.machines.nodes if any(
         name.endswith('.pth') for name in machine.memory())], 60, 'copy')[0]
     job.strike(node.power_off)
-    outcome = job.recovered('the other two go on; the third receives the checkpoint', 2, [node])
+    outcome = job.recovered('the other two continue; the third receives the checkpoint', 2, [node])
     job.finish([node])
     return outcome
 
@@ -186,7 +186,7 @@ def rank_stopped(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(lambda: job.kill(node, signal.SIGSTOP))
-    outcome = job.recovered('named and killed; all three start anew', 3)
+    outcome = job.recovered('named and killed; all three restart', 3)
     told = job.launchers[job.node_of_rank(0).name][-1].output
     assert f'on host {node.name}' in told and 'SIGSTOP' in told, job.outputs()
     job.finish()
@@ -198,7 +198,7 @@ def rank_0_stopped(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(0)
     job.strike(lambda: job.kill(node, signal.SIGSTOP))
-    outcome = job.recovered('named and killed; all three start anew', 3)
+    outcome = job.recovered('named and killed; all three restart', 3)
     job.finish()
     return outcome
 
@@ -218,7 +218,7 @@ def stop_launcher(job: Struck, rank: int) -> Outcome:
     node = job.node_of_rank(rank)
     launcher = node.launcher()
     job.strike(lambda: os.kill(launcher, signal.SIGSTOP))
-    outcome = job.untouched('the training goes on', 11)
+    outcome = job.untouched('the training continues', 11)
     os.kill(launcher, signal.SIGCONT)
     job.finish()
     return outcome
@@ -229,7 +229,7 @@ def watch_killed(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(lambda: node.signal(signal.SIGKILL, node.pids('node_watch')))
-    outcome = job.recovered('as a lost node; all three start anew', 3)
+    outcome = job.recovered('as a lost node; all three restart', 3)
     job.finish()
     return outcome
 
@@ -239,7 +239,7 @@ def watch_stopped(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(lambda: node.signal(signal.SIGSTOP, node.pids('node_watch')))
-    outcome = job.recovered('as a lost node; all three start anew', 0)
+    outcome = job.recovered('as a lost node; all three restart', 0)
     job.finish()
     return outcome
 
@@ -248,7 +248,7 @@ def watch_stopped(job: Struck) -> Outcome:
 def store_stopped(job: Struck) -> Outcome:
     job.train()
     job.strike(lambda: job.machines.store.signal(signal.SIGSTOP))
-    outcome = job.untouched('the training goes on', 10)
+    outcome = job.untouched('the training continues', 10)
     job.machines.store.signal(signal.SIGCONT)
     job.finish()
     return outcome
@@ -261,7 +261,7 @@ def link_down(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(node.cut)
-    outcome = job.recovered('the other two go on; the third comes back when it can', 2, [node])
+    outcome = job.recovered('the other two continue; the third comes back when it can', 2, [node])
     node.heal()
     job.wait_for('step', world=3, after=time.time())
     job.finish()
@@ -273,7 +273,7 @@ def link_of_0_down(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(0)
     job.strike(node.cut)
-    outcome = job.recovered('the other two go on; the third comes back when it can', 2, [node])
+    outcome = job.recovered('the other two continue; the third comes back when it can', 2, [node])
     node.heal()
     job.wait_for('step', world=3, after=time.time())
     job.finish()
@@ -296,7 +296,7 @@ def one_way(job: Struck, direction: str) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
     job.strike(lambda: node.drop(direction))
-    outcome = job.recovered('the other two go on', 2, [node])
+    outcome = job.recovered('the other two continue', 2, [node])
     node.heal()
     job.wait_for('step', world=3, after=time.time())
     job.finish()
@@ -321,7 +321,7 @@ def two_apart(job: Struck) -> Outcome:
     job.until(job.noticed, 90, 'word of the lost connection')
     one.heal()
     outcome = job.recovered('noticed by the timeout of the collective alone; healed then, all '
-                            'three start anew', 3)
+                            'three restart', 3)
     job.finish()
     return outcome
 
@@ -334,7 +334,7 @@ def halves(job: Struck) -> Outcome:
     job.strike(*(lambda node=node: (node.drop('in', [*near, job.machines.store]),
                                     node.drop('out', [*near, job.machines.store]))
                  for node in far))
-    outcome = job.recovered('the half with the store goes on, the other waits', 2, far)
+    outcome = job.recovered('the half with the store continues, the other waits', 2, far)
     for node in far:
         node.heal()
     job.wait_for('step', world=4, after=time.time())
@@ -365,17 +365,17 @@ def join(job: Struck, kind: str, happened: str) -> Outcome:
 
 @scenario('a machine joins', steps=120)
 def joins(job: Struck) -> Outcome:
-    return join(job, 'step', 'all three start anew')
+    return join(job, 'step', 'all three restart')
 
 
 @scenario('a machine joins during a save', steps=60, slow=dict(save=1.5))
 def joins_in_save(job: Struck) -> Outcome:
-    return join(job, 'save', 'all three start anew')
+    return join(job, 'save', 'all three restart')
 
 
 @scenario('a machine joins during a validation', steps=60, validate=10, slow=dict(validation=4))
 def joins_in_validation(job: Struck) -> Outcome:
-    return join(job, 'validation', 'all three start anew')
+    return join(job, 'validation', 'all three restart')
 
 
 @scenario('two machines join at once', nodes=4, steps=120)
@@ -383,7 +383,7 @@ def two_join(job: Struck) -> Outcome:
     job.train(2, 2, 4)
     job.strike(*(lambda node=node: job.launch(node, nodes=job.nodes)
                  for node in job.machines.nodes[2:]))
-    outcome = job.recovered('all four start anew, once', 4)
+    outcome = job.recovered('all four restart, once', 4)
     job.finish()
     return outcome
 
@@ -402,13 +402,13 @@ def join_in_vain(job: Struck, happened: str, words: str, *options: str, **enviro
 
 @scenario('a machine joins with another config', steps=300, core=True)
 def other_config_joins(job: Struck) -> Outcome:
-    return join_in_vain(job, 'it is refused; the other two start anew', 'NodesDifferError',
+    return join_in_vain(job, 'it is refused; the other two restart', 'NodesDifferError',
                         '--cfg-options', 'optim_wrapper.optimizer.lr=0.06')
 
 
 @scenario('a machine without its card joins', steps=300)
 def broken_card_joins(job: Struck) -> Outcome:
-    return join_in_vain(job, 'it leaves; the other two start anew', 'AcceleratorError',
+    return join_in_vain(job, 'it leaves; the other two restart', 'AcceleratorError',
                         ACCELERATOR='cuda')
 
 
@@ -424,7 +424,7 @@ def link_down_at_start(job: Struck) -> Outcome:
     job.strike(node.cut)
     first = job.wait_for('step', after=job.hit, world=2)
     job.finish([node])
-    return Outcome('the other two go on without it', job.noticed(but=[node]), first.time - job.hit)
+    return Outcome('the other two continue without it', job.noticed(but=[node]), first.time - job.hit)
 
 
 @scenario('a fourth and a fifth machine of 2:3, and a launcher killed', nodes=5, steps=300)
@@ -458,7 +458,7 @@ def two_faults(job: Struck) -> Outcome:
     job.strike(lambda: os.kill(launchers[0], signal.SIGKILL))
     time.sleep(5)
     os.kill(launchers[1], signal.SIGKILL)
-    outcome = job.recovered('the other two go on', 2, [first, second])
+    outcome = job.recovered('the other two continue', 2, [first, second])
     job.finish([first, second])
     return outcome
 
@@ -471,7 +471,7 @@ def fault_in_resume(job: Struck) -> Outcome:
     job.strike(lambda: os.kill(launchers[0], signal.SIGKILL))
     job.wait_for('start', after=job.hit)
     os.kill(launchers[1], signal.SIGKILL)
-    outcome = job.recovered('the other two go on', 2, [first, second])
+    outcome = job.recovered('the other two continue', 2, [first, second])
     job.finish([first, second])
     return outcome
 
@@ -520,7 +520,7 @@ def disk_full(job: Struck) -> Outcome:
     launcher = job.launchers[job.node_of_rank(0).name][-1]
     job.until(lambda: 'since the disk is full: it needs' in launcher.output, 60, 'word of the disk')
     other.unlink()
-    outcome = job.recovered('an error with the sizes; the ranks start anew from the checkpoint '
+    outcome = job.recovered('an error with the sizes; the ranks restart from the checkpoint '
                             'before, `MAX_RESTARTS` times while there is no room', 0)
     job.finish()
     return outcome
