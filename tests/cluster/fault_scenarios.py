@@ -424,7 +424,8 @@ def link_down_at_start(job: Struck) -> Outcome:
     job.strike(node.cut)
     first = job.wait_for('step', after=job.hit, world=2)
     job.finish([node])
-    return Outcome('the other two continue without it', job.noticed(but=[node]), first.time - job.hit)
+    return Outcome('the other two continue without it', job.noticed(but=[node]),
+                   first.time - job.hit)
 
 
 @scenario('a fourth and a fifth machine of 2:3, and a launcher killed', nodes=5, steps=300)
