@@ -38,6 +38,7 @@ from mapsage.distributed.weights import (
     weight_samples,
 )
 from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossHook
+from mapsage.engine.loading.loader_workers import LoaderWorkerError
 from mapsage.errors import UserError
 from mapsage.host.hook import mapsage_hooks
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
@@ -297,6 +298,9 @@ def _gather(when: str, fill: Callable[[DeviceReport], Any]) -> List[DeviceReport
     report, error, text = DeviceReport(), None, ''
     try:
         fill(report)
+    # A signal handler raises it wherever the rank is. The check has nothing to do with it.
+    except LoaderWorkerError:
+        raise
     except Exception as raised:  # becomes a DeviceCheckError on every rank
         error, report.raised = raised, True
         frame = traceback.extract_tb(raised.__traceback__)[-1]

@@ -45,11 +45,20 @@ def test_whom_the_others_wait_for(positions: Any, stragglers: List[int]) -> None
 def watch(action: Callable[[], Any], seconds: float = 0.3) -> Position:
     """Return where the main thread is a moment after an action has begun, which must be slow."""
     positions: List[Position] = []
-    timer = threading.Timer(seconds, lambda: positions.append(main_thread_position()))
+
+    def look() -> None:
+        positions.append(main_thread_position())
+        # On a busy machine the action may begin later than the timer ends.
+        while positions[-1].activity == RUNS and positions[-1].line.endswith(' in watch') \
+                and not ended.wait(0.01):
+            positions.append(main_thread_position())
+
+    ended, timer = threading.Event(), threading.Timer(seconds, look)
     timer.start()
     action()
+    ended.set()
     timer.join()
-    return positions[0]
+    return positions[-1]
 
 
 def test_a_thread_that_sleeps_runs() -> None:

@@ -13,6 +13,7 @@ from mmengine.hooks import Hook
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.engine.guards import DeviceCheckError, DeviceCheckHook
 from mapsage.engine.guards.device_check_hook import DeviceReport, table
+from mapsage.engine.loading.loader_workers import LoaderWorkerError
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,17 @@ def test_what_the_check_raises_is_its_answer(tmp_path: Path, tiny_run: ModuleTyp
     runner = tiny_run.build_runner(str(tmp_path), [DeviceCheckHook()], Stubborn())
     words = "the check itself raised KeyError: 'no buffers today'"
     with pytest.raises(DeviceCheckError, match=words):
+        runner.test()
+
+
+def test_a_worker_that_dies_during_the_check_is_no_answer_of_it(tmp_path: Path,
+                                                                tiny_run: ModuleType) -> None:
+    class Interrupted(tiny_run.TinyModel):  # type: ignore[name-defined, misc]
+        def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+            raise LoaderWorkerError('as torch raises it in a handler of SIGCHLD')
+
+    runner = tiny_run.build_runner(str(tmp_path), [DeviceCheckHook()], Interrupted())
+    with pytest.raises(LoaderWorkerError, match='handler of SIGCHLD'):
         runner.test()
 
 
