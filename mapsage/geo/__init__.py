@@ -44,7 +44,7 @@ from .gdal_names import (
     without_secrets,
 )
 from .globe import EARTH_RADIUS, Globe
-from .grid_position import BLOCK, RasterOnGrid, box_on_grid, damaged_blocks
+from .grid_position import BLOCK, RasterOnGrid, box_on_grid, read_on_grid
 from .image_tags import acquisition_time, band_wavelengths
 from .labels import VECTOR_SUFFIXES, LabelFiles, RasterLabels
 from .mosaic import Mosaic
@@ -62,10 +62,10 @@ __all__ = [
     'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster',
     'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
     'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'acquisition_time', 'band_statistics',
-    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of', 'damaged_blocks',
+    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of',
     'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment',
     'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'measure_read_times', 'open_raster',
-    'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'remote_file',
-    'reprojected', 'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map', 'window_outline',
-    'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons'
+    'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'read_on_grid',
+    'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map',
+    'window_outline', 'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons'
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple, TypeVar
 
 import affine
 import numpy as np
@@ -29,6 +29,7 @@ _STEP = 16
 BLOCK = 512
 # Column and row of positions that cannot be projected: outside every raster.
 _NOWHERE = -1e6
+_Pixels = TypeVar('_Pixels')
 
 
 class RasterOnGrid:
@@ -119,16 +120,29 @@ class RasterOnGrid:
         return columns, rows
 
 
-def damaged_blocks(window: Box, width: int, height: int, read: Callable[[Box], object]
-                   ) -> List[Box]:
-    """Return the blocks of a grid in a window that cannot be read, squares of 512 pixels.
+def read_on_grid(window: Box, width: int, height: int, read: Callable[[Box], _Pixels]) -> _Pixels:
+    """Return what ``read`` returns for a window on a grid.
 
     Args:
         window: Window on the grid.
         width: Width of the grid in pixels.
         height: Height of the grid in pixels.
         read: Function that reads a box, and raises RasterBlockError if it is damaged.
+
+    Raises:
+        RasterBlockError: If pixels of the window cannot be decoded. The error lists the damaged
+            blocks of the grid, squares of 512 pixels.
     """
+    try:
+        return read(window)
+    except RasterBlockError as error:
+        raise RasterBlockError(str(error), error.path, window,
+                               _damaged_blocks(window, width, height, read),
+                               error.reason) from error
+
+
+def _damaged_blocks(window: Box, width: int, height: int, read: Callable[[Box], object]
+                    ) -> List[Box]:
     column, row, columns, rows = window
     damaged = []
     for top in range(max(row, 0) // BLOCK * BLOCK, min(row + rows, height), BLOCK):

@@ -19,8 +19,8 @@ import affine
 import numpy as np
 
 from .coordinates import short_crs
-from .errors import Box, GeoError, PathName, RasterBlockError
-from .grid_position import BLOCK, RasterOnGrid, box_on_grid, damaged_blocks, is_north_up
+from .errors import Box, GeoError, PathName
+from .grid_position import BLOCK, RasterOnGrid, box_on_grid, is_north_up, read_on_grid
 from .pool import most_open
 from .raster import Raster
 
@@ -102,14 +102,7 @@ class Mosaic(Raster):
             RasterBlockError: If pixels of the window cannot be decoded in the scene that counts
                 there. The error lists blocks of the mosaic, squares of 512 pixels.
         """
-        box = column, row, width, height
-        try:
-            return self._compose(box)
-        except RasterBlockError as error:
-            raise RasterBlockError(
-                str(error), error.path, box,
-                damaged_blocks(box, self.width, self.height, self._compose),
-                error.reason) from error
+        return read_on_grid((column, row, width, height), self.width, self.height, self._compose)
 
     def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
                      ) -> Tuple[np.ndarray, np.ndarray]:

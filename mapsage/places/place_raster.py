@@ -21,12 +21,11 @@ from mapsage.geo import (
     GeoError,
     Globe,
     Raster,
-    RasterBlockError,
     RasterOnGrid,
     box_on_grid,
-    damaged_blocks,
     open_raster,
     pixel_side,
+    read_on_grid,
 )
 from mapsage.stacks import NO_DAY, StackLayout, day_number
 
@@ -241,14 +240,7 @@ class PlaceRaster(Raster):
             RasterBlockError: If pixels of the window cannot be decoded in one of the files. The
                 error lists blocks of the grid, squares of 512 pixels.
         """
-        box = column, row, width, height
-        try:
-            return self._compose(box)
-        except RasterBlockError as error:
-            raise RasterBlockError(
-                str(error), error.path, box,
-                damaged_blocks(box, self.width, self.height, self._compose),
-                error.reason) from error
+        return read_on_grid((column, row, width, height), self.width, self.height, self._compose)
 
     def _compose(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         layout, (_, _, width, height) = self.layout, box
