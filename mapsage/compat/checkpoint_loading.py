@@ -2,8 +2,9 @@
 
 Gap: mmengine 0.10.7 calls ``torch.load`` without options. From torch 2.6 on, this refuses its
 own checkpoints (HistoryBuffer); with older torch it unpickles anything, as onedl-mmengine does when
-other ways fail. Here an allow-list decides, with every torch. Neither mmengine reads safetensors.
-Remove when: the host's loader of local files has an allow-list and no fallback.
+other ways fail. Here an allow-list decides, with every torch. Neither mmengine reads safetensors,
+and torch ignores the checksums in its files.
+Remove when: the host's loaders have an allow-list and no fallback, and torch reads the checksums.
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import io
 import os
 import pickle
 import re
+import zipfile
 from typing import IO, Any, Callable, Dict, Optional, Tuple, Union
 from urllib.parse import urlparse
 
@@ -26,11 +28,14 @@ from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelD
 
 from mapsage.errors import UserError
 from mapsage.json_text import parse_json
+from mapsage.stand_ins import Delegate
 
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
 # Argument map_location of torch.load.
 _MapLocation = Union[None, str, torch.device, Callable[..., Any], Dict[str, str]]
+_ZIP_START = b'PK\x03\x04'
+_CHUNK_BYTES = 4 << 20
 # Messages with which torch's weights_only unpickler refuses an object (2.6 to 2.13).
 _REFUSED = re.compile(r'Unsupported global|unrecognized function|[Uu]nsupported class|'
                       r'Can only (build|create|SETITEM|SETITEMS)|Trying to (load|instantiate)|'
@@ -52,7 +57,7 @@ def load_from_local(filename: str, map_location: _MapLocation = None) -> Dict[st
         FileNotFoundError: If there is no such file.
         UnsafeCheckpointError: If the file contains anything but tensors, plain containers, NumPy
             arrays and types of MMEngine that cannot run code.
-        RuntimeError: If the file is truncated or is not a checkpoint.
+        RuntimeError: If the file is truncated or damaged, or is not a checkpoint.
     """
     filename = os.path.expanduser(filename)
     if not os.path.exists(filename):
@@ -60,19 +65,48 @@ def load_from_local(filename: str, map_location: _MapLocation = None) -> Dict[st
     if filename.endswith('.safetensors'):
         return _read_safetensors(filename, map_location)
     with open(filename, 'rb') as file:
-        try:
-            return read_checkpoint(file, map_location)
-        # All errors, because errors of damaged files have no common class.
-        except Exception as error:
-            reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
-            if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
-                raise UnsafeCheckpointError(
-                    f'checkpoint {filename} holds objects that could run code when loaded: '
-                    f'{reason} If you trust its author, load it once yourself and save only its '
-                    f'state_dict.') from error
-            raise RuntimeError(
-                f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
-                f'({type(error).__name__}: {reason}).') from error
+        return _load(file, filename, map_location)
+
+
+def _load(file: IO[bytes], filename: str, map_location: _MapLocation) -> Dict[str, Any]:
+    try:
+        _check_crc(file)
+        return read_checkpoint(file, map_location)
+    # All errors, because errors of damaged files have no common class.
+    except Exception as error:
+        reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
+        if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
+            raise UnsafeCheckpointError(
+                f'checkpoint {filename} holds objects that could run code when loaded: '
+                f'{reason} If you trust its author, load it once yourself and save only its '
+                f'state_dict.') from error
+        raise RuntimeError(
+            f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
+            f'({type(error).__name__}: {reason}).') from error
+
+
+def _check_crc(file: IO[bytes]) -> None:
+    """Compare the contents of a zip file with the checksums in it; torch does not.
+
+    Legacy files of torch are no zip files and have no checksums. A file that was saved after
+    ``torch.serialization.set_crc32_options(False)`` has zeros in their place.
+
+    Raises:
+        zipfile.BadZipFile: If a checksum is wrong, or the file is damaged otherwise.
+    """
+    is_zip = file.read(len(_ZIP_START)) == _ZIP_START
+    file.seek(0)
+    if not is_zip:
+        return
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.CRC == 0:
+                continue
+            with archive.open(entry) as content:
+                # Reading raises the error.
+                while content.read(_CHUNK_BYTES):
+                    pass
+    file.seek(0)
 
 
 def _read_safetensors(filename: str, map_location: _MapLocation) -> Dict[str, Any]:
@@ -119,8 +153,22 @@ def apply() -> bool:
                                      force=True)
     # The loaders of torchvision:// and open-mmlab:// look this function up in the module.
     checkpoint.load_from_http = load_from_http
+    # The loaders of s3://, petrel://, pavi:// and open-mmlab:// call torch.load, and onedl-mmengine
+    # calls it again without the allow-list if the list refuses a file.
+    checkpoint.torch = _TorchOfLoaders(torch)
     HistoryBuffer.__getstate__ = _state_of_buffer  # type: ignore[method-assign]
     return True
+
+
+class _TorchOfLoaders(Delegate):
+    """The module ``torch`` as MMEngine's loaders see it, whose ``load`` has the allow-list."""
+
+    @staticmethod
+    def load(file: Union[str, IO[bytes]], map_location: _MapLocation = None, **_: Any
+             ) -> Dict[str, Any]:
+        if isinstance(file, str):
+            return load_from_local(file, map_location)
+        return _load(file, 'of the storage', map_location)
 
 
 def _state_of_buffer(buffer: HistoryBuffer) -> Dict[str, Any]:

@@ -10,7 +10,10 @@ import os
 import pickle
 import random
 import re
+import struct
+import sys
 import threading
+import types
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -201,6 +204,63 @@ def test_flipped_bytes_end_in_one_of_two_errors(tmp_path: Path) -> None:
             load_from_local(str(path))
         except (RuntimeError, UnsafeCheckpointError):
             pass
+
+
+@pytest.mark.parametrize('content', [genuine, lambda: dict(state_dict=dict(a=torch.ones(9, 9)))],
+                         ids=['run', 'weights'])
+def test_one_flipped_bit_is_noticed(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / 'a.pth'
+    whole = Path(save(path, content())).read_bytes()
+    with zipfile.ZipFile(str(path)) as archive:
+        entries = archive.infolist()
+    for entry in entries:
+        # The local header has 30 bytes, the name, and an extra field.
+        start = entry.header_offset + 30 + sum(
+            struct.unpack('<HH', whole[entry.header_offset + 26:entry.header_offset + 30]))
+        damaged = bytearray(whole)
+        damaged[start + entry.file_size // 2] ^= 0x10
+        path.write_bytes(bytes(damaged))
+        if entry.file_size:
+            with pytest.raises(RuntimeError, match='truncated or damaged.*Bad CRC-32'):
+                CheckpointLoader.load_checkpoint(str(path), 'cpu')
+
+
+@pytest.mark.skipif(not hasattr(torch.serialization, 'set_crc32_options'),
+                    reason='this torch always writes the checksums')
+def test_a_file_without_checksums_comes_back(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save(tmp_path / 'a.pth', dict(a=torch.ones(3)))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(load_from_local(path)['a'], torch.ones(3))
+
+
+class StorageClient:
+    """A client of a storage of objects, which is a folder."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def Get(self, path: str) -> bytes:
+        return Path(path.replace('s3:/', '')).read_bytes()
+
+
+def test_other_loaders_of_the_host_execute_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """MMEngine's own cache and its storage of objects."""
+    mark = tmp_path / 'executed'
+    save(tmp_path / 'good.pth', genuine())
+    save(tmp_path / 'evil.pth', dict(genuine(), surprise=Call(os.system, f'touch {mark}')))
+    monkeypatch.setenv('MMENGINE_HOME', str(tmp_path))
+    (tmp_path / 'open_mmlab.json').write_text('{"good": "good.pth", "evil": "evil.pth"}')
+    package = types.ModuleType('petrel_client')
+    package.client = types.SimpleNamespace(Client=StorageClient)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, 'petrel_client', package)
+    for start, end in (('open-mmlab://', ''), (f's3:/{tmp_path}/', '.pth')):
+        assert CheckpointLoader.load_checkpoint(f'{start}good{end}', 'cpu')['meta']['seed'] == 1
+        with pytest.raises(UnsafeCheckpointError):
+            CheckpointLoader.load_checkpoint(f'{start}evil{end}', 'cpu')
+    assert not mark.exists()
 
 
 @pytest.fixture
