@@ -86,8 +86,9 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
                            'both classes.')
     for source, metainfo in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
                              ("the config's dataset", _dataset_meta(cfg))):
-        names = (metainfo or {}).get('classes')
-        if not names:
+        metainfo = metainfo if isinstance(metainfo, Mapping) else {}
+        names = metainfo.get('classes')
+        if not isinstance(names, (list, tuple)) or not names:
             continue
         if len(names) != count:
             raise PredictError(f'the model has {count} classes, but {source} names {len(names)}: '
@@ -95,8 +96,11 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
                                f'decode head or the metainfo of the dataset.')
         if count >= NO_DATA:
             raise PredictError(f'{count} classes do not fit a map of 8 bits: at most {NO_DATA}.')
-        return Classes(tuple(map(str, names)),
-                       class_palette(count, (metainfo or {}).get('palette')))
+        try:
+            palette = class_palette(count, metainfo.get('palette'))
+        except (TypeError, ValueError) as error:
+            raise PredictError(f'{source} has a palette that cannot be used: {error}') from error
+        return Classes(tuple(map(str, names)), palette)
     raise PredictError(
         "neither the checkpoint nor the config's test_dataloader names classes. Set "
         "metainfo=dict(classes=[...], palette=[...]) in the config's test_dataloader.dataset.")
@@ -232,7 +236,9 @@ def training_days(meta: Mapping[str, Any]) -> Dict[str, List[int]]:
     Args:
         meta: ``meta`` of a checkpoint.
     """
-    return dict((meta.get('dataset_meta') or {}).get('stack_days') or {})
+    metainfo = meta.get('dataset_meta')
+    days = metainfo.get('stack_days') if isinstance(metainfo, Mapping) else None
+    return dict(days) if isinstance(days, Mapping) else {}
 
 
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:

@@ -98,6 +98,12 @@ def restore_left_out(model: nn.Module, checkpoint: Any, path: str = 'the checkpo
     left_out = meta.get(LEFT_OUT) if isinstance(meta, Mapping) else None
     if left_out is None:
         return False
+    if not isinstance(left_out, dict) or not isinstance(left_out.get('names'), list) or not all(
+            isinstance(text, str) for text in (
+                *left_out['names'], left_out.get('digest'), left_out.get('source'))):
+        raise FrozenWeightsError(
+            f'{path} is damaged: its {LEFT_OUT} are {str(left_out)[:80]}, expected a list of '
+            f'names, a digest and a source. Take another checkpoint of the run.')
     model = unwrap_model(model)
     names, origin = list(left_out['names']), (
         f"{path} contains trained weights only; its {len(left_out['names'])} frozen weights come "

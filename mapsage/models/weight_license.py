@@ -57,7 +57,11 @@ def recorded_licenses(meta: Mapping[str, Any]) -> List[WeightsLicense]:
     Args:
         meta: ``meta`` of the checkpoint.
     """
-    return [WeightsLicense(**entry) for entry in meta.get(LICENSES_KEY, ())]
+    entries = meta.get(LICENSES_KEY)
+    # A checkpoint of somebody may have anything there.
+    return [WeightsLicense(*(str(entry.get(field, '')) for field in WeightsLicense._fields))
+            for entry in (entries if isinstance(entries, (list, tuple)) else ())
+            if isinstance(entry, Mapping)]
 
 
 def describe_restrictions(meta: Mapping[str, Any], path: str) -> str:

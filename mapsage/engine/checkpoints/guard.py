@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.utils import is_method_overridden
 
+from mapsage.host.runner import HostRunner
 from mapsage.stand_ins import Delegate
 
 from .background import Save
@@ -44,6 +46,9 @@ def guard_saves(hook: CheckpointHook) -> None:
     MMEngine's hook removes an old checkpoint before it writes the new one. If the save fails, or
     the process is killed in between, neither of the two exists. For saves by the main process only,
     see :meth:`SavingRunner.saving_together`.
+
+    The hook removes files in its own folder only, whatever a resumed checkpoint says about earlier
+    files: see :func:`_keep_to_own_files`.
 
     Three arguments of the hook are MapSage's:
 
@@ -76,6 +81,7 @@ def guard_saves(hook: CheckpointHook) -> None:
                                              copies_to_neighbor)
     hook._save_best_checkpoint = _guard(hook, hook._save_best_checkpoint, background,
                                         copies_to_neighbor=False)
+    _keep_to_own_files(hook)
     if minutes is not None:
         SaveClock(hook, minutes * 60).attach()
 
@@ -93,6 +99,48 @@ def _take_background(hook: CheckpointHook) -> bool:
                 'saves through a file backend (out_dir, backend_args)')
             + ', so its checkpoints are written while the training waits. Remove the argument.')
     return not (overrides_saves or uses_backend or value is False)
+
+
+def _keep_to_own_files(hook: Any) -> None:
+    """Let what a checkpoint says about earlier files lead to checkpoints in the hook's folder only.
+
+    MMEngine's hook removes, or publishes, any path that a resumed checkpoint names as the best one.
+    A checkpoint is a file of somebody, and the work dir may have been copied or moved since.
+    """
+    before_train = hook.before_train
+
+    def keep_and_begin(runner: HostRunner, *args: Any, **kwargs: Any) -> None:
+        info, surplus = runner.message_hub.runtime_info, []
+        if hook.max_keep_ckpts > 0 and 'keep_ckpt_ids' in info:
+            steps = info['keep_ckpt_ids']
+            steps = [step for step in (steps if isinstance(steps, list) else [])
+                     if type(step) is int]
+            surplus, steps = steps[:-hook.max_keep_ckpts], steps[-hook.max_keep_ckpts:]
+            info['keep_ckpt_ids'] = steps
+        before_train(runner, *args, **kwargs)
+        backend = hook.file_backend
+        for step in surplus if is_main_process() else ():
+            path = backend.join_path(hook.out_dir, hook.filename_tmpl.format(step))
+            if backend.isfile(path):
+                backend.remove(path)
+        # The hook sets one of these two only if it has save_best.
+        if vars(hook).get('best_ckpt_path') is not None:
+            hook.best_ckpt_path = _find_own_best(hook, hook.best_ckpt_path)
+        for key, path in vars(hook).get('best_ckpt_path_dict', {}).items():
+            hook.best_ckpt_path_dict[key] = _find_own_best(hook, path)
+
+    hook.before_train = keep_and_begin
+
+
+def _find_own_best(hook: CheckpointHook, path: object) -> Optional[str]:
+    """Return the best checkpoint of this name in the hook's folder, or None."""
+    template = re.escape(hook.filename_tmpl.replace('/', '_'))
+    pattern = 'best_.+_' + re.sub(r'\\\{.*?\\\}', r'\\d+', template)
+    name = os.path.basename(path) if isinstance(path, str) else ''
+    if not re.fullmatch(pattern, name):
+        return None
+    own_path = hook.file_backend.join_path(hook.out_dir, name)
+    return own_path if hook.file_backend.isfile(own_path) else None
 
 
 def _overrides_saves(hook: CheckpointHook) -> bool:
@@ -180,7 +228,7 @@ class _RemovalCollector(Delegate):
         self.removals.append((self.original.remove, path))
 
     def rmtree(self, path: str) -> None:
-        self.removals.append((self.original.rmtree, path))
+        """Do nothing: every checkpoint of this Runner is a file, so the folder is not the run's."""
 
 
 @contextmanager

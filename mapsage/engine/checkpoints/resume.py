@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from mmengine.config import Config
-from mmengine.runner import CheckpointLoader, find_latest_checkpoint
+from mmengine.runner import CheckpointLoader
 
 from mapsage.engine.guards.stop_hook import CHECKPOINT as STOPPED
 from mapsage.errors import UserError
@@ -175,14 +175,21 @@ def folders_of(cfg: Config, work_dir: str) -> List[str]:
 def candidates_in(work_dir: str, more: Sequence[str] = ()) -> List[str]:
     """Return the checkpoints in ``work_dir`` and in the folders ``more``, newest first.
 
-    ``last_checkpoint`` may lead to another folder; the checkpoints of that folder are included.
+    ``last_checkpoint`` may lead to another folder; the checkpoints of that folder are included. If
+    a work dir was copied or moved, its ``last_checkpoint`` leads to the original. So a file of the
+    same name in ``work_dir`` comes first, unless the run writes into the other folder.
 
     ``last_checkpoint`` names the newest checkpoint, unless the process was killed between writing
     the two. So a file that is newer than ``last_checkpoint`` precedes it, but only if it also has
     more iterations: in a copied work dir every file may be newer.
     """
     pointer = os.path.join(work_dir, 'last_checkpoint')
-    last = find_latest_checkpoint(work_dir) if os.path.isfile(pointer) else ''
+    last = ''
+    if os.path.isfile(pointer):
+        last = Path(pointer).read_text(encoding='utf-8', errors='surrogateescape').strip()
+    local = os.path.join(work_dir, os.path.basename(last))
+    if os.path.isfile(local) and not any(_is_in(last, folder) for folder in more):
+        last = local
     folders = dict.fromkeys([work_dir, *more, *([os.path.dirname(last)] if last else [])])
     paths = sorted((str(path) for folder in folders for path in Path(folder).glob('*.pth')
                     if _NAMES.search(path.name)), key=_number, reverse=True)
@@ -191,12 +198,8 @@ def candidates_in(work_dir: str, more: Sequence[str] = ()) -> List[str]:
     # Files are compared, not names: the same file may be listed under another path.
     paths = [path for path in paths if not os.path.samefile(path, last)]
     since = os.stat(pointer).st_mtime_ns
-    # In a copy of a work dir, last_checkpoint leads to the original, whose training may have
-    # continued. Then only files of the copy count as newer.
-    is_copy = os.path.isfile(os.path.join(work_dir, os.path.basename(last)))
     newer = [path for path in paths if os.stat(path).st_mtime_ns > since
-             and (_kind(path) != _kind(last) or _number(path) > _number(last))
-             and (not is_copy or Path(path).parent == Path(work_dir))]
+             and (_kind(path) != _kind(last) or _number(path) > _number(last))]
     return list(dict.fromkeys([*_most_iterations_first([*newer, last]), *paths]))
 
 
@@ -243,7 +246,7 @@ def _read_meta(checkpoint: object, path: str) -> Dict[str, Any]:
     meta = checkpoint['meta']
     if not isinstance(meta, dict) or not all(
             meta.get(name) is None or type(meta[name]) is int
-            for name in ('seed', 'virtual_ranks', 'iter')):
+            for name in ('seed', 'virtual_ranks', 'iter', 'epoch')):
         raise RuntimeError(f'checkpoint {path} is damaged: its meta is {str(meta)[:80]}, expected '
-                           f'whole numbers as seed, virtual_ranks and iter')
+                           f'whole numbers as seed, virtual_ranks, iter and epoch')
     return meta

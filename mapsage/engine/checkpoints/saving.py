@@ -122,7 +122,11 @@ class SavingRunner(Runner):
         arguments = inspect.signature(super().load_checkpoint).bind(filename, *args, **kwargs)
         arguments.apply_defaults()
         self._renamed = arguments.arguments['revise_keys']
-        return super().load_checkpoint(filename, *args, **kwargs)
+        checkpoint = super().load_checkpoint(filename, *args, **kwargs)
+        if isinstance(checkpoint.get('meta'), dict):
+            # MMEngine's resume would execute this text. Only mmcv 1 wrote it.
+            checkpoint['meta'].pop('config', None)
+        return checkpoint
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """Resume as MMEngine does, from a checkpoint that fits the whole model.

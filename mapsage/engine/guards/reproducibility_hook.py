@@ -16,7 +16,12 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank, open_channel
 from mapsage.host.runner import HostRunner, MapSageRun
-from mapsage.models.weight_license import LICENSES_KEY, describe_restrictions, find_licenses
+from mapsage.models.weight_license import (
+    LICENSES_KEY,
+    describe_restrictions,
+    find_licenses,
+    recorded_licenses,
+)
 from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 
 from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_warning, unlike_ranks
@@ -49,8 +54,9 @@ class ReproducibilityHook(Hook):
 
     def after_load_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Store the licenses of the checkpoint, and its facts if the run continues from it."""
-        meta = checkpoint.get('meta', {})
-        self._licenses = list(meta.get(LICENSES_KEY, ()))
+        meta = checkpoint.get('meta')
+        meta = meta if isinstance(meta, dict) else {}
+        self._licenses = [license_._asdict() for license_ in recorded_licenses(meta)]
         restrictions = describe_restrictions(meta, 'The checkpoint')
         if restrictions:
             runner.logger.info(restrictions)

@@ -13,14 +13,17 @@ import torch
 from fuzzing import JSON, changed, damaged, documents
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from mmengine.config import Config
 
 from mapsage.compat.checkpoint_loading import UnsafeCheckpointError, load_from_local
 from mapsage.engine.checkpoints.resume import UNREADABLE, read_choice
 from mapsage.maps.errors import PredictError
-from mapsage.maps.model import load_weights
+from mapsage.maps.model import find_classes, load_weights, training_days
 
 META = dict(seed=1, iter=7, epoch=0, virtual_ranks=2, dataset_meta=dict(
-    classes=['a', 'b'], palette=[[0, 0, 0], [1, 1, 1]]))
+    classes=['a', 'b'], palette=[[0, 0, 0], [1, 1, 1]], stack_days=dict(s2=[100])),
+    weights_licenses=[dict(name='L', link='https://l', forbids='sale')])
+LEFT_OUT = dict(META, left_out_weights=dict(names=['bias'], digest='0', source='a.pth'))
 
 
 def weights() -> Any:
@@ -34,15 +37,24 @@ def checkpoint_bytes(meta: Any, legacy: bool = False) -> bytes:
     return stream.getvalue()
 
 
+def load_for_maps(name: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    model.num_classes, model.data_preprocessor = 2, None  # type: ignore[assignment]
+    meta = load_weights(model, name)
+    training_days(meta)
+    find_classes(Config(), meta, model)
+
+
 def try_all(path: Path) -> None:
     """Read a file as training, resuming and predicting do."""
     for read, errors in ((load_from_local, (UnsafeCheckpointError, RuntimeError)),
                          (read_choice, UNREADABLE),
-                         (lambda name: load_weights(torch.nn.Linear(3, 2), name), PredictError)):
+                         (load_for_maps, PredictError)):
         try:
             read(str(path))
         except errors as error:  # type: ignore[misc]
-            assert path.name in str(error)
+            assert any(text in str(error) for text in (
+                path.name, 'names classes', "checkpoint's dataset_meta", 'no backbone'))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -56,7 +68,7 @@ def test_any_bytes(tmp_path_factory: Any, data: st.DataObject) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(st.one_of(JSON, changed(META)))
+@given(st.one_of(JSON, changed(META), changed(LEFT_OUT)))
 def test_any_meta(tmp_path_factory: Any, meta: Any) -> None:
     path = tmp_path_factory.getbasetemp() / 'iter_7.pth'
     path.write_bytes(checkpoint_bytes(meta))

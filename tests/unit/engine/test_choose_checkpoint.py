@@ -105,6 +105,22 @@ def test_a_copied_work_dir_does_not_follow_the_original(tmp_path: Path) -> None:
     assert Path(candidates_in(str(tmp_path / 'copy'))[0]).name == 'iter_8.pth'
 
 
+@pytest.mark.parametrize('pointer', ['{}/iter_8.pth', '{}/stopped.pth', 'elsewhere/iter_8.pth'])
+def test_a_copied_work_dir_continues_with_its_own_files(pointer: str, tmp_path: Path) -> None:
+    for folder in (tmp_path / 'original', tmp_path / 'copy'):
+        folder.mkdir()
+        at(folder, iter_4=4, stopped=6, iter_8=8)
+        (folder / 'last_checkpoint').write_text(pointer.format(tmp_path / 'original'))
+        aged(folder, iter_4=1, stopped=2, iter_8=3, last_checkpoint=4)
+    candidates = candidates_in(str(tmp_path / 'copy'))
+    assert candidates[0] == str(tmp_path / 'copy' / Path(pointer).name)
+    assert {Path(path).parent.name for path in candidates} == {'copy'}
+    # A folder into which the run writes is not the original of a copy.
+    folders = [str(tmp_path / 'original')] if pointer[0] == '{' else []
+    assert candidates_in(str(tmp_path / 'copy'), folders)[0] == str(
+        tmp_path / ('original' if folders else 'copy') / Path(pointer).name)
+
+
 def test_out_dir_of_the_hook_counts_as_well(tmp_path: Path) -> None:
     (tmp_path / 'work').mkdir()
     at(tmp_path, iter_4=4, iter_8=8)
@@ -130,10 +146,10 @@ def test_a_first_save_elsewhere_that_nothing_names_yet(tmp_path: Path) -> None:
     assert folders_of(Config(), 'work') == []
 
 
-@pytest.mark.parametrize('content', ['', 'gone.pth', '\n'])
-def test_last_checkpoint_that_names_nothing(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize('content', [b'', b'gone.pth', b'\n', b'\xff\0', b'..', b'/'])
+def test_last_checkpoint_that_names_nothing(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / 'iter_3.pth')
-    (tmp_path / 'last_checkpoint').write_text(content)
+    (tmp_path / 'last_checkpoint').write_bytes(content)
     assert Path(choose_checkpoint(str(tmp_path)).path).name == 'iter_3.pth'
 
 
@@ -145,6 +161,17 @@ def test_falls_back_past_what_cannot_be_read(tmp_path: Path) -> None:
     torch.save(dict(state_dict={}), str(tmp_path / 'iter_5.pth'))
     choice = choose_checkpoint(str(tmp_path))
     assert (Path(choice.path).name, choice.seed, len(choice.skipped)) == ('iter_1.pth', 4, 4)
+
+
+def test_falls_back_past_one_flipped_bit(tmp_path: Path) -> None:
+    for number in (1, 2):
+        path = write(tmp_path / f'iter_{number}.pth', weight=torch.full((100,), 3.0))
+    damaged = bytearray(Path(path).read_bytes())
+    damaged[damaged.find(torch.full((100,), 3.0).numpy().tobytes()) + 202] ^= 0x10
+    Path(path).write_bytes(bytes(damaged))
+    (tmp_path / 'last_checkpoint').write_text(path)
+    choice = choose_checkpoint(str(tmp_path))
+    assert Path(str(choice.path)).name == 'iter_1.pth' and 'Bad CRC-32' in choice.skipped[0]
 
 
 def test_best_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:

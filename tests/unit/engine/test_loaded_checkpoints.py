@@ -145,3 +145,21 @@ def test_weights_are_compared_by_the_names_that_loading_gives_them(trained: Path
     runner.load_checkpoint(str(tmp_path / 'student.pth'), revise_keys=[(r'^student\.', '')])
     for name, weight in runner.model.state_dict().items():
         assert torch.equal(weight, checkpoint['state_dict'][f'student.{name}'])
+
+
+@pytest.mark.parametrize('how', ['resume', 'auto', 'test', 'load_from'])
+def test_no_text_of_a_checkpoint_is_executed(how: str, trained: Path, tmp_path: Path) -> None:
+    mark, work_dir = tmp_path / 'executed', tmp_path / 'work'
+    text = f"open({str(mark)!r}, 'w')\ncustom_imports = dict(imports=['antigravity'])\n"
+    checkpoint = torch.load(str(trained), **LOAD)
+    checkpoint['meta'].update(config=text, cfg=text)
+    checkpoint['message_hub']['runtime_info']['cfg'] = text
+    work_dir.mkdir()
+    torch.save(checkpoint, str(work_dir / 'iter_8.pth'))
+    resume: Any = dict(resume=True, auto='auto').get(how, False)
+    runner, record = toy_runner(
+        work_dir, resume=resume, load_from=None if how == 'auto' else str(work_dir / 'iter_8.pth'),
+        **{'train_cfg.max_iters': 10})
+    runner.test() if how == 'test' else runner.train()
+    assert len(record.losses) == dict(resume=2, auto=2, load_from=10, test=0)[how]
+    assert not mark.exists()

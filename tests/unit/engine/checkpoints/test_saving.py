@@ -2,16 +2,19 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 import mmengine.runner.runner
 import pytest
+import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
+from mapsage.compat.checkpoint_loading import load_from_local
 from mapsage.engine.runner import MapSageRunner
 
 TINY_RUN = Path(__file__).resolve().parents[3] / 'tiny_run.py'
@@ -136,3 +139,85 @@ def test_a_copy_that_cannot_be_is_refused(wrong: dict, words: str, tmp_path: Pat
     with pytest.raises(ValueError, match=words):
         build(MapSageRunner, tmp_path, dict(wrong, type='CheckpointHook', by_epoch=False),
               monkeypatch)
+
+
+@pytest.fixture(scope='module')
+def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the work dir of a run of two steps with a validation."""
+    folder = tmp_path_factory.mktemp('two_steps')
+    with pytest.MonkeyPatch.context() as patch:
+        build(MapSageRunner, folder, dict(type='CheckpointHook', by_epoch=False, interval=2,
+                                          save_best='mIoU', rule='greater'),
+              patch, train_cfg=dict(by_epoch=False, max_iters=2, val_interval=2)).train()
+    return folder
+
+
+@pytest.fixture
+def resumed_run(two_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that resumes from a checkpoint with other run information.
+
+    The resumed run validates two times, and both scores are better than the checkpoint's.
+    """
+    def resume(info: Dict[str, Any], **checkpoint: Any) -> Path:
+        folder = tmp_path / 'work'
+        shutil.copytree(str(two_steps), str(folder))
+        state = load_from_local(str(folder / 'iter_2.pth'))
+        state['message_hub']['runtime_info'].update(
+            {key: value.replace('WORK', str(folder)) if isinstance(value, str) else value
+             for key, value in info.items()},
+            best_score=-1.0, best_score_mIoU=-1.0, best_score_mAcc=-1.0)
+        torch.save(state, str(folder / 'iter_2.pth'))
+        (folder / 'thesis.txt').write_text('in the work dir')
+        (folder / 'iter_1.pth').mkdir()
+        (folder / 'iter_1.pth' / 'thesis.txt').write_text('in a folder')
+        build(MapSageRunner, folder, dict(
+            dict(type='CheckpointHook', by_epoch=False, interval=2, save_best='mIoU',
+                 rule='greater'), **checkpoint), monkeypatch, resume=True).train()
+        assert (folder / 'thesis.txt').exists() and (folder / 'iter_1.pth/thesis.txt').exists()
+        return folder
+
+    return resume
+
+
+BOTH = dict(save_best=['mIoU', 'mAcc'])
+
+
+@pytest.mark.parametrize('name, key, checkpoint', [
+    ('USER/thesis.txt', 'best_ckpt', {}),
+    ('USER', 'best_ckpt_mIoU', BOTH),
+    ('USER/best_mIoU_iter_1.pth', 'best_ckpt_mAcc', BOTH),
+    ('WORK/thesis.txt', 'best_ckpt', dict(background=False)),
+    ('WORK/iter_1.pth', 'best_ckpt', {}),
+    ('USER/best_mIoU_iter_1.pth', 'best_ckpt', dict(published_keys=['meta', 'state_dict'])),
+])
+def test_a_best_checkpoint_that_the_run_did_not_write_stays(
+        name: str, key: str, checkpoint: Dict[str, Any], tmp_path: Path, resumed_run: Any) -> None:
+    user = tmp_path / 'user'
+    user.mkdir()
+    for file in ('thesis.txt', 'best_mIoU_iter_1.pth'):
+        (user / file).write_text('years of work')
+    folder = resumed_run({key: name.replace('USER', str(user))}, **checkpoint)
+    assert (folder / 'best_mIoU_iter_6.pth').is_file()
+    assert sorted(path.name for path in user.iterdir()) == ['best_mIoU_iter_1.pth', 'thesis.txt']
+
+
+@pytest.mark.parametrize('best', [['a'], 7])
+def test_a_best_checkpoint_that_is_no_path_is_ignored(best: Any, resumed_run: Any) -> None:
+    resumed_run(dict(best_ckpt=best))
+
+
+def test_a_moved_work_dir_replaces_its_own_best_checkpoint(resumed_run: Any) -> None:
+    folder = resumed_run(dict(best_ckpt='/gone/best_mIoU_iter_2.pth'))
+    assert files(folder) == ['best_mIoU_iter_6.pth', 'iter_1.pth', 'iter_2.pth', 'iter_4.pth',
+                             'iter_6.pth']
+
+
+@pytest.mark.parametrize('ids', [['../user/thesis', 2], ['iter_1.pth', 1, 2], 'ab'])
+def test_only_checkpoints_of_the_folder_make_way(ids: Any, tmp_path: Path,
+                                                 resumed_run: Any) -> None:
+    (tmp_path / 'user').mkdir()
+    (tmp_path / 'user' / 'thesis').write_text('years of work')
+    folder = resumed_run(dict(keep_ckpt_ids=ids), max_keep_ckpts=1, filename_tmpl='{}',
+                         save_best=None)
+    assert (tmp_path / 'user' / 'thesis').exists()
+    assert '6' in [path.name for path in folder.iterdir()]
