@@ -29,6 +29,7 @@ from mapsage.engine.loading.keyed_loader import KeyedLoader
 from mapsage.features.cache.index import CacheIndex, find_shards, read_index, write_index
 from mapsage.features.cache.keys import ViewSeeds, keys_of_run, sample_hashes
 from mapsage.features.cache.shards import (
+    PATTERN,
     SHARD_BYTES,
     CacheError,
     Levels,
@@ -171,7 +172,8 @@ class FeatureCaching:
         if todo:
             check_repeatable(self._samples, self._seeds, self._chosen_views)
             self._check_free_space(todo)
-        for path in [*damaged, *self._folder.glob('*.partial-*')]:
+        for path in [*damaged, *self._folder.glob('.partial-*'),
+                     *self._folder.glob(f'{PATTERN}.partial-*')]:
             if path in damaged:
                 self._say(f'{path} is damaged: its items are computed again')
             path.unlink()

@@ -168,7 +168,10 @@ def remove_outdated(outputs: Outputs) -> None:
     report = outputs.read_report()
     if report is not None:
         outputs.report.unlink()
-        for name in set(report['files']) - {path.name for path in outputs.files()}:
+        # A report of somebody may list any file of the folder.
+        possible = Outputs.of(outputs.map.parent, outputs.map.stem, True, True, False, True).files()
+        removable = {path.name for path in possible} | {'preview.png'}
+        for name in set(report['files']) & removable - {path.name for path in outputs.files()}:
             path = outputs.map.with_name(name)
             if path.exists():
                 path.unlink()

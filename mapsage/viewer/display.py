@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 from rasterio.vrt import WarpedVRT
 from rasterio.windows import Window
 
+from mapsage.atomic_write import atomic_write
 from mapsage.geo import (
     VECTOR_SUFFIXES,
     ClassMapWriter,
@@ -135,7 +137,7 @@ def truth_for_display(entry: MapEntry, progress: Progress,
                 truth = stack.enter_context(Raster(entry.truth, bands=[1]))
                 read = _raster_reader(str(entry.truth), truth, target, stack, Resampling.nearest)
             matrix = _write_truth(copy, entry, read, target, settings, progress)
-        matrix_path.write_text(json.dumps(matrix), encoding='utf-8')
+        atomic_write(matrix_path, json.dumps(matrix).encode())
     return copy, matrix
 
 
@@ -205,14 +207,19 @@ def _copy_path(entry: MapEntry, kind: str, sources: Sequence[str], *settings: st
     stamps = [stamp(source) for source in [*sources, str(entry.path)]]
     key = hashlib.sha256(json.dumps([stamps, settings]).encode()).hexdigest()[:12]
     folder = entry.path.parent / '.view'
+    if folder.is_symlink():
+        raise ViewError(f'{folder} is a link, and copies for the browser are written and removed '
+                        'there; remove the link, or copy the maps elsewhere.')
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ViewError(f'cannot make {folder} ({error}), where the copies for the browser go; '
                         'give write permission, or copy the maps elsewhere.') from error
     # Remove copies of earlier states of the same map.
-    for old in folder.glob(f'{entry.name}_{kind}_*'):
-        if key not in old.name:
+    copy_name = re.compile(f'{re.escape(entry.name)}_{kind}_([0-9a-f]{{12}})\\.(tif|json)')
+    for old in folder.iterdir():
+        match = copy_name.fullmatch(old.name)
+        if match and match.group(1) != key:
             old.unlink()
     return folder / f'{entry.name}_{kind}_{key}.tif'
 

@@ -43,6 +43,8 @@ DEFAULT_SIZE = '100G'
 _FORMAT = 1
 _SOURCE = 'source.json'
 _PARTIAL = '.partial-'
+# Name of the folder of a copy: name of the source, hash of its path, hash of its content.
+_COPY = re.compile(r'.+-[0-9a-f]{8}-[0-9a-f]{16}', re.DOTALL)
 _IN_USE = '.in-use'
 _SIZE = re.compile(r'(\d+(?:\.\d+)?)\s*([KMGT]?)B?', re.IGNORECASE)
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
@@ -223,6 +225,8 @@ class FastCopies:
         """Remove what killed processes left: partial copies that no process claims."""
         for partial in self.folder.glob(f'{_PARTIAL}*'):
             name = partial.name[len(_PARTIAL):].rpartition('-')[0]
+            if not _COPY.fullmatch(name):
+                continue
             with contextlib.suppress(FolderClaimedError), \
                     claimed(self.folder, [name], '', patience=0.0):
                 shutil.rmtree(str(partial), ignore_errors=True)
@@ -326,7 +330,8 @@ class FastCopies:
 
     def _existing(self) -> List[Path]:
         """Return the folders of complete copies."""
-        return [path.parent for path in sorted(self.folder.glob(f'[!.]*/{_SOURCE}'))]
+        return [path.parent for path in sorted(self.folder.glob(f'[!.]*/{_SOURCE}'))
+                if _COPY.fullmatch(path.parent.name)]
 
     def _drop_changed(self, wanted: List[FastCopy]) -> int:
         """Remove copies whose source has changed, unless another run uses the folder.

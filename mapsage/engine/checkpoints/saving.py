@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,7 @@ from typing import (
     Union,
 )
 
-from mmengine.dist import is_main_process
+from mmengine.dist import is_main_process, master_only
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
@@ -202,6 +203,16 @@ class SavingRunner(Runner):
             elif isinstance(handler, logging.StreamHandler):
                 make_lenient(handler.stream)
         return logger
+
+    @master_only
+    def dump_config(self) -> None:
+        """Write the config as MMEngine does, in place of a link of its name and not through it."""
+        name = f'{self.timestamp}.py' if self.cfg.filename is None \
+            else os.path.basename(self.cfg.filename)
+        path = os.path.join(self.work_dir, name)
+        if os.path.islink(path):
+            os.unlink(path)
+        super().dump_config()
 
     def register_hook(self, hook: Union[Hook, Dict[str, Any]],
                       priority: Union[str, int, None] = None) -> None:

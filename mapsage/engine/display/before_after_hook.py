@@ -20,6 +20,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
+from mapsage.atomic_write import atomic_write
 from mapsage.errors import UserError
 from mapsage.evaluation import scores
 from mapsage.evaluation.confusion_matrix import mean_of_defined
@@ -101,8 +102,8 @@ class BeforeAfterHook(Hook):
         lines = [f'{name:<{width}}  {self._before[name]:7.2f}  {self._after[name]:7.2f}  '
                  f'{self._after[name] - self._before[name]:+.2f}' for name in names]
         runner.logger.info('this stage, before and after, in percent:\n' + '\n'.join(lines))
-        Path(runner.work_dir, 'before_after.json').write_text(json.dumps(
-            dict(before=self._before, after=self._after), indent=1))
+        atomic_write(Path(runner.work_dir, 'before_after.json'), json.dumps(
+            dict(before=self._before, after=self._after), indent=1).encode())
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Put the figures before the stage into the checkpoint."""

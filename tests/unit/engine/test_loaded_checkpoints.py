@@ -163,3 +163,21 @@ def test_no_text_of_a_checkpoint_is_executed(how: str, trained: Path, tmp_path: 
     runner.test() if how == 'test' else runner.train()
     assert len(record.losses) == dict(resume=2, auto=2, load_from=10, test=0)[how]
     assert not mark.exists()
+
+
+def test_a_link_of_the_names_that_a_run_writes_is_replaced(tmp_path: Path) -> None:
+    user, work_dir = tmp_path / 'thesis.txt', tmp_path / 'work'
+    user.write_text('years of work')
+    toy_train(tmp_path / 'plain')
+    names = [path.name for path in (tmp_path / 'plain').iterdir() if path.is_file()]
+    config = next(name for name in names if name.endswith('.py'))
+    work_dir.mkdir()
+    for name in [*names, 'run.py']:
+        (work_dir / name).symlink_to(user)
+    runner, _ = toy_runner(work_dir)
+    # As of a config that was read from a file.
+    object.__setattr__(runner.cfg, '_filename', 'somewhere/run.py')
+    runner.dump_config()
+    runner.train()
+    assert user.read_text() == 'years of work'
+    assert not any((work_dir / name).is_symlink() for name in ['run.py', *names] if name != config)

@@ -46,6 +46,17 @@ def test_any_report(tmp_path_factory: Any, content: bytes) -> None:
     assert all(path.exists() for path in kept)
 
 
+def test_a_report_removes_files_of_a_map_only(tmp_path: Path) -> None:
+    names = ['thesis.txt', 'a_confidence.tif', 'b_confidence.tif', '.bashrc', 'a.tif']
+    for name in names:
+        (tmp_path / name).write_text('content')
+    outputs = outputs_in(tmp_path)
+    outputs.report.write_text(json.dumps(dict(settings={}, files=names)))
+    remove_outdated(outputs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        '.bashrc', 'a.tif', 'b_confidence.tif', 'thesis.txt']
+
+
 @given(st.data())
 def test_any_strip(tmp_path_factory: Any, data: st.DataObject) -> None:
     grid = Grid(40, 50, (32, 32), 8)

@@ -141,6 +141,31 @@ def test_a_copy_of_an_earlier_scene_goes(tmp_path: Path) -> None:
     assert (values_of(after) == 77).all()
 
 
+@pytest.mark.parametrize('name', ['*', '[a-z]', 'a'])
+def test_other_files_among_the_copies_stay(name: str, tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, name)
+    copies = where.maps / '.view'
+    copies.mkdir()
+    others = ['photo_scene_2020.tif', 'a_scene_.tif', 'x_scene_0123456789ab.tif',
+              f'{name}_scene_2020.tif', f'{name}_scene_0123456789ab.tif.bak']
+    for other in others:
+        (copies / other).write_text('holiday')
+    (entry,) = find_maps([where.maps], where.scenes)
+    scene_for_display(entry, quiet)
+    assert len(list(copies.iterdir())) == len(others) + 1
+
+
+def test_a_link_in_place_of_the_folder_of_copies_is_refused(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    (tmp_path / 'photos').mkdir()
+    (where.maps / '.view').symlink_to(tmp_path / 'photos')
+    with pytest.raises(ViewError, match='is a link'):
+        scene_for_display(find_maps([where.maps], where.scenes)[0], quiet)
+    assert list((tmp_path / 'photos').iterdir()) == []
+
+
 @pytest.mark.parametrize('named', ['a.gpkg', 'one file'])
 def test_labels_may_be_the_polygons_of_the_training(named: str, tmp_path: Path) -> None:
     """Burned as GeoTiffDataset does, in any CRS; a file without a field has one class."""

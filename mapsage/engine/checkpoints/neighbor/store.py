@@ -31,6 +31,7 @@ _POINTER = 'memory'
 # Name of a whole copy: <size>-<CRC-32>-<name of the checkpoint>.
 _COPY = re.compile(r'^(\d+)-([0-9a-f]{8})-(.+)$')
 _PARTIAL = '.partial'
+_FILES = re.compile(rf'{_COPY.pattern}|[0-9a-f]{{32}}{re.escape(_PARTIAL)}')
 
 
 class NoRoomError(UserError, OSError):
@@ -56,7 +57,7 @@ class CopyStore:
         self._prefix = f'mapsage-{os.getuid()}-{digest.hexdigest()}-'
 
     def copies(self) -> List[Path]:
-        """Return the whole copies, the newest first, and remove all other files."""
+        """Return the whole copies, the newest first, and remove those that are not whole."""
         whole = []
         for path in self._files():
             match = _COPY.match(path.name)
@@ -123,8 +124,9 @@ class CopyStore:
 
     def _files(self) -> List[Path]:
         folders = [folder for folder in (self._memory_folder(), self._disk) if folder is not None]
-        return [path for folder in folders if folder.is_dir() for path in folder.iterdir()
-                if path != self._disk / _POINTER]
+        # Nothing else in these folders is the store's, nor is a folder that a link leads to.
+        return [path for folder in folders if folder.is_dir() and not folder.is_symlink()
+                for path in folder.iterdir() if _FILES.fullmatch(path.name)]
 
     def _memory_folder(self) -> Optional[Path]:
         """Return this store's folder in memory; None if it does not exist or has another owner."""

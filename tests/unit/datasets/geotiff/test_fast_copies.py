@@ -1,6 +1,7 @@
 """Folders of fast copies: shared by processes, bounded, and never trusted half written."""
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import resource
@@ -245,6 +246,19 @@ def test_a_partial_copy_of_a_running_process_stays(tmp_path: Path, scenes: List[
         assert partial.exists()
     copies.make(scenes)
     assert not partial.exists()
+
+
+def test_folders_of_others_stay(tmp_path: Path, scenes: List[str]) -> None:
+    for name in ('photos', '.partial-photos', '.partial-photos-0123abcd'):
+        folder = tmp_path / 'fast' / name
+        folder.mkdir(parents=True)
+        # A description of a source that has changed.
+        (folder / 'source.json').write_text(json.dumps(dict(
+            source=scenes[0], stamps=[[os.path.abspath(scenes[0]), 1, 1]])))
+    report = FastCopies(str(tmp_path / 'fast')).make(scenes)
+    assert report.dropped == 0
+    assert all((tmp_path / 'fast' / name / 'source.json').exists()
+               for name in ('photos', '.partial-photos', '.partial-photos-0123abcd'))
 
 
 def test_a_copy_that_was_cut_off_is_made_again(tmp_path: Path, scenes: List[str]) -> None:

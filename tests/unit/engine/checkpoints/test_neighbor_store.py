@@ -91,6 +91,28 @@ def test_a_copy_belongs_to_its_work_dir(place: Place, tmp_path: Path) -> None:
     assert list(place.memory.iterdir()) == []
 
 
+def test_files_of_others_stay(place: Place, tmp_path: Path) -> None:
+    kept = place.keep(b'whole')
+    for folder in (place.disk / FOLDER, kept.parent):
+        (folder / 'thesis.txt').write_text('years of work')
+    place.store().drop()
+    assert place.store().copies() == []
+    assert [(folder / 'thesis.txt').exists() for folder in (place.disk / FOLDER, kept.parent)] \
+        == [True, True]
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(place: Place, tmp_path: Path) -> None:
+    user = tmp_path / 'user'
+    user.mkdir()
+    (user / f'5-00000000-iter_5.pth').write_bytes(b'whole')
+    (place.disk / FOLDER).symlink_to(user)
+    store = place.store()
+    assert store.copies() == []
+    store.drop()
+    store.clear()
+    assert len(list(user.iterdir())) == 1
+
+
 @pytest.mark.parametrize('name', ['', '..', 'elsewhere', '../elsewhere', 'mapsage-0-no-such'])
 def test_the_folder_in_memory_is_one_of_ours(name: str, place: Place, tmp_path: Path) -> None:
     for folder in (tmp_path / 'elsewhere', place.memory / 'elsewhere'):
