@@ -1,21 +1,68 @@
-"""Output of programs: streams that accept any character, and help texts with examples."""
+"""Output of programs: streams that print any text harmlessly, and help texts with examples."""
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, Optional
 
 from mapsage_launcher.shipped import name_installed_commands
 
+from .stand_ins import Delegate
+
+# C0 (without tab and newline), delete, C1, and characters that reverse the direction of a line.
+_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]')
+
+
+class PrintableText(str):
+    """Text that a stream of :func:`accept_any_text` writes as it is, with the colors of a log."""
+
+    def __add__(self, other: str) -> PrintableText:
+        return PrintableText(str(self) + printable(other))
+
+
+def printable(text: str) -> str:
+    """Return a text with backslash escapes in place of control characters.
+
+    The name of a file or of a class may contain any character. A terminal obeys some of them: they
+    move the cursor, clear the screen, or change the title of the window.
+    """
+    return _CONTROL.sub(lambda match: match.group().encode('unicode_escape').decode(), text)
+
 
 def accept_any_text() -> None:
-    """Make stdout and stderr print characters that they cannot encode as backslash escapes.
+    """Make stdout and stderr print any text: what a console cannot show, as backslash escapes.
 
     A console in ASCII or Latin-1 cannot print Chinese, and no console can print the bytes of a file
-    name in another encoding. Without this, printing them raises an error.
+    name in another encoding; without this, printing them raises an error. Control characters would
+    act on the terminal, see :func:`printable`.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for name in ('stdout', 'stderr'):
+        stream = getattr(sys, name)
         make_lenient(stream)
+        if stream is not None and not isinstance(stream, _PrintableStream):
+            setattr(sys, name, _PrintableStream(stream))
+
+
+def raw_stream(stream: Any) -> Any:
+    """Return the stream that a stream of :func:`accept_any_text` writes to, for drawing bars."""
+    return stream.original if isinstance(stream, _PrintableStream) else stream
+
+
+class _PrintableStream(Delegate):
+    """A text stream that writes control characters as backslash escapes."""
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, PrintableText):
+            # A text that begins with a carriage return replaces the line, as a count of steps does.
+            start = '\r' if text.startswith('\r') else ''
+            text = start + printable(text[len(start):])
+        self.original.write(str(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
 
 def make_lenient(stream: Any, **encoding: str) -> None:

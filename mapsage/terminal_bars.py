@@ -13,6 +13,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from .console import accept_any_text, printable, raw_stream
+
 
 def can_redraw(stream: TextIO) -> bool:
     """Return whether a stream is a terminal on which a bar can be drawn again and again."""
@@ -36,13 +38,15 @@ class TerminalBars:
         self._drawn = 0.0
         self._progress = Progress(
             TextColumn('{task.description}'), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TextColumn('{task.fields[numbers]}'), console=_Console(file=terminal),
+            TextColumn('{task.fields[numbers]}'), console=_Console(file=raw_stream(terminal)),
             auto_refresh=False)
         self._progress.start()
+        # Rich has replaced the streams by its own.
+        accept_any_text()
 
     def add(self, label: str, total: int, done: int = 0) -> TaskID:
         """Add a bar below the others, and draw them."""
-        return self._progress.add_task(label, total=total, completed=done, numbers='')
+        return self._progress.add_task(printable(label), total=total, completed=done, numbers='')
 
     def remove(self, bar: TaskID) -> None:
         """Remove a bar."""
@@ -62,8 +66,8 @@ class TerminalBars:
             numbers: Text behind the bar.
         """
         self._drawn = time.monotonic()
-        self._progress.update(bar, completed=done, description=label, numbers=numbers,
-                              refresh=True)
+        self._progress.update(bar, completed=done, description=printable(label),
+                              numbers=printable(numbers), refresh=True)
 
     def stop(self) -> None:
         """Draw a last time, leave the bars on the terminal and restore the streams."""

@@ -22,6 +22,7 @@ from . import (  # noqa: E402
     loop_resume,
     mlflow_store,
     pinned_samples,
+    printable_log,
     quiet_import,
     tta_scores,
 )
@@ -38,5 +39,6 @@ log_device.apply()
 loop_resume.apply()
 mlflow_store.apply()
 pinned_samples.apply()
+printable_log.apply()
 quiet_import.apply()
 tta_scores.apply()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, List, NoReturn, Sequence
 
+from mapsage.console import printable
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
 from mapsage.distributed.channels.open_channels import tell_why
@@ -42,7 +43,7 @@ def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> 
         os.close(_kept.pop())
     name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}-{','.join(map(str, blamed[:32]))}"
     try:
-        Path(folder, name).write_text(text, encoding='utf-8')
+        Path(folder, name).write_text(printable(text), encoding='utf-8')
         if kind:
             Path(folder, kind).touch()
     except OSError:  # the disk is full, or the launcher has gone: stderr has the error as well

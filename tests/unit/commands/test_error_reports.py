@@ -67,7 +67,7 @@ def run_in_fork(main: Callable[[Any], Any], folder: Path, error_output: str = ''
 @pytest.mark.parametrize('error, words', [
     (OSError(f'cannot read {FILE}'), r'cannot read \udcb5\udcd8.tif'),
     (ConfigError('影像.tif'), r'ConfigError: \u5f71\u50cf.tif'),
-    (ConfigError('a\0b'), 'ConfigError: a\0b'),
+    (ConfigError('a\0b'), r'ConfigError: a\x00b'),
     (Mute(), 'Mute: '),
     (MuteUserError(), 'MuteUserError without a readable message')])
 def test_any_error_is_shown_and_noted(error: Exception, words: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Iterator, List, Tuple
 import pytest
 from fake_terminal import BAR, FakeTerminal
 
+from mapsage.console import accept_any_text
 from mapsage.maps import progress
 from mapsage.maps.progress import ProgressLine
 
@@ -71,3 +72,22 @@ def test_ranks_that_do_not_print_show_nothing(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]) -> None:
     text, lines = terminal_text(tmp_path, monkeypatch, seconds, shown=False)
     assert (text, lines) == ('written by the model\n', [])
+
+
+def test_names_beside_a_bar_do_not_act_on_the_terminal(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]) -> None:
+    terminal = FakeTerminal(tmp_path / 'terminal')
+    monkeypatch.setattr(sys, 'stdout', terminal)
+    monkeypatch.setenv('TERM', 'xterm')
+    accept_any_text()
+    with ProgressLine(10, 'scene\x1b]0;owned\x07', print) as line:
+        seconds[0] += 1
+        line.advance(2)
+        print('written\x1b]0;owned\x07')
+        line.advance(8)
+    print('after\x1b[2J')
+    text = terminal.text()
+    assert re.search(rf'scene\\x1b\]0;owned\\x07 [^\r\n]*{BAR}', text)
+    assert r'written\x1b]0;owned\x07' in text and r'after\x1b[2J' in text
+    # Rich's own sequences have arrived: it draws again in the same line.
+    assert '\x1b[2K' in text and '\x1b]' not in text and '\x1b[2J' not in text

@@ -104,7 +104,7 @@ def test_files_of_others_stay(place: Place, tmp_path: Path) -> None:
 def test_a_link_in_place_of_the_folder_is_not_followed(place: Place, tmp_path: Path) -> None:
     user = tmp_path / 'user'
     user.mkdir()
-    (user / f'5-00000000-iter_5.pth').write_bytes(b'whole')
+    (user / '5-00000000-iter_5.pth').write_bytes(b'whole')
     (place.disk / FOLDER).symlink_to(user)
     store = place.store()
     assert store.copies() == []
