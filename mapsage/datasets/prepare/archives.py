@@ -237,7 +237,11 @@ def _copy(source: SourceFile, target: Path) -> None:
 def _copy_mask(source: SourceFile, target: Path) -> None:
     """Copy a mask of LoveDA, whose pixels are class values already."""
     data = source.read()
-    mask = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    try:
+        mask = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    # An image with more pixels than OpenCV or the memory takes.
+    except cv2.error:
+        mask = None
     if mask is None or mask.ndim != 2 or mask.dtype != np.uint8 or mask.max() >= _LOVEDA_VALUES:
         problem = 'cannot be decoded' if mask is None else (
             f'has the shape {mask.shape}, type {mask.dtype} and values up to {mask.max()}')

@@ -19,6 +19,9 @@ from mapsage.errors import UserError
 # Number of names that an error message lists.
 _SHOWN = 5
 
+# More than any file of the deliveries: the largest images have 200 MB.
+_MOST_BYTES = 1 << 30
+
 # Prefix of the temporary folders of unpacked files.
 EXTRACTED = '.extracted-'
 
@@ -49,11 +52,15 @@ class SourceFile:
 
         Raises:
             PrepareError: If the archive is corrupt at this file, encrypted, or packed with an
-                unknown method.
+                unknown method, or the file is larger than any of the deliveries.
         """
         if self.member is None:
-            return self.path.read_bytes()
+            _check_size(self, self.path.stat().st_size)
+            with _reading(self):
+                return self.path.read_bytes()
         with _reading(self), zipfile.ZipFile(str(self.path)) as archive:
+            # Never more than this is unpacked, whatever the archive contains.
+            _check_size(self, archive.getinfo(self.member).file_size)
             return archive.read(self.member)
 
     @contextmanager
@@ -71,9 +78,16 @@ class SourceFile:
         with tempfile.TemporaryDirectory(prefix=EXTRACTED, dir=str(folder)) as temporary:
             copy = Path(temporary) / Path(self.member).name
             with _reading(self), zipfile.ZipFile(str(self.path)) as archive:
+                _check_size(self, archive.getinfo(self.member).file_size)
                 with archive.open(self.member) as packed, copy.open('wb') as unpacked:
                     shutil.copyfileobj(packed, unpacked, 1 << 20)
             yield copy
+
+
+def _check_size(file: SourceFile, size: int) -> None:
+    if size > _MOST_BYTES:
+        raise PrepareError(f'{file} has {size / 1e9:,.1f} GB, expected an image of at most '
+                           f'{_MOST_BYTES / 1e9:,.1f} GB; it is not a file of the delivery')
 
 
 @contextmanager
@@ -84,6 +98,9 @@ def _reading(file: SourceFile) -> Iterator[None]:
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise PrepareError(f'{file} cannot be unpacked ({error}); the archive is damaged, '
                            'download it again') from error
+    except MemoryError as error:
+        raise PrepareError(f'{file} does not fit into the free memory; run again with fewer '
+                           f'--workers, or on a machine with more memory') from error
     # Encrypted files raise RuntimeError, and unknown methods NotImplementedError, a subclass.
     except RuntimeError as error:
         raise PrepareError(f'{file} cannot be unpacked here ({error}); unpack the archive with '

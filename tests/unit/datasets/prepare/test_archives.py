@@ -4,7 +4,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -215,6 +217,17 @@ def _nest(source: Path) -> None:
 
 OFF = mini_archives.paint(np.full((40, 40), 4, np.uint8), mini_archives.ISPRS)
 OFF[20, 7] = (252, 255, 0)
+def _huge_png() -> bytes:
+    """Return a PNG of 40,000 x 40,000 pixels, of which the first rows are there."""
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', checksum)
+
+    return b'\x89PNG\r\n\x1a\n' + chunk(
+        b'IHDR', struct.pack('>IIBBBBB', 40000, 40000, 8, 0, 0, 0, 0)) + chunk(
+            b'IDAT', zlib.compress(bytes(1000))) + chunk(b'IEND', b'')
+
+
 LABELS = '5_Labels_all_noBoundary.zip'
 
 
@@ -246,6 +259,8 @@ LABELS = '5_Labels_all_noBoundary.zip'
     ('loveda', _replace_member('Train.zip', 'Train/Urban/masks_png/2.png',
                                mini_archives.png(np.full((8, 8), 9, np.uint8))),
      r'masks_png/2.png has the shape \(8, 8\).*values up to 9.*1 to 7'),
+    ('loveda', _replace_member('Train.zip', 'Train/Urban/masks_png/2.png', _huge_png()),
+     'masks_png/2.png cannot be decoded; expected one band of uint8'),
     ('loveda', _replace_member('Val.zip', 'Val/Urban/images_png/6.png',
                                mini_archives.png(np.zeros((9, 9, 3), np.uint8))[:-20]),
      r'images_png/6.png \(\d+ bytes\) is not a complete PNG'),

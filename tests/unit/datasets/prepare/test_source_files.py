@@ -1,7 +1,9 @@
 """The files of a delivery, plain and in archives."""
 from __future__ import annotations
 
+import os
 import re
+import resource
 import zipfile
 from pathlib import Path
 
@@ -57,6 +59,50 @@ def test_a_cut_off_archive_and_a_missing_folder_are_named(tmp_path: Path) -> Non
         list_files(tmp_path)
     with pytest.raises(PrepareError, match='absent does not exist'):
         list_files(tmp_path / 'absent')
+
+
+def test_a_file_larger_than_any_of_a_delivery_is_not_unpacked(tmp_path: Path) -> None:
+    archive = _delivery(tmp_path) / 'pack.zip'
+    content = bytearray(archive.read_bytes())
+    # Bytes 24 to 27 of an entry of the directory are the size after unpacking.
+    start = content.find(b'PK\x01\x02')
+    content[start + 24:start + 28] = (2**32 - 2).to_bytes(4, 'little')
+    archive.write_bytes(bytes(content))
+    with open(tmp_path / 'plain' / 'a_3.png', 'wb') as file:
+        file.truncate(2 << 30)
+    files = {file.location: file for file in list_files(tmp_path)}
+    for name, size in (('pack.zip/images/a_1.png', '4.3 GB'), ('plain/a_3.png', '2.1 GB')):
+        with pytest.raises(PrepareError, match=f'{Path(name).name} has {size}, expected'):
+            files[name].read()
+    with pytest.raises(PrepareError, match='a_1.png has 4.3 GB'), \
+            files['pack.zip/images/a_1.png'].on_disk(tmp_path):
+        pass
+    assert not list(tmp_path.glob(EXTRACTED + '*'))
+
+
+def test_a_size_that_is_not_true_is_damage(tmp_path: Path) -> None:
+    archive = _delivery(tmp_path) / 'pack.zip'
+    content = bytearray(archive.read_bytes())
+    start = content.find(b'PK\x01\x02')
+    content[start + 24:start + 28] = (3).to_bytes(4, 'little')
+    archive.write_bytes(bytes(content))
+    (file,) = [file for file in list_files(archive) if file.location.endswith('a_1.png')]
+    with pytest.raises(PrepareError, match='a_1.png cannot be unpacked .*damaged'):
+        file.read()
+
+
+def test_a_file_that_does_not_fit_into_the_memory_is_named(tmp_path: Path) -> None:
+    (tmp_path / 'a_1.png').touch()
+    os.truncate(str(tmp_path / 'a_1.png'), 1 << 30)
+    (file,) = list_files(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), before[1]))
+    try:
+        with pytest.raises(PrepareError, match='a_1.png does not fit into the free memory'):
+            file.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_messages_list_what_is_there(tmp_path: Path) -> None:
