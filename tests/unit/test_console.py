@@ -74,9 +74,10 @@ def test_other_text_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_colors_of_a_log_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     output = capture(monkeypatch)
-    monkeypatch.setenv('FORCE_COLOR', '1')
+    formatter = MMFormatter()
+    formatter.info_format = '\x1b[32mINFO\x1b[0m - %(message)s'
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(MMFormatter(color=True))
+    handler.setFormatter(formatter)
     handler.handle(logging.makeLogRecord(dict(levelno=logging.INFO, msg=NAME)))
     assert SHOWN in output.getvalue() and '\x1b[0m' in output.getvalue()
     assert '\x1b]' not in output.getvalue()
