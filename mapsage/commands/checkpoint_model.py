@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from mmengine.config import Config
@@ -118,9 +118,9 @@ class CheckpointModel:
         """Return a context that raises an error of one rank on all ranks."""
         return all_ranks_or_none(task, timeout=_TIMEOUT_SECONDS)
 
-    def broadcast_text(self, text: str) -> str:
-        """Return rank 0's text on every rank. Collective."""
-        return self._channel.gather_texts(text)[0]
+    def gather_texts(self, text: str) -> List[str]:
+        """Return the texts of all ranks, in the order of ranks, on every rank. Collective."""
+        return self._channel.gather_texts(text)
 
     def note_for_launcher(self, text: str) -> None:
         """Give the launcher a text to end its output with."""

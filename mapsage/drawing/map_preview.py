@@ -67,27 +67,25 @@ def shrink_labels(labels: np.ndarray, row: int, factor: int) -> np.ndarray:
     return labels[-row % factor::factor, ::factor]
 
 
-def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int, title: str,
+def save_map_preview(path: str, raster: Raster, scene: np.ndarray, labels: np.ndarray, title: str,
                      names: Sequence[str], palette: np.ndarray, shares: Sequence[float],
-                     no_data: int, meets: Optional[Callable[..., bool]] = None) -> None:
+                     no_data: int) -> None:
     """Draw the scene next to its map and write the picture to ``path`` atomically.
 
     Args:
         path: Path of the PNG file.
         raster: Scene of the map.
-        labels: Map, reduced by :func:`shrink_labels`.
-        factor: Factor by which the map was reduced.
+        scene: The scene, reduced by :func:`thumbnail`.
+        labels: Map, reduced by :func:`shrink_labels` with the same factor.
         title: First line.
         names: Class names.
         palette: Colors of the classes, RGB uint8 ``(classes, 3)``.
         shares: Shares of the classes among the pixels with data, 0 to 1.
         no_data: Label of pixels without data.
-        meets: Function that selects blocks of the scene; see :func:`thumbnail`.
 
     Raises:
         OSError: If the file cannot be written.
     """
-    scene = thumbnail(raster, factor, meets)
     pictures = [_fit(_to_rgb(scene), False), tiles.color_labels(_fit(labels, True), palette)]
     entries = [(f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
                for index, (name, share) in enumerate(zip(names, shares))

@@ -35,6 +35,7 @@ from .gdal_names import (
     content_of,
     files_of,
     is_gdal_name,
+    is_remote,
     locate,
     match,
     output_name,
@@ -64,7 +65,7 @@ __all__ = [
     'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'acquisition_time', 'band_statistics',
     'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of',
     'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment',
-    'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'measure_read_times', 'open_raster',
+    'hidden_data_band', 'is_gdal_name', 'is_remote', 'locate', 'match', 'measure_read_times', 'open_raster',
     'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'read_on_grid',
     'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map',
     'window_outline', 'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons'

@@ -12,15 +12,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
 
 from mapsage.atomic_write import atomic_write
-from mapsage.drawing.map_preview import save_map_preview, shrink_labels
+from mapsage.drawing.map_preview import save_map_preview, shrink_labels, thumbnail
 from mapsage.geo import (
     ClassMapWriter,
+    GeoError,
     MapInfo,
     ProbabilityWriter,
     Raster,
@@ -34,7 +35,7 @@ from mapsage.geo.qgis_style import is_own_style, map_style
 
 from .blending import NO_DATA, PROBABILITY_STEPS
 from .description import Classes
-from .errors import PredictError
+from .errors import BrokenInputError, PredictError
 from .outputs import Outputs, change_fields, remove_outdated, write_report, writing
 from .strip_store import StripStore
 from .strips import Strip
@@ -61,11 +62,15 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
         dates: Dates of the images of a stack, as ISO text.
 
     Raises:
+        BrokenInputError: If the scene cannot be read for the preview.
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
     """
     working = strips.folder / 'map.tif'
     shrink_factor = -(-max(raster.height, raster.width) // _PREVIEW_SIDE)
     content = _merge_strips(working, outputs, raster, grid, strips, classes, area, shrink_factor)
+    # Read before anything is published: a scene that is gone costs no file of an earlier map.
+    preview = None if outputs.preview is None else _read_preview(
+        raster, shrink_factor, None if area is None else area.meets)
     remove_outdated(outputs)
     _publish_rasters(working, outputs, classes)
     polygons = None
@@ -74,13 +79,12 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
                                   palette=classes.palette.tolist(),
                                   further=change_fields(outputs, classes, dates), **outlines)
     pixels = content.counts[:len(classes.names)]
-    if outputs.preview is not None:
+    if outputs.preview is not None and preview is not None:
         shares = pixels / max(1, pixels.sum())
         with writing(outputs.preview):
-            save_map_preview(str(outputs.preview), raster.for_preview(),
-                             np.concatenate(content.shrunk_rows), shrink_factor,
-                             outputs.map.stem, classes.names, classes.palette,
-                             shares.tolist(), NO_DATA, None if area is None else area.meets)
+            save_map_preview(str(outputs.preview), *preview, np.concatenate(content.shrunk_rows),
+                             outputs.map.stem, classes.names, classes.palette, shares.tolist(),
+                             NO_DATA)
     write_report(outputs.report, dict(
         settings=settings, width=raster.width, height=raster.height,
         pixels=dict(zip(classes.names, pixels.tolist())),
@@ -89,6 +93,17 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
         polygons=polygons, outlines=outlines, damage=content.damage,
         files=[path.name for path in outputs.files()]))
     strips.remove()
+
+
+def _read_preview(raster: Raster, factor: int, meets: Optional[Callable[..., bool]]
+                  ) -> Tuple[Raster, np.ndarray]:
+    """Return the raster that the preview shows, and its pixels reduced by ``factor``."""
+    try:
+        shown = raster.for_preview()
+        with shown:
+            return shown, thumbnail(shown, factor, meets)
+    except GeoError as error:
+        raise BrokenInputError(str(error)) from error
 
 
 def has_transform(raster: Raster) -> bool:

@@ -235,9 +235,9 @@ class ExportedModel:
         """Return an empty context: there are no other ranks."""
         return nullcontext()
 
-    def broadcast_text(self, text: str) -> str:
-        """Return the text: there are no other ranks."""
-        return text
+    def gather_texts(self, text: str) -> List[str]:
+        """Return the text in a list: there are no other ranks."""
+        return [text]
 
     def note_for_launcher(self, text: str) -> None:
         """Do nothing: there is no launcher."""

@@ -35,7 +35,7 @@ from mapsage.geo import (
 )
 
 from .description import Bands
-from .errors import PredictError
+from .errors import BrokenInputError, PredictError
 
 Box = Tuple[int, int, int, int]
 
@@ -152,7 +152,17 @@ class Scene:
             Pixels ``(bands, height, width)``, uint8 or else float32; the mask of pixels with data,
             ``(h, w)`` bool, for the section of the window inside the scene; and at most one line
             about blocks that could not be read.
+
+        Raises:
+            BrokenInputError: If the file cannot be opened any more, or its server does not answer.
         """
+        try:
+            return self._read_resized(column, row, window)
+        except (GeoError, OSError) as error:
+            raise BrokenInputError(f'{self.path} cannot be read any more: {error}') from error
+
+    def _read_resized(self, column: int, row: int, window: Tuple[int, int]
+                      ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
         height, width = (min(side, length - first) for side, length, first in zip(
             window, self.size, (row, column)))
         if self.size == (self.raster.height, self.raster.width):

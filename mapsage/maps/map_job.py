@@ -7,20 +7,22 @@ the prediction, in its own size for the files.
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from mapsage.geo import AreaOfInterest
+from mapsage.geo import AreaOfInterest, GeoError, is_remote, stamp
 
 from .assembly import assemble
 from .description import Bands, Classes
+from .errors import BrokenInputError, PredictError
 from .inputs import Scene
 from .map_model import PlaceSource
 from .outputs import Outputs
 from .reading import most_readers
 from .strip_store import StripStore, key_of
-from .strips import Predictor, count_windows, predict_strips
+from .strips import Predictor, Strip, count_windows, predict_strips
 from .windows import Grid, assign_ranks
 
 
@@ -113,6 +115,7 @@ class MapJob:
         self.plan, self._setup = plan, setup
         self.grid = _grid_of(plan, setup)
         self.outputs = setup.outputs_of(plan.name)
+        self._noted_files: Dict[str, List[Any]] = {}
         self.strips = StripStore(self.outputs.strip_folder(key_of(plan.settings)), self.grid,
                                  setup.confidence,
                                  len(setup.classes.names) if setup.probabilities else 0)
@@ -145,21 +148,69 @@ class MapJob:
             predictor: The model.
             batch_size: Largest number of windows in a batch.
             advance: Function that receives the number of windows done since the last call.
+
+        Raises:
+            BrokenInputError: If the input cannot be read any more, or has changed.
         """
-        scene = self._setup.open_scene(self.plan.path, (self.plan.height, self.plan.width))
+        scene = self._open((self.plan.height, self.plan.width))
         with scene.raster:
             predict_strips(scene, self.grid, self.strips_of(rank), predictor, batch_size,
-                           self._setup.confidence, self.strips.write, advance,
+                           self._setup.confidence, self._store, advance,
                            self._setup.probabilities, most_readers(scene))
 
     def assemble(self) -> None:
-        """Write the files of the map from its strips, and remove the strips."""
+        """Write the files of the map from its strips, and remove the strips.
+
+        Raises:
+            BrokenInputError: As :meth:`predict`.
+        """
         setup = self._setup
-        with setup.open_scene(self.plan.path).raster as raster:
+        with self._open().raster as raster:
             assemble(self.outputs, self.plan.settings, raster, self.grid, self.strips,
                      setup.classes, setup.outlines,
                      None if setup.area is None else setup.area.of_scene(raster),
                      setup.dates_of(self.plan.path))
+
+    def note_input_files(self) -> None:
+        """Note the state of the input's files, which must not change before the map is written."""
+        self._noted_files = {name: stamp(name) for name, *_ in self._local_files()}
+
+    def _local_files(self) -> List[List[Any]]:
+        """Return the planned stamps of the input's files that are not on a server."""
+        return [planned for planned in self.plan.settings['input']
+                if not is_remote(planned[0])]
+
+    def _open(self, size: Optional[Tuple[int, int]] = None) -> Scene:
+        """Open the input, which must still be what was planned."""
+        try:
+            scene = self._setup.open_scene(self.plan.path, size)
+        except (GeoError, PredictError) as error:
+            self._check_unchanged()
+            raise BrokenInputError(str(error)) from error
+        self._check_unchanged()
+        return scene
+
+    def _store(self, strip: Strip) -> None:
+        # Checked after the strip was read, so that no strip of another content is stored.
+        self._check_unchanged()
+        self.strips.write(strip)
+
+    def _check_unchanged(self) -> None:
+        """Raise an error if a file of the input is not what it was.
+
+        Sizes are compared with the plan, times on this rank only: machines may have copies.
+        """
+        for planned in self._local_files():
+            name, current = planned[0], stamp(planned[0])
+            if current[1:2] == planned[1:2] and current == self._noted_files.get(name, current):
+                continue
+            path = self.plan.path
+            subject = path if name == os.path.abspath(path) else f'{path}: its file {name}'
+            event = 'was removed' if not current[1:] else (
+                f'changed from {planned[1]:,} to {current[1]:,} bytes'
+                if planned[1:2] != current[1:2] else 'was written again')
+            raise BrokenInputError(f'{subject} {event} after the prediction was planned. Start the '
+                                   f'same command again once it is complete.')
 
 
 def divide_among_ranks(plans: Sequence[ScenePlan], setup: MapSetup,

@@ -78,8 +78,8 @@ class MapModel(Protocol):
     def fail_together(self, task: str) -> AbstractContextManager:
         """Return a context that raises an error of one rank on all ranks."""
 
-    def broadcast_text(self, text: str) -> str:
-        """Return rank 0's text on every rank. Collective."""
+    def gather_texts(self, text: str) -> List[str]:
+        """Return the texts of all ranks, in the order of ranks, on every rank. Collective."""
 
     def note_for_launcher(self, text: str) -> None:
         """Give the launcher, if there is one, a text to end its output with."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
+from collections import ChainMap
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from mapsage.change_classes import UNCHANGED
 from mapsage.folder_claims import FolderClaimedError, claimed
 from mapsage.geo import AreaOfInterest
 
-from .errors import PredictError
+from .errors import BrokenInputError, PredictError
 from .inputs import find_inputs, find_members
-from .map_job import MapSetup, ScenePlan, divide_among_ranks
+from .map_job import MapJob, MapSetup, ScenePlan, divide_among_ranks
 from .map_model import MapModel, PlaceSource
 from .options import MapOptions, class_indices
 from .outputs import Outputs
@@ -96,9 +97,13 @@ class Prediction:
             self._plan = MapPlan() if self._rank > 0 else MapPlanner(
                 options, self.setup, self._inputs, model.settings(), self._say).plan()
             self._claims = stack.pop_all()
-        plans = [ScenePlan(**plan) for plan in json.loads(model.broadcast_text(
-            json.dumps([asdict(plan) for plan in self._plan.scenes])))]
+        # The plan of rank 0; the others have sent an empty one.
+        texts = model.gather_texts(json.dumps([asdict(plan) for plan in self._plan.scenes]))
+        plans = [ScenePlan(**plan) for plan in json.loads(texts[0])]
         self._jobs = divide_among_ranks(plans, self.setup, model.world_size)
+        for job in self._jobs:
+            if job.strips_of(self._rank) or job.assembling_rank == self._rank:
+                job.note_input_files()
 
     @property
     def mapped_inputs(self) -> Dict[str, str]:
@@ -118,26 +123,62 @@ class Prediction:
         with self._claims:
             seconds = self._predict()
             with self.model.fail_together('writing the maps'):
+                broken: Dict[str, str] = {}
                 for job in self._jobs:
                     if job.is_shared and job.assembling_rank == self._rank:
-                        job.assemble()
+                        with self._setting_aside(job, broken):
+                            job.assemble()
+            self._drop_broken(broken)
             return self._summarize(seconds) if self._rank == 0 else []
 
+    @contextmanager
+    def _setting_aside(self, job: MapJob, broken: Dict[str, str]) -> Iterator[None]:
+        """Note a broken input in ``broken``: name of the map -> reason, if these are skipped."""
+        try:
+            yield
+        except BrokenInputError as error:
+            if not self.options.skip_broken:
+                raise
+            broken[job.plan.name] = str(error)
+
+    def _drop_broken(self, broken: Mapping[str, str]) -> None:
+        """Drop the jobs whose input is broken on any rank. Collective.
+
+        Args:
+            broken: Name of a map -> reason, as this rank has found.
+        """
+        reasons: Mapping[str, str] = ChainMap(
+            *map(json.loads, self.model.gather_texts(json.dumps(broken))))
+        self._plan.broken.update(reasons)
+        for job in self._jobs:
+            if job.plan.name in reasons and job.assembling_rank == self._rank:
+                job.strips.remove()
+        self._jobs = [job for job in self._jobs if job.plan.name not in reasons]
+
     def _predict(self) -> float:
-        """Predict this rank's strips, assemble maps that are not shared; return the seconds."""
+        """Predict this rank's strips, assemble maps that are not shared; return the seconds.
+
+        Jobs whose input turns out to be broken are dropped on all ranks. Collective.
+        """
         model = self.model
         ranks = '' if model.world_size == 1 else f' (rank 0 of {model.world_size})'
         windows = sum(job.count_windows(self._rank) for job in self._jobs)
-        seconds = 0.0
+        seconds, planned = 0.0, 0
+        broken: Dict[str, str] = {}
         with model.fail_together('predicting'), ProgressLine(
                 windows, f'predicting{ranks}', self._say, self._rank == 0) as progress:
             for job in self._jobs:
-                if job.strips_of(self._rank):
-                    start = time.monotonic()
-                    job.predict(self._rank, model.predictor, model.batch_size, progress.advance)
-                    seconds += time.monotonic() - start
-                if not job.is_shared and job.assembling_rank == self._rank:
-                    job.assemble()
+                planned += job.count_windows(self._rank)
+                with self._setting_aside(job, broken):
+                    if job.strips_of(self._rank):
+                        start = time.monotonic()
+                        job.predict(self._rank, model.predictor, model.batch_size, progress.advance)
+                        seconds += time.monotonic() - start
+                    if not job.is_shared and job.assembling_rank == self._rank:
+                        job.assemble()
+                if job.plan.name in broken:
+                    progress.advance(planned - progress.done)
+        self._drop_broken(broken)
         return seconds
 
     def _claim_files(self, stack: ExitStack) -> None:
@@ -179,6 +220,12 @@ class Prediction:
             for line in describe_map(outputs, report):
                 self._say(line)
             has_damage = has_damage or bool(report['damage'])
+        for reason in self._plan.broken.values():
+            self._say(f'skipped: {reason}')
+        if not self.mapped_inputs and self._plan.broken:
+            first, *more = self._plan.broken.values()
+            raise PredictError(f'none of the {len(self._inputs)} input(s) has a map: {first}'
+                               + f' The other {len(more)} are listed above.' * bool(more))
         world_size = self.model.world_size
         windows = sum(job.count_windows(rank) for job in self._jobs for rank in range(world_size))
         if windows and seconds:

@@ -25,6 +25,9 @@ class ProgressLine:
         label: Name of the work, in one or two words.
         say: Function that prints a line.
         shown: Whether to show anything; False on ranks that do not print.
+
+    Attributes:
+        done: Number of windows that have been counted.
     """
 
     _bars: Optional[TerminalBars] = None
@@ -33,7 +36,7 @@ class ProgressLine:
     def __init__(self, total: int, label: str, say: Callable[[str], None],
                  shown: bool = True) -> None:
         self._total, self._label, self._say, self._shown = total, label, say, shown
-        self._done = 0
+        self.done = 0
         self._start = self._last = time.monotonic()
 
     def __enter__(self) -> ProgressLine:
@@ -53,18 +56,18 @@ class ProgressLine:
 
     def advance(self, windows: int) -> None:
         """Count finished windows, and show the progress if it is time to."""
-        self._done += windows
+        self.done += windows
         now = time.monotonic()
-        finished = self._done >= self._total
+        finished = self.done >= self._total
         if not self._shown or not (finished or now - self._last >= (
                 _LINE_SECONDS if self._bars is None else _DRAW_SECONDS)):
             return
         self._last = now
-        rate = self._done / max(now - self._start, 1e-9)
+        rate = self.done / max(now - self._start, 1e-9)
         remaining = datetime.timedelta(
-            seconds=round((self._total - self._done) / rate)) if rate else '?'
+            seconds=round((self._total - self.done) / rate)) if rate else '?'
         facts = f'{rate:.1f} windows/s  eta {remaining}'
         if self._bars is None:
-            self._say(f'{self._label}: {self._done}/{self._total} windows  {facts}')
+            self._say(f'{self._label}: {self.done}/{self._total} windows  {facts}')
         else:
-            self._bars.show(self._bar, self._done, self._label, facts)
+            self._bars.show(self._bar, self.done, self._label, facts)

@@ -27,6 +27,12 @@ from support import ROOT
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
+from mapsage.commands.predict import (  # noqa: E402
+    PARTIAL,
+    map_options,
+    open_model,
+    run_prediction,
+)
 from mapsage.commands.programs import export as command  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
 from mapsage.export.graph import most_opset  # noqa: E402
@@ -34,6 +40,7 @@ from mapsage.export.proof import Proof  # noqa: E402
 from mapsage.export.quantize import is_close  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
 from mapsage.maps.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.prediction import Prediction  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 DATA = '''
@@ -264,6 +271,18 @@ def test_a_scene_with_other_bands_is_an_error(exported, tmp_path) -> None:
             file.write(np.zeros((count, 80, 80), np.uint8))
         with pytest.raises(PredictError, match=f'{count} band.* are chosen, .*{hint}'):
             run(exported, scene, '--out', tmp_path / 'maps')
+
+
+def test_a_scene_that_is_lost_costs_its_own_map(exported, tmp_path) -> None:
+    for name in 'abc':
+        write_scene(tmp_path / f'{name}.tif', paint(80, 80), **UTM)
+    arguments = ['--model', str(exported), *(str(tmp_path / f'{name}.tif') for name in 'abc'),
+                 '--out', str(tmp_path / 'maps'), '--skip-broken']
+    args = predict.build_parser(arguments).parse_args(arguments)
+    prediction = Prediction(map_options(args), open_model(args, print), print)
+    (tmp_path / 'b.tif').unlink()
+    assert run_prediction(prediction, print) == PARTIAL
+    assert sorted(path.name for path in (tmp_path / 'maps').glob('*.tif')) == ['a.tif', 'c.tif']
 
 
 def test_names_and_numbers_of_processes(exported, tmp_path, monkeypatch) -> None:

@@ -22,7 +22,10 @@ from stack_files import (
 )
 from support import check_finished, launch, main_leg
 
+from mapsage.commands.predict import PARTIAL, map_options, open_model, run_prediction
+from mapsage.commands.programs import predict
 from mapsage.maps.errors import PredictError
+from mapsage.maps.prediction import Prediction
 
 
 @pytest.fixture(scope='module')
@@ -131,3 +134,19 @@ def test_inputs_without_a_place_are_errors(model, tmp_path):
         run(model, tmp_path, '--out', tmp_path / 'maps')
     with pytest.raises(PredictError, match='does not exist; expected a folder with files'):
         run(model, tmp_path / 'absent', '--out', tmp_path / 'maps')
+
+
+def test_a_place_that_loses_a_date_costs_its_own_map(model, tmp_path):
+    """The file is lost after the plan. Its place has no map, with `--skip-broken`."""
+    for name in ('b', 'c'):
+        write_place(tmp_path / 'new', name, 1)
+    arguments = [*map(str, model), str(tmp_path / 'new'), '--out', str(tmp_path / 'maps'),
+                 '--skip-broken', '--accelerator', 'cpu']
+    args = predict.build_parser(arguments).parse_args(arguments)
+    lines = []
+    prediction = Prediction(map_options(args), open_model(args, lines.append), lines.append)
+    lost = sorted((tmp_path / 'new').rglob('*b*.tif'))[-1]
+    lost.unlink()
+    assert run_prediction(prediction, lines.append) == PARTIAL
+    assert [path.name for path in (tmp_path / 'maps').glob('*.tif')] == ['c.tif']
+    assert any('skipped' in line and lost.name in line for line in lines)

@@ -39,8 +39,9 @@ def test_the_picture_shows_the_colors_of_the_map(tmp_path: Path) -> None:
     classes = draw_classes()
     raster = Raster(write_raster(tmp_path / 'a.tif', paint(classes)))
     map_preview.save_map_preview(
-        str(tmp_path / 'p.png'), raster, map_preview.shrink_labels(classes, 0, 2), 2, 'title',
-        CLASSES, np.array(PALETTE, np.uint8), [.8, .1, .1], 255)
+        str(tmp_path / 'p.png'), raster, map_preview.thumbnail(raster, 2),
+        map_preview.shrink_labels(classes, 0, 2), 'title', CLASSES,
+        np.array(PALETTE, np.uint8), [.8, .1, .1], 255)
     picture = cv2.imread(str(tmp_path / 'p.png'))[..., ::-1].reshape(-1, 3)
     for color in PALETTE:
         # More pixels than the swatch in the legend has.
