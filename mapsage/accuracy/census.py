@@ -73,7 +73,7 @@ def take_census(reader: MapReader, advance: Advance) -> MapCensus:
         digest.add(window)
         valid = window.classes >= 0
         cells = window.classes[valid].astype(np.int64) * LEVELS + window.level[valid]
-        weights = np.broadcast_to(window.row_area[:, None], valid.shape)[valid]
+        weights = window.pixel_area[valid]
         pixels += np.bincount(cells, minlength=len(pixels))
         area += np.bincount(cells, weights, len(area))
         if probability is not None and window.probabilities is not None:

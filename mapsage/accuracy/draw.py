@@ -60,7 +60,7 @@ def draw_points(reader: MapReader, strata: Strata, points: np.ndarray, seed: int
             row, column = rows[inside], columns[inside]
             candidates = np.stack([
                 keys[row, column], column + window.box[0], row + window.box[1],
-                window.classes[row, column], window.row_area[row]])
+                window.classes[row, column], window.pixel_area[row, column]])
             joined = np.concatenate([smallest[index], candidates], 1)
             count = int(points[index])
             if joined.shape[1] > count:
@@ -94,4 +94,4 @@ def _keys(window: MapWindow, strata: Strata,
     """Return random keys and strata of a window's pixels; pixels without data have stratum -1."""
     stratum = strata.table[window.classes, window.level]
     stratum[window.classes < 0] = -1
-    return random.exponential(size=stratum.shape) / window.row_area[:, None], stratum
+    return random.exponential(size=stratum.shape) / window.pixel_area, stratum

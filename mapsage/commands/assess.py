@@ -123,7 +123,7 @@ def _mapped_shares(reader: MapReader, progress: ProgressLine) -> List[float]:
     area = np.zeros(len(reader.class_names))
     for window in reader.windows():
         valid = window.classes >= 0
-        weights = np.broadcast_to(window.row_area[:, None], valid.shape)[valid]
+        weights = window.pixel_area[valid]
         area += np.bincount(window.classes[valid], weights, len(area))
         progress.advance(1)
     return (area / area.sum()).tolist()

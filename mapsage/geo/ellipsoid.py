@@ -81,6 +81,11 @@ class EllipsoidArea:
             lon_0=middle[1, 0], lat_0=middle[1, 1] if self._along is None else 0,
             a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
 
+    @property
+    def rows_are_parallels(self) -> bool:
+        """Whether all pixels of a row have one latitude, and so one area."""
+        return self._along is not None
+
     def of(self, rings: Rings) -> np.ndarray:
         """Return the area of each polygon in m2, float64 (P,); NaN if the CRS has no ellipsoid."""
         if self._project is None:

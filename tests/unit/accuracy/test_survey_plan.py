@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyproj
 import pytest
 import rasterio
 import shapely
@@ -87,8 +88,41 @@ def test_pixels_of_a_map_in_degrees_have_the_area_of_their_latitude(tmp_path: Pa
     area = EllipsoidArea(DEGREES['crs'].to_wkt(), DEGREES['transform'], 200, 200)
     for row in (0, 37, 150, 199):
         expected = area.of(walk(np.array([shapely.box(0, row, 200, row + 1)])))[0] / 200
-        assert window.row_area[row] == pytest.approx(expected, rel=1e-9)
-    assert window.row_area[199] > window.row_area[0] * 1.001
+        assert window.pixel_area[row, 7] == pytest.approx(expected, rel=1e-9)
+    assert window.pixel_area[199, 0] > window.pixel_area[0, 0] * 1.001
+
+
+@pytest.mark.parametrize('crs, left, top, side', [
+    ('EPSG:3031', -3e6, 3e6, 4000), ('EPSG:3413', -2e6, 2e6, 4000), ('EPSG:3034', 2e6, 5.5e6, 4000),
+    ('EPSG:32633', 3e5, 5e6, 1000)])
+def test_pixels_of_a_conformal_map_have_their_areas_on_the_ellipsoid(
+        tmp_path: Path, crs: str, left: float, top: float, side: int) -> None:
+    """The scale varies along a row. An independent figure: geodesic polygons of pyproj."""
+    place = dict(crs=rasterio.CRS.from_string(crs), transform=from_origin(left, top, side, side))
+    path = tmp_path / 'map.tif'
+    with rasterio.open(path, 'w', driver='GTiff', width=1024, height=1024, count=1, dtype='uint8',
+                       **place) as file:
+        file.write(np.zeros((1, 1024, 1024), np.uint8))
+    window = MapReader(str(path)).read((0, 0, 1024, 1024))
+    to_degrees = pyproj.Transformer.from_crs(crs, 'EPSG:4326', always_xy=True)
+    ratios = []
+    for row, column in np.random.RandomState(0).randint(0, 1024, (100, 2)):
+        x = left + side * (column + np.array([0, 1, 1, 0]))
+        y = top - side * (row + np.array([0, 0, 1, 1]))
+        area = pyproj.Geod(ellps='WGS84').polygon_area_perimeter(*to_degrees.transform(x, y))[0]
+        ratios.append(window.pixel_area[row, column] / abs(area))
+    np.testing.assert_allclose(ratios, 1, atol=2e-5)
+
+
+def test_the_shares_of_a_polar_map_do_not_depend_on_the_side_of_a_window(tmp_path: Path) -> None:
+    """Two classes left and right of the middle, which is not the pole's meridian."""
+    place = dict(crs=rasterio.CRS.from_epsg(3413), transform=from_origin(-4e6, 2e6, 4e3, 4e3))
+    known = write_map(tmp_path, place=place)
+    census = take_census(reader_of(known), ignore)
+    area = EllipsoidArea(place['crs'].to_wkt(), place['transform'], 200, 200)
+    row, column = np.nonzero(known.mapped == 1)
+    exact = area.of(walk(shapely.box(column, row, column + 1, row + 1))).sum()
+    assert census.area[1].sum() == pytest.approx(exact, rel=1e-6)
 
 
 def test_the_doubtful_stratum_takes_the_least_confident_pixels_of_common_classes(
@@ -162,7 +196,7 @@ def test_a_map_in_degrees_is_sampled_by_area(tmp_path: Path) -> None:
     reader = MapReader(str(known.path))
     strata = build_strata(take_census(reader, ignore), 0)
     ground = known.mapped == 0
-    weights = ground * reader.read((0, 0, 60, 60)).row_area[:, None]
+    weights = ground * reader.read((0, 0, 60, 60)).pixel_area
     share = weights[:30].sum() / weights.sum()
     assert share < 0.4 < ground[:30].sum() / ground.sum()
     drawn = np.concatenate([draw_points(reader, strata, np.array([60, 2, 2]), seed, ignore).row[
