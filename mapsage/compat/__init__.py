@@ -18,6 +18,7 @@ from . import (  # noqa: E402
     deterministic_pooling,
     fork_configs,
     git_hash,
+    label_sizes,
     log_device,
     loop_resume,
     mlflow_store,
@@ -35,6 +36,7 @@ deterministic_iou.apply()
 deterministic_pooling.apply()
 fork_configs.apply()
 git_hash.apply()
+label_sizes.apply()
 log_device.apply()
 loop_resume.apply()
 mlflow_store.apply()

@@ -58,14 +58,14 @@ from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers
 
 __all__ = [
-    'AreaOfInterest', 'BLOCK', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
-    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles', 'MapInfo', 'Mosaic',
-    'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster',
-    'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
+    'AreaOfInterest', 'BLOCK', 'BandStatistics', 'BlockSplit', 'BurntLabels',
+    'CONFIDENCE_NODATA', 'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles',
+    'MapInfo', 'Mosaic', 'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter',
+    'Raster', 'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
     'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'acquisition_time', 'band_statistics',
-    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of',
-    'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment',
-    'hidden_data_band', 'is_gdal_name', 'is_remote', 'locate', 'match', 'measure_read_times', 'open_raster',
+    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of', 'decoded_bytes',
+    'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment', 'hidden_data_band',
+    'is_gdal_name', 'is_remote', 'locate', 'match', 'measure_read_times', 'open_raster',
     'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'read_on_grid',
     'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map',
     'window_outline', 'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons'

@@ -1,4 +1,4 @@
-"""Two samples of each split and one step with them on the CPU.
+"""A few samples of each split and one step with them on the CPU.
 
 A failure here is a failure of the training: the dataset is built, samples are loaded and checked,
 and the model computes a loss (training data) or a prediction (other data). The state of all random
@@ -11,7 +11,7 @@ import random
 import time
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DefaultScope
+from PIL import Image
 from torch import nn
 
 from mapsage.distributed import error_text
@@ -30,12 +31,15 @@ from mapsage.engine.loading.data_checks import (
     explain_error,
     head_differences,
 )
+from mapsage.host.dataset_parts import innermost, lists_samples, loads_images, loads_masks
 
 from .finding import Finding
 from .scene_copies import check_fast_copies, without_fast_copies
 
 # A step of a larger model takes minutes on a CPU, and more memory than the model itself.
 MOST_PARAMETERS = 10**9
+# Samples that are loaded in any case, and the time for a look at the headers of all other files.
+_FIRST, _SECONDS = 2, 5.
 
 
 @dataclass
@@ -99,7 +103,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
     if any(finding.level == 'problem' for finding in findings):
         return findings
     samples = []
-    for index in range(min(len(dataset), 2)):
+    for index in _chosen_samples(dataset):
         try:
             samples.append(dataset[index])
             check_labels(dataset, index, samples[-1])
@@ -111,7 +115,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
     step = 'one step' if trains else 'one prediction'
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         return [*findings, Finding('no', f'{loader}: {step} was not tried with so large a model')]
-    batch = samples[:config.get('batch_size') or 1] if trains else samples[:1]
+    batch = samples[:min(config.get('batch_size') or 1, _FIRST)] if trains else samples[:1]
     start = time.perf_counter()
     try:
         _run_step(revert_sync_batchnorm(model), pseudo_collate(batch), trains)
@@ -123,6 +127,35 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
                                    f'{shape}) fails: {error_text(error)}')]
     trial.samples, trial.seconds = batch, (time.perf_counter() - start) / len(batch)
     return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
+
+
+def _chosen_samples(dataset: Any) -> List[int]:
+    """Return the first samples, and the first one whose image and mask have different sizes.
+
+    Only the headers of the files are read, for at most ``_SECONDS``.
+    """
+    chosen = list(range(min(len(dataset), _FIRST)))
+    end = time.monotonic() + _SECONDS
+    for index in range(len(chosen), len(dataset)):
+        inner, inner_index = innermost(dataset, index)
+        if not (lists_samples(inner) and loads_images(inner) and loads_masks(inner)) \
+                or time.monotonic() > end:
+            break
+        info = inner.get_data_info(inner_index)
+        sizes = [_stored_size(info.get(key)) for key in ('img_path', 'seg_map_path')]
+        if None not in sizes and sizes[0] != sizes[1]:
+            return [*chosen, index]
+    return chosen
+
+
+def _stored_size(path: object) -> Optional[Tuple[int, ...]]:
+    """Return the two sides of a picture in order of length; None if Pillow cannot read it."""
+    try:
+        with Image.open(str(path)) as picture:
+            # A loader may turn a picture by its EXIF.
+            return tuple(sorted(picture.size))
+    except OSError:
+        return None
 
 
 def _run_step(model: Any, batch: object, trains: bool) -> None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+import cv2
+import numpy as np
 import pytest
 import shapely
 from geo_scenes import CLASSES, PALETTE, UTM, rectangle
@@ -15,7 +17,7 @@ from geotiff_data import write_scene, write_vector
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from rasterio.transform import Affine
-from support import ROOT
+from support import ROOT, write_tiny_config, write_tiny_data
 
 from mapsage.commands import cli
 from mapsage.commands.doctor.diagnosis import diagnose
@@ -74,6 +76,18 @@ def test_with_a_config(tiny_config: Path) -> None:
     for loader in ('train', 'val', 'test'):
         assert f'ok       {loader}_dataloader' in section(report, f'config {tiny_config}')
     assert 'a training step of 2 image(s) on cpu, without the optimizer, takes ' in report
+
+
+def test_a_mask_of_another_size_is_a_problem(tmp_path: Path) -> None:
+    """Also where it belongs to one of the last samples, which take part in no step."""
+    data = write_tiny_data(tmp_path / 'data')
+    mask = sorted((data / 'ann_dir/train').iterdir())[-1]
+    cv2.imwrite(str(mask), np.ones((32, 40), np.uint8))
+    status, report = ask(write_tiny_config(tmp_path / 'tiny.py', data), '--accelerator', 'cpu')
+    assert status == 1
+    assert re.search(rf'problem  train_dataloader: .*{mask.name} has 40x32 pixels and image '
+                     rf'.*{mask.name} 64x64', report), report
+    assert 'training would start' not in report
 
 
 def test_a_pretrained_encoder_at_a_high_rate_is_a_note(tiny_config: Path) -> None:

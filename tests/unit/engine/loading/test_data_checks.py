@@ -427,3 +427,45 @@ def test_a_head_for_boundaries_has_two_classes(kind: Any, texts: List[str], root
     differences = list(head_differences(model, build(config(root))))
     assert [text.split(',')[0] for fails, text in differences if fails] == texts
     assert len(differences) == len(texts)
+
+
+def _load(cfg: dict) -> List[Any]:
+    """Load the samples of a dataset as a loader's worker does."""
+    dataset = KeyedDataset(build(cfg), check_labels, explain_error)
+    return [dataset[index] for index in range(len(dataset))]
+
+
+CROP = dict(type='RandomCrop', crop_size=(8, 8))
+SIZES = r'mask .*/ann_dir/train/1\.png has 8x8 pixels and image .*/img_dir/train/1\.png 16x16'
+
+
+@pytest.mark.parametrize('change', [
+    lambda cfg: cfg,
+    lambda cfg: dict(type='RepeatDataset', times=2, dataset=cfg),
+    lambda cfg: dict(type='MultiImageMixDataset', dataset=cfg, pipeline=[
+        dict(type='RandomMosaic', prob=1, img_scale=(16, 16)), dict(type='PackSegInputs')]),
+], ids=['alone', 'repeated', 'mosaics'])
+@pytest.mark.parametrize('zero', [True, False])
+def test_a_mask_of_another_size_is_named(root: Path, change: Any, zero: bool) -> None:
+    """RandomCrop takes the same place of both, as if the mask fitted."""
+    cv2.imwrite(str(root / 'ann_dir/train/1.png'), np.full((8, 8), 1, np.uint8))
+    cfg = config(root, reduce_zero_label=zero)
+    pack = [] if change(cfg).get('type') == 'MultiImageMixDataset' else [cfg['pipeline'][-1]]
+    cfg['pipeline'] = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), CROP, *pack]
+    cfg = change(dict(cfg, type='BaseSegDataset', img_suffix='.png', seg_map_suffix='.png',
+                      metainfo=dict(classes=tuple('abcdefgh'))))
+    with pytest.raises(DataError, match=SIZES):
+        _load(cfg)
+
+
+def test_a_mask_may_have_the_size_before_or_after_a_resize(root: Path) -> None:
+    """A test pipeline resizes the image only; a training may load small masks after a resize."""
+    cfg = config(root)
+    cfg['pipeline'].insert(1, dict(type='Resize', scale=(8, 8)))
+    assert [tuple(sample['inputs'].shape[1:]) for sample in _load(cfg)] == [(8, 8)] * 3
+    for path in (root / 'ann_dir/train').iterdir():
+        cv2.imwrite(str(path), np.full((8, 8), 1, np.uint8))
+    assert len(_load(cfg)) == 3
+    cv2.imwrite(str(root / 'ann_dir/train/1.png'), np.full((12, 8), 1, np.uint8))
+    with pytest.raises(DataError, match='has 8x12 pixels and image .* 16x16'):
+        _load(cfg)
