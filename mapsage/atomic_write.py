@@ -1,9 +1,11 @@
 """Files that appear under their name complete, or not at all.
 
 Every file that another process may read, or that must survive a crash, is written this way.
+`describe_room` says what a disk lacks on which a write has failed.
 """
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
@@ -38,3 +40,22 @@ def atomic_write(path: Union[str, Path], data: bytes, durable: bool = False) -> 
     finally:
         if partial.exists():
             partial.unlink()
+
+
+def describe_room(folder: Union[str, Path], error: BaseException, partial: int = 0) -> str:
+    """Return what was lacking where a write failed: space, inodes or a quota.
+
+    Args:
+        folder: Folder of the file; if it could not be made, its parents count.
+        error: Error of the write. Errors of GDAL have the system's text in theirs.
+        partial: Size in bytes of the incomplete file, which is removed.
+    """
+    if getattr(error, 'errno', None) == errno.EDQUOT or os.strerror(errno.EDQUOT) in str(error):
+        return f'the quota for {folder} is used up (quota -s shows it)'
+    folder = Path(folder).absolute()
+    folder = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    disk = os.statvfs(folder)
+    # File systems that make inodes as they need them report 0 of 0.
+    if disk.f_files and not disk.f_favail:
+        return f'all {disk.f_files:,} inodes are in use in {folder}, so no further file fits'
+    return f'{(disk.f_bavail * disk.f_frsize + partial) / 1e6:,.1f} MB are free in {folder}'

@@ -20,6 +20,7 @@ from . import (  # noqa: E402
     git_hash,
     label_sizes,
     log_device,
+    log_files,
     loop_resume,
     mlflow_store,
     pinned_samples,
@@ -38,6 +39,7 @@ fork_configs.apply()
 git_hash.apply()
 label_sizes.apply()
 log_device.apply()
+log_files.apply()
 loop_resume.apply()
 mlflow_store.apply()
 pinned_samples.apply()

@@ -7,7 +7,7 @@ Remove when: mmseg's ``LoadAnnotations`` compares the sizes.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict
 
 from mmengine.dataset import Compose
 
@@ -41,23 +41,21 @@ def _holds_pair(data: Any) -> bool:
 
 
 def _check_size(data: Dict[str, Any]) -> None:
-    mask, image = data['gt_seg_map'], _size(data['img'])
+    mask, image = data['gt_seg_map'], getattr(data['img'], 'shape', ())[:2]
     # A test pipeline resizes the image and loads the mask in its own size afterwards, which is the
     # size that the image had in its file.
     stored = tuple(data.get('ori_shape') or ())[:2] or image
-    if getattr(mask, 'ndim', 0) != 2 or image is None or tuple(mask.shape) in (image, stored):
+    # Not for volumes, or images that are no arrays.
+    if (getattr(mask, 'ndim', 0), len(image), len(stored)) != (2, 2, 2):
         return
-    height, width = stored or image
+    if tuple(mask.shape) in (image, stored):
+        return
+    height, width = stored
     name = data.get('seg_map_path')
     raise LabelSizeError(
         f'{f"mask {name}" if name else "its mask"} has {mask.shape[1]}x{mask.shape[0]} pixels and '
         f'image {data.get("img_path")} {width}x{height} (width x height), expected one size. '
         f'Correct the file that is wrong, or export both in the same size.')
-
-
-def _size(image: Any) -> Optional[Tuple[int, int]]:
-    """Return height and width of an image as loaders make it, (H, W) or (H, W, bands)."""
-    return tuple(image.shape[:2]) if getattr(image, 'ndim', 0) in (2, 3) else None
 
 
 def apply() -> None:

@@ -28,6 +28,7 @@ from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
+from mapsage.atomic_write import describe_room
 from mapsage.json_text import parse_json
 from mapsage.xml_text import xml_text
 
@@ -302,10 +303,9 @@ def disk_message(path: PathName, error: Exception) -> str:
     folder = Path(path).parent
     if not folder.is_dir():
         return f'cannot write {path}: the folder {folder} does not exist; make it.'
-    free = shutil.disk_usage(str(folder)).free / 1e6
-    return (f'cannot write {path}: {error.__cause__ or error}. {free:.1f} MB are free in '
-            f'{folder}, for this user perhaps less; free space there or write elsewhere. '
-            'Nothing was left under the final name.')
+    cause = error.__cause__ or error
+    return (f'cannot write {path}: {cause}. Of the disk: {describe_room(folder, cause)}; free '
+            'space there or write elsewhere. Nothing was left under the final name.')
 
 
 def _check_same(working_path: PathName, copy: Path) -> None:

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import uuid
 from io import FileIO
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import List, Optional, Set, Tuple, Union
 
 import torch
 
+from mapsage.atomic_write import describe_room
 from mapsage.distributed.nodes.writer_lease import check_writer
 from mapsage.errors import UserError
 
@@ -180,13 +180,15 @@ def _explain(error: OSError, path: str, folder: str, partial: str, size: int) ->
     """Return the error of a write with the next step for the user."""
     text = f'the checkpoint {path} was not written: {error}.'
     if error.errno in _DISK_FULL:
-        free = 0
+        room, written = 'its room is unknown', 0
         # The message must not fail because the sizes cannot be read.
         with contextlib.suppress(OSError):
-            free = shutil.disk_usage(folder).free
-            free += os.path.getsize(partial)
-        text = (f'the checkpoint {path} was not written, since the disk is full: it needs '
-                f'{_megabytes(size)}, and {_megabytes(free)} are free in {folder} '
+            written = os.path.getsize(partial)
+        with contextlib.suppress(OSError):
+            room = describe_room(folder, error, written)
+        # Without a size, the file could not even be made.
+        needs = f'it needs {_megabytes(size)}, and ' if size else ''
+        text = (f'the checkpoint {path} was not written, since the disk is full: {needs}{room} '
                 f'({os.strerror(error.errno)}).')
     return SaveError(
         f'{text} Earlier checkpoints are kept. Make room there, or give CheckpointHook '

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import torch
 from safetensors.torch import save
 
-from mapsage.atomic_write import atomic_write
+from mapsage.atomic_write import atomic_write, describe_room
 from mapsage.features.source import StreamingError
 from mapsage.json_text import parse_json
 
@@ -148,9 +148,9 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels],
         atomic_write(path, data, durable=True)
     except OSError as error:
         raise CacheError(
-            f'cannot write {path}: {error}. It needs {len(data):,} bytes, {free_bytes(folder):,} '
-            f'are free there. Free space, or write elsewhere with --folder. What is finished '
-            f'stays: the same command continues.') from error
+            f'cannot write {path}: {error}. It needs {len(data):,} bytes, and '
+            f'{describe_room(folder, error)}. Free space, or write elsewhere with --folder. What '
+            f'is finished stays: the same command continues.') from error
     return path
 
 

@@ -14,6 +14,7 @@ from mmengine.dist import is_main_process
 
 from mapsage.distributed import Channel
 from mapsage.host.batch_images import ShowsImages, dataset_metainfo, shown_channels
+from mapsage.host.log_lines import append_line
 from mapsage.host.runner import HostRunner, hooks_of_type
 from mapsage.sampling import Candidate, Scorer, StepStatistics, Totals
 
@@ -74,8 +75,7 @@ class SamplingReport:
                    world_size=len(self._channel.ranks),
                    global_target=self._global_target)
         self._since = seconds
-        with open(str(self._folder() / 'steps.jsonl'), 'a') as file:
-            file.write(json.dumps(row) + '\n')
+        append_line(str(self._folder() / 'steps.jsonl'), json.dumps(row))
         scalars = {f'{FOLDER}/{name}': value for name, value in _scalars(totals).items()}
         for name, value in scalars.items():
             self._runner.message_hub.update_scalar(name, value)

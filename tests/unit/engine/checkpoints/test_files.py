@@ -232,6 +232,27 @@ def test_a_full_disk_keeps_the_old_one_and_says_how_much_is_missing(small_disk: 
     write_checkpoint(checkpoint(2, 400_000), str(path))  # this process can still write
 
 
+def test_used_up_inodes_and_a_quota_are_no_lack_of_megabytes(
+        small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(['mount', '-o', 'remount,nr_inodes=4', str(small_disk)], check=True)
+    (small_disk / 'run').mkdir()
+    for number in range(2):
+        (small_disk / f'{number}').touch()
+    for folder in (small_disk / 'run', small_disk / 'another'):  # neither a file nor a folder fits
+        with pytest.raises(SaveError, match='all 4 inodes are in use in ') as full:
+            write_checkpoint(checkpoint(1, 10), str(folder / 'iter_1.pth'))
+        assert 'MB' not in str(full.value)
+    (small_disk / '0').unlink()
+
+    def exceed(_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, 'fsync', exceed)
+    with pytest.raises(SaveError, match='it needs 0.0 MB, and the quota for .* is used up') as full:
+        write_checkpoint(checkpoint(1, 10), str(small_disk / 'iter_1.pth'))
+    assert 'free' not in str(full.value)
+
+
 def test_a_large_file_is_whole_and_its_size_is_told(tmp_path: Path) -> None:
     path = tmp_path / 'new folder' / 'iter_3.pth'
     assert write_checkpoint(checkpoint(3, 3_000_000), str(path)) == path.stat().st_size

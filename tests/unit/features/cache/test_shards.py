@@ -47,7 +47,7 @@ def test_a_disk_without_room_keeps_what_is_there(folder: Path, tmp_path: Path) -
     before = sorted(folder.iterdir())
     said = fork_ranks(_write_with_little_room, 1, tmp_path / 'rank', folder)[0]
     assert 'cannot write' in said and 'features-000000000000' in said
-    assert 'It needs 40,' in said and 'are free there' in said and 'same command' in said
+    assert 'It needs 40,' in said and 'MB are free in' in said and 'same command' in said
     assert sorted(folder.iterdir()) == before
     read_all(source(folder))
 
