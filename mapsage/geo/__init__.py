@@ -19,7 +19,7 @@ from .cog import (
     write_cog,
 )
 from .coordinates import reprojected, to_map, window_outline
-from .ellipsoid import pixel_side
+from .ellipsoid import pixel_side, pixel_sides
 from .errors import GeoError, RasterBlockError
 from .fast_copy import (
     NotCopiedError,
@@ -66,7 +66,8 @@ __all__ = [
     'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of', 'decoded_bytes',
     'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment', 'hidden_data_band',
     'is_gdal_name', 'is_remote', 'locate', 'match', 'measure_read_times', 'open_raster',
-    'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'read_on_grid',
-    'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map',
-    'window_outline', 'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons'
+    'output_name', 'pixel_side', 'pixel_sides', 'probabilities_path', 'read_classes',
+    'read_on_grid', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of',
+    'tally_bands', 'to_map', 'window_outline', 'without_secrets', 'write_cog',
+    'write_fast_copy', 'write_polygons'
 ]

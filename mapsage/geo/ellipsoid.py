@@ -26,6 +26,9 @@ _STEP = 16
 # tenth of a millimeter.
 _STRAIGHT = 1e-9
 
+# Share by which the sides of a pixel may differ and still be called equal.
+_SQUARE = 0.01
+
 
 def pixel_side(raster: Raster) -> float:
     """Return the side in meters of a square as large as the pixel in the middle of a raster.
@@ -38,6 +41,20 @@ def pixel_side(raster: Raster) -> float:
     pixel = walk(np.array([shapely.box(column, row, column + 1, row + 1)]))
     area = EllipsoidArea(crs, raster.transform, raster.width, raster.height).of(pixel)
     return math.sqrt(area[0])
+
+
+def pixel_sides(raster: Raster) -> Tuple[float, float]:
+    """Return width and height in meters of the pixel in the middle of a raster, on the ellipsoid.
+
+    They are the distances between the middles of opposite edges. Sides that differ by less than one
+    percent are those of :func:`pixel_side`. NaN if the raster has no georeference.
+    """
+    side = pixel_side(raster)
+    if not side > 0:
+        return side, side
+    area = EllipsoidArea(raster.crs.to_wkt(), raster.transform, raster.width, raster.height)
+    width, height = area.sides(raster.width // 2, raster.height // 2)
+    return (side, side) if abs(width - height) < _SQUARE * side else (width, height)
 
 
 class EllipsoidArea:
@@ -76,10 +93,20 @@ class EllipsoidArea:
         if np.isfinite(rows).all() and np.ptp(rows, axis=1).max() < _STRAIGHT:
             self._along = middle[1, 0] - step * width / 2, step
         ellipsoid = geodetic.ellipsoid
+        self._geod = pyproj.Geod(a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
         self._project = pyproj.Proj(
             proj='laea' if self._along is None else 'cea', over=self._along is not None,
             lon_0=middle[1, 0], lat_0=middle[1, 1] if self._along is None else 0,
             a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
+
+    def sides(self, column: int, row: int) -> Tuple[float, float]:
+        """Return width and height of a pixel in meters, along geodesics through its middle."""
+        left, right, top, bottom = self._angles(np.array(
+            [[column, row + 0.5], [column + 1, row + 0.5], [column + 0.5, row],
+             [column + 0.5, row + 1]]))
+        width, height = (float(self._geod.inv(*start, *end)[2])
+                         for start, end in ((left, right), (top, bottom)))
+        return width, height
 
     @property
     def rows_are_parallels(self) -> bool:

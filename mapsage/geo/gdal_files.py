@@ -38,6 +38,13 @@ _LISTING = 'GDAL_DISABLE_READDIR_ON_OPEN'
 # enters an environment of its own, which takes a fifth of the time to open a file.
 _open_local = getattr(rasterio.open, '__wrapped__', rasterio.open)
 
+# Formats that users give in place of a raster or of polygons that are read, by suffix.
+_OTHER_FORMATS = {
+    '.kml': 'KML', '.kmz': 'KMZ', '.gdb': 'a FileGDB', '.gpx': 'GPX', '.dxf': 'DXF', '.gml': 'GML',
+    '.tab': 'a MapInfo file', '.mif': 'a MapInfo file', '.zip': 'a zip archive',
+    '.gpkg': 'a GeoPackage without a raster', '.geojson': 'GeoJSON', '.json': 'JSON',
+    '.shp': 'a Shapefile', '.fgb': 'a FlatGeobuf'}
+
 # The value of `_LISTING` in the environment that this thread is in, if `gdal_environment` made it.
 _thread_state = threading.local()
 
@@ -119,11 +126,28 @@ def describe_open_failure(path: str, error: Exception) -> str:
         return (f'cannot open {path}: the server does not deliver it ({error}). {hint}; '
                 f'docs/reference/datasets.md lists the names that work and the settings of '
                 f'timeouts and access.')
+    if other_format(path):
+        return f'cannot open {path}: {other_format(path)}'
     state = 'no raster that GDAL reads' if os.path.exists(path) else 'no such file'
     if gdal_names.local_file(path):
         state = 'no raster that GDAL reads in it'
     return (f'cannot open {path}: {state} ({error}); expected a GeoTIFF or another raster. Check '
             'the path, or copy the file again.')
+
+
+def other_format(path: PathName) -> str:
+    """Return a sentence on a vector file or archive in place of a raster or labels, or ''.
+
+    Args:
+        path: Path of a file or folder that exists; for others the result is ''.
+    """
+    name = _OTHER_FORMATS.get(os.path.splitext(str(path).rstrip('/'))[1].lower())
+    if name is None or not os.path.exists(path):
+        return ''
+    source = f'/vsizip/{path}' if name.startswith('a zip') else path
+    packed = f' A raster in it is named {source}/NAME.tif.' if source != path else ''
+    return (f'it is {name}, no raster. Polygons are read from GeoPackage, GeoJSON, Shapefile and '
+            f'FlatGeobuf: convert them with ogr2ogr -f GPKG labels.gpkg {source}.{packed}')
 
 
 def check_sources(source: rasterio.DatasetReader, path: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .coordinates import short_crs, to_map
 from .errors import GeoError, PathName
-from .gdal_files import open_file
+from .gdal_files import open_file, other_format
 from .gdal_names import output_name
 from .pool import close_raster, open_raster
 from .raster import Raster
@@ -112,10 +112,15 @@ class LabelFiles:
 
     Args:
         labels: Path of a label file, which belongs to every scene, or of a folder with label files.
+
+    Raises:
+        GeoError: If the labels have a format that is not read, such as KML.
     """
 
     def __init__(self, labels: str) -> None:
         self._labels = labels
+        if other_format(labels) and not labels.lower().endswith(VECTOR_SUFFIXES):
+            raise GeoError(f'labels {labels} cannot be read: {other_format(labels)}')
         self._by_stem: Optional[Dict[str, List[Path]]] = None
         if Path(labels).is_dir():
             self._by_stem = {}
@@ -138,6 +143,9 @@ class LabelFiles:
         stem = output_name(scene)
         matches = self._by_stem.get(stem, [])
         if len(matches) != 1:
+            # A file in a format that is not read is named, too.
+            matches = matches or [path for path in sorted(Path(self._labels).iterdir())
+                                  if path.stem == stem]
             names = ', '.join(path.name for path in matches) or 'none'
             raise GeoError(f'scene {scene} needs one label file {stem}.* in {self._labels}, found '
                            f'{names}; expected one of '

@@ -12,12 +12,16 @@ docs/how-to/maps.md compares this rule with GDAL and rasterio. `Raster` in `rast
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import rasterio
 from rasterio.enums import ColorInterp, MaskFlags
+
+# Floats from here on are no measurements, so six digits tell a no-data value from them.
+_LARGE = 1e15
 
 # Flags of a band without a stored mask: GDAL computes the mask from no-data or alpha, which this
 # module reads itself, or all pixels are valid.
@@ -84,7 +88,7 @@ class PixelValidity:
         if self.nodata is not None and by_value:
             hidden = np.ones(values.shape[1:], bool)
             for band, nodata in zip(values, self.nodata):
-                hidden &= np.isnan(band) if np.isnan(nodata) else band == nodata
+                hidden &= _equals(band, nodata)
             valid &= ~hidden
         if self.may_be_nan:
             valid &= np.isfinite(values).all(0)
@@ -97,6 +101,22 @@ class PixelValidity:
         return dict(mask=self.mask, alpha=self.alpha,
                     nodata=None if self.nodata is None else [str(float(value))
                                                              for value in self.nodata])
+
+
+def _equals(band: np.ndarray, nodata: Any) -> np.ndarray:
+    """Return which pixels of a band have its no-data value, bool (height, width).
+
+    Some programs write the tag of a large float with six digits: -3.40282e+38 where the pixels hold
+    the lowest float32, -3.4028235e+38. Pixels that print as such a tag are equal to it.
+    """
+    if np.isnan(nodata):
+        return np.isnan(band)
+    if band.dtype.kind != 'f' or not _LARGE <= abs(float(nodata)) < np.inf \
+            or band.dtype.type(f'{nodata:.6g}') != nodata:
+        return band == nodata
+    half = 0.5 * 10.0 ** (math.floor(math.log10(abs(float(nodata)))) - 5)
+    low, high = float(nodata) - half, float(nodata) + half
+    return (band.astype(np.float64) >= low) & (band.astype(np.float64) <= high)
 
 
 def _in_dtype(nodata: Sequence[Optional[float]], dtype: np.dtype) -> Optional[Tuple[Any, ...]]:

@@ -154,6 +154,9 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
         raise GeoError(f'{path} has no CRS, so its polygons cannot be located in a scene; set it, '
                        'for example with ogr2ogr -a_srs.')
     polygons = shapely.from_wkb(geometry)
+    for number in np.flatnonzero(
+            shapely.get_type_id(polygons) == shapely.GeometryType.GEOMETRYCOLLECTION):
+        polygons[number] = _polygons_of(polygons[number])
     kinds = shapely.get_type_id(polygons)
     unsuitable = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
     unsuitable &= ~shapely.is_missing(polygons)
@@ -175,6 +178,18 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
     # A column of numbers has NaN where a value is missing.
     values = [None if value != value else value for value in values]
     return pyproj.CRS.from_user_input(meta['crs']), valid[has_area], values, numbers[features]
+
+
+def _polygons_of(collection: shapely.Geometry) -> shapely.Geometry:
+    """Return the union of the polygons in a collection; the collection if it has none.
+
+    Its points and lines have no area. Collections may be in a collection.
+    """
+    parts = np.array([collection], object)
+    while (shapely.get_type_id(parts) > shapely.GeometryType.POLYGON).any():
+        parts = shapely.get_parts(parts)
+    parts = parts[shapely.get_type_id(parts) == shapely.GeometryType.POLYGON]
+    return shapely.union_all(shapely.make_valid(parts)) if len(parts) else collection
 
 
 def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,

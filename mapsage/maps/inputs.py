@@ -28,7 +28,7 @@ from mapsage.geo import (
     files_of,
     is_gdal_name,
     output_name,
-    pixel_side,
+    pixel_sides,
     server_in,
     suffix_of,
     without_secrets,
@@ -330,7 +330,8 @@ def choose_size(scene: Scene, resize: Optional[Mapping[str, Any]], scale: Option
         resize: Arguments of the test pipeline's ``Resize``. A factor applies to every scene. A size
             applies to pictures only, because it does not tell the pixel size of a scene.
         scale: Factor of ``--scale``.
-        gsd: Side in meters of the pixels that the model was trained on (``--gsd``).
+        gsd: Side in meters of the pixels that the model was trained on (``--gsd``). Pixels that
+            are not square are scaled along both axes to this side.
 
     Returns:
         Height and width, and a text that tells which setting decided them.
@@ -341,12 +342,15 @@ def choose_size(scene: Scene, resize: Optional[Mapping[str, Any]], scale: Option
     height, width = scene.raster.height, scene.raster.width
     factors, origin = (1.0, 1.0), OWN_SIZE
     if gsd is not None:
-        side = pixel_side(scene.raster)
-        if not side > 0:
+        across, down = pixel_sides(scene.raster)
+        if not across > 0:
             raise PredictError(f'--gsd {gsd:g} needs the size of a pixel in meters, and '
                                f'{scene.path} has no CRS or no transform. Give --scale, or '
                                f'georeference it.')
-        factors, origin = (side / gsd,) * 2, f'--gsd {gsd:g}, and its pixels have {side:.4g} m'
+        size_text = f'{across:.4g} m' if across == down else (
+            f'{across:.4g} x {down:.4g} m (width x height), which are made square')
+        factors = down / gsd, across / gsd
+        origin = f'--gsd {gsd:g}, and its pixels have {size_text}'
     elif scale is not None:
         factors, origin = (scale, scale), f'--scale {scale:g}'
     elif resize is not None and resize.get('scale_factor') is not None:

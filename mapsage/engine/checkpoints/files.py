@@ -188,7 +188,8 @@ def _explain(error: OSError, path: str, folder: str, partial: str, size: int) ->
             room = describe_room(folder, error, written)
         # Without a size, the file could not even be made.
         needs = f'it needs {_megabytes(size)}, and ' if size else ''
-        text = (f'the checkpoint {path} was not written, since the disk is full: {needs}{room} '
+        cause = ', since the disk is full' * (error.errno == errno.ENOSPC)
+        text = (f'the checkpoint {path} was not written{cause}: {needs}{room} '
                 f'({os.strerror(error.errno)}).')
     return SaveError(
         f'{text} Earlier checkpoints are kept. Make room there, or give CheckpointHook '

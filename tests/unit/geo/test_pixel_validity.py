@@ -92,6 +92,29 @@ def test_one_band_that_equals_no_data_keeps_its_value(dtype: str, nodata: float,
     assert read(path, (3, ))[1][5:].all()
 
 
+@pytest.mark.parametrize('dtype, tag, value', [
+    ('float32', '-3.40282e+38', np.finfo('float32').min),
+    ('float32', '3.40282e+38', np.finfo('float32').max),
+    ('float32', '9.96921e+36', np.float32(9.969209968386869e+36)),
+    ('float64', '-1.79769e+308', np.finfo('float64').min)])
+def test_a_no_data_tag_of_six_digits(dtype: str, tag: str, value: float, tmp_path: Path) -> None:
+    """Other programs print the tag like that; the pixels hold all digits, or the printed ones."""
+    values = scene(dtype)
+    values[:, :5] = value
+    values[:, 5:9] = float(tag)
+    path = write_raster(tmp_path / 'a.tif', values, nodata=float(tag))
+    got, valid = read(path)
+    assert not valid[:9].any() and valid[9:].all() and not got[:, :9].any()
+
+
+def test_a_small_no_data_value_is_compared_with_all_digits(tmp_path: Path) -> None:
+    values = scene('float32')
+    values[:, :5] = 0.1
+    values[:, 5:9] = 0.1 + 1e-7
+    _, valid = read(write_raster(tmp_path / 'a.tif', values, nodata=0.1))
+    assert not valid[:5].any() and valid[5:].all()
+
+
 def test_bands_with_no_data_of_their_own(tmp_path: Path) -> None:
     """Only a band that has a no-data value can lack data; rasterio writes them through a VRT."""
     values = scene()

@@ -143,6 +143,47 @@ def test_wrong_vector_labels(tmp_path: Path) -> None:
         build_dataset(tmp_path, labels='c.gpkg')
 
 
+def test_collections_count_with_their_polygons(tmp_path: Path) -> None:
+    """Of nested collections too; overlapping polygons of one feature are no hole."""
+    write_scene(tmp_path)
+    parts = [rectangle(UTM, 5, 5, 15, 15), rectangle(UTM, 10, 10, 20, 20)]
+    line = rectangle(UTM, 0, 0, 30, 30).exterior
+    nested = shapely.GeometryCollection([shapely.GeometryCollection(
+        [shapely.MultiPolygon(parts[1:]), line]), parts[0], line.centroid])
+    write_vector(tmp_path / 'a.gpkg', [nested], ['house'], 'EPSG:32650',
+                 kind='GeometryCollection')
+    write_vector(tmp_path / 'b.gpkg', [shapely.union_all(parts)], ['house'], 'EPSG:32650')
+    masks = [load_window(build_dataset(tmp_path, labels=name), 0)[1]
+             for name in ('a.gpkg', 'b.gpkg')]
+    np.testing.assert_array_equal(*masks)
+    assert (masks[0] == 1).sum() == 175
+    write_vector(tmp_path / 'c.gpkg', [shapely.GeometryCollection([line])], ['house'], 'EPSG:32650',
+                 kind='GeometryCollection')
+    with pytest.raises(GeoError, match='feature 1 .* is a GeometryCollection, expected polygons'):
+        build_dataset(tmp_path, labels='c.gpkg')
+
+
+@pytest.mark.parametrize('name, words', [
+    ('a.kml', 'it is KML.*ogr2ogr -f GPKG labels.gpkg .*a.kml'),
+    ('a.zip', 'it is a zip archive.*ogr2ogr -f GPKG labels.gpkg /vsizip/.*a.zip'),
+    ('a.gdb', 'it is a FileGDB.*ogr2ogr'),
+    ('A.KMZ', 'it is KMZ')])
+def test_labels_in_another_format_are_refused_with_a_command(tmp_path: Path, name: str, words: str
+                                                             ) -> None:
+    write_scene(tmp_path)
+    (tmp_path / name).mkdir() if name == 'a.gdb' else (tmp_path / name).write_bytes(b'PK or <kml>')
+    with pytest.raises(GeoError, match=words):
+        build_dataset(tmp_path, labels=name)
+    if name != 'a.gdb':
+        with pytest.raises(GeoError, match=words):
+            Raster(str(tmp_path / name))
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / name).rename(tmp_path / 'folder' / name)
+    with pytest.raises(GeoError, match=f'one label file a.*found {name}' if name[0] == 'a'
+                       else 'found none'):
+        build_dataset(tmp_path, labels='folder')
+
+
 def write_layer(path: Path, layer: str, box: tuple, field: str = 'class_name', kind: str = 'Polygon'
                 ) -> None:
     """Add a layer of one feature of the class 'house' to a GeoPackage."""

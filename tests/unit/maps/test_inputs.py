@@ -1,15 +1,17 @@
 """Scenes in another size than their own."""
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import rasterio
 from geo_scenes import DEGREES, UTM, draw_classes, paint, write_raster
 
 from mapsage.geo import Raster, pixel_side
-from mapsage.maps.inputs import Scene
+from mapsage.maps.inputs import Scene, choose_size
 from mapsage.maps.model import Bands
 
 
@@ -40,3 +42,21 @@ def test_a_pixel_of_the_ground_in_meters(tmp_path: Path) -> None:
     assert pixel_side(degrees) == pytest.approx(30.9 * 0.5 ** 0.5, rel=5e-3)
     bare = Raster(write_raster(tmp_path / 'c.tif', draw_classes(), dict(UTM, crs=None)))
     assert np.isnan(pixel_side(bare))
+
+
+@pytest.mark.parametrize('crs, transform, size, sides', [
+    ('EPSG:32633', (0.5, 0, 5e5, 0, -0.25, 5e6), (50, 100), r'0\.5\d* x 0\.25\d* m'),
+    # 60 degrees north: a degree of longitude is about half a degree of latitude.
+    ('EPSG:4326', (1e-5, 0, 15, 0, -1e-5, 60), (223, 112), r'0\.558 x 1\.114 m'),
+    ('EPSG:3857', (1, 0, 1.6e6, 0, -2, 8.4e6), (200, 100), r'0\.50\d* x 1\.00\d* m'),
+    ('EPSG:32633', (0, 0.5, 5e5, -0.25, 0, 5e6), (100, 50), r'0\.25\d* x 0\.5\d* m')],
+    ids=['meters', 'degrees', 'mercator', 'turned'])
+def test_the_model_sees_square_pixels_with_gsd(tmp_path: Path, crs: str, transform: tuple,
+                                               size: tuple, sides: str) -> None:
+    path = tmp_path / 'a.tif'
+    with rasterio.open(path, 'w', driver='GTiff', width=100, height=100, count=1, dtype='uint8',
+                       crs=crs, transform=rasterio.Affine(*transform)) as file:
+        file.write(np.ones((1, 100, 100), np.uint8))
+    model_size, origin = choose_size(Scene(str(path), Bands(1, False)), None, gsd=0.5)
+    assert np.allclose(model_size, size, atol=1)
+    assert re.search(rf'--gsd 0\.5, and its pixels have {sides} \(width x height\)', origin)
