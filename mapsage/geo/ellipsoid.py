@@ -52,6 +52,7 @@ def pixel_sides(raster: Raster) -> Tuple[float, float]:
     side = pixel_side(raster)
     if not side > 0:
         return side, side
+    assert raster.crs is not None, 'a pixel with a side has a CRS'
     area = EllipsoidArea(raster.crs.to_wkt(), raster.transform, raster.width, raster.height)
     width, height = area.sides(raster.width // 2, raster.height // 2)
     return (side, side) if abs(width - height) < _SQUARE * side else (width, height)
