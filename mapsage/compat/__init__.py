@@ -22,6 +22,7 @@ from . import (  # noqa: E402
     log_device,
     log_files,
     loop_resume,
+    mask_values,
     mlflow_store,
     pinned_samples,
     printable_log,
@@ -41,6 +42,7 @@ label_sizes.apply()
 log_device.apply()
 log_files.apply()
 loop_resume.apply()
+mask_values.apply()
 mlflow_store.apply()
 pinned_samples.apply()
 printable_log.apply()

@@ -137,6 +137,9 @@ class CocoPolygonDataset(BaseSegDataset):
             names = tuple(c['name'] for c in categories)
             raise ValueError('metainfo has no classes; set '
                              f'metainfo=dict(classes={("background", *names)})')
+        if len(classes) > 255:
+            raise ValueError(f'metainfo has {len(classes)} classes, expected at most 255: masks '
+                             'are uint8, and 255 marks ignored pixels; join classes')
         index = {name: i for i, name in enumerate(classes) if i > 0}
         for category in categories:
             if category['name'] not in index:

@@ -11,6 +11,8 @@ import numpy as np
 from mmseg.datasets.transforms import PackSegInputs as StockPackSegInputs
 from mmseg.registry import TRANSFORMS
 
+from mapsage.geo.labels import byte_labels
+
 from .band_layout import MOST_CHANNELS, bands_first
 
 # Data types of images that OpenCV splits on every version.
@@ -25,10 +27,19 @@ class PackSegInputs(StockPackSegInputs):
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Return a dict with the image, ``inputs``, and the data sample, ``data_samples``."""
+        """Return a dict with the image, ``inputs``, and the data sample, ``data_samples``.
+
+        Raises:
+            GeoError: If a label is a float that is no class index, such as 1.5 or NaN.
+        """
         image = results.get('img')
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.size \
                 and 1 < image.shape[2] <= MOST_CHANNELS and image.dtype in _DTYPES:
             # MMSegmentation makes no copy of an image in which each band is contiguous.
             results = dict(results, img=bands_first(image).transpose(1, 2, 0))
+        labels = results.get('gt_seg_map')
+        if isinstance(labels, np.ndarray) and labels.dtype.kind == 'f':
+            # MMSegmentation would turn 1.5 into class 1.
+            labels = byte_labels(labels, results.get('seg_map_path', 'of a sample'))
+            results = dict(results, gt_seg_map=labels)
         return super().transform(results)

@@ -25,7 +25,7 @@ from .cog import checksum, disk_errors
 from .errors import Box, GeoError
 from .file_handles import FileHandles
 from .gdal_files import gdal_environment, open_file
-from .pixel_validity import PixelValidity
+from .pixel_validity import PixelValidity, nodata_values
 from .read_failures import BlockGrid, FailedRead
 
 # Side of a tile in pixels. A window at a random place needs more tiles of 256 than of 512, but
@@ -193,11 +193,15 @@ class _Source:
         self._handles = FileHandles(path)
         self.file = self._handles.get()
         kinds = set(self.file.dtypes)
-        if len(kinds) != 1 or np.dtype(next(iter(kinds))).kind not in 'uif':
+        if len(kinds) != 1 or not next(iter(kinds)).startswith(('uint', 'int', 'float')):
             self._refuse(f'its bands hold {", ".join(sorted(kinds))}')
-        if len({str(value) for value in self.file.nodatavals}) > 1:
-            self._refuse(f'its bands have different no-data values, {self.file.nodatavals}')
-        self._dtype = np.dtype(self.file.dtypes[0])
+        nodata = nodata_values(self.file)
+        if len({str(value) for value in nodata}) > 1:
+            self._refuse(f'its bands have different no-data values, {nodata}')
+        if isinstance(nodata[0], int) and int(float(nodata[0])) != nodata[0]:
+            # rasterio takes a no-data value as a float.
+            self._refuse(f'its no-data value {nodata[0]} has more digits than a float')
+        self._nodata, self._dtype = nodata[0], np.dtype(self.file.dtypes[0])
         self.has_mask = any(validity.mask for validity in _validities(self.file))
         if any(validity.mask == 'bands' for validity in _validities(self.file)):
             self._refuse('each of its bands has its own mask')
@@ -213,7 +217,7 @@ class _Source:
             driver='GTiff', width=file.width, height=file.height, count=file.count,
             dtype=file.dtypes[0], tiled=True, blockxsize=_TILE, blockysize=_TILE, compress='ZSTD',
             zstd_level=_LEVEL, interleave='band', bigtiff='IF_SAFER', crs=file.crs or None,
-            nodata=file.nodatavals[0] if has_nodata else None)
+            nodata=self._nodata if has_nodata else None)
         if file.transform != rasterio.Affine.identity():
             profile['transform'] = file.transform
         if is_rgb and self._dtype in (np.uint8, np.uint16):

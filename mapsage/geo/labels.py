@@ -70,12 +70,12 @@ class RasterLabels:
         """Read a window in pixels, which may reach beyond the scene.
 
         Returns:
-            The values, (height, width): uint8 if the file has this type, else int32; and the pixels
-            that have a label, bool (height, width). Values of other pixels have no meaning.
+            The values as in the file, integers of its type (height, width), since a conversion
+            could turn a value that is no class into one; and the pixels that have a label, bool
+            (height, width). Values of other pixels have no meaning.
         """
         raster = open_raster(self._pixels, known=self.raster)
-        bands, labeled = raster.read_with_nodata(column, row, width, height)
-        values = bands[0] if bands.dtype == np.uint8 else bands[0].astype(np.int32)
+        (values, ), labeled = raster.read_with_nodata(column, row, width, height)
         if self._hidden is not None:
             labeled &= values != self._hidden
         return values, labeled
@@ -103,6 +103,33 @@ class RasterLabels:
     def __deepcopy__(self, memo: object) -> RasterLabels:
         # A copy of a sample needs no other header and file.
         return self
+
+
+def byte_labels(values: np.ndarray, path: PathName) -> np.ndarray:
+    """Return the labels of a mask as uint8, of the same shape.
+
+    A number whose bits are all 1 (-1, or 65535 in a mask of 16 bits) becomes 255, as in NumPy's
+    conversion: so masks mark ignored pixels.
+
+    Args:
+        values: The labels, numbers of any type.
+        path: Path of the mask, for the message.
+
+    Raises:
+        GeoError: If another value is none of 0 to 255, such as 256, 1.5 or NaN.
+    """
+    if values.dtype == np.uint8:
+        return values
+    is_ignored = values == (np.iinfo(values.dtype).max if values.dtype.kind == 'u' else -1)
+    with np.errstate(invalid='ignore'):
+        labels = values.astype(np.uint8)
+    wrong = (labels != values) & ~is_ignored
+    labels[is_ignored] = 255
+    if wrong.any():
+        raise GeoError(f'mask {path} holds the value {values[wrong][0]} ({int(wrong.sum())} '
+                       f'pixel(s), {values.dtype}), expected class indices from 0 to 254, and 255 '
+                       'for ignored pixels. Correct the mask.')
+    return labels
 
 
 class LabelFiles:

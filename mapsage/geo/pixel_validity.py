@@ -13,6 +13,8 @@ docs/how-to/maps.md compares this rule with GDAL and rasterio. `Raster` in `rast
 from __future__ import annotations
 
 import math
+import re
+import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
@@ -26,6 +28,9 @@ _LARGE = 1e15
 # Flags of a band without a stored mask: GDAL computes the mask from no-data or alpha, which this
 # module reads itself, or all pixels are valid.
 _NO_STORED_MASK = {MaskFlags.all_valid, MaskFlags.nodata, MaskFlags.alpha}
+
+# Number of GDAL's tag of a TIFF with the no-data value of all bands, as text.
+_NODATA_TAG = 42113
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class PixelValidity:
         An alpha band that is among ``bands`` counts as data, not as a mask.
         """
         # GDAL looks at all bands for each of these tuples.
-        mask_flags, nodata = source.mask_flag_enums, source.nodatavals
+        mask_flags, nodata = source.mask_flag_enums, nodata_values(source)
         flags = [set(mask_flags[band - 1]) for band in bands]
         alpha = [band for band, kind in zip(source.indexes, source.colorinterp)
                  if kind == ColorInterp.alpha]
@@ -117,6 +122,63 @@ def _equals(band: np.ndarray, nodata: Any) -> np.ndarray:
     half = 0.5 * 10.0 ** (math.floor(math.log10(abs(float(nodata)))) - 5)
     low, high = float(nodata) - half, float(nodata) + half
     return (band.astype(np.float64) >= low) & (band.astype(np.float64) <= high)
+
+
+def nodata_values(source: rasterio.DatasetReader) -> Tuple[Optional[float], ...]:
+    """Return the no-data value of each band of an open file; None if a band has none.
+
+    A value of 64-bit integers is an ``int``. rasterio returns it as a float, or as None if the
+    float lies beyond the type, as that of 2**63 - 1. It writes -2**63 into a GeoTIFF as
+    ``-9.2233720368547758e+18``, which GDAL reads as -9. So the text in a local GeoTIFF counts.
+    """
+    values: Tuple[Optional[float], ...] = source.nodatavals
+    wide = [dtype in ('int64', 'uint64') for dtype in source.dtypes]
+    if not any(wide):
+        return values
+    text = _read_nodata_tag(source.name) if source.driver == 'GTiff' else ''
+    return tuple(_exact(text, value) if is_wide else value
+                 for value, is_wide in zip(values, wide))
+
+
+def _read_nodata_tag(path: str) -> str:
+    """Return the text of GDAL's no-data tag in a local TIFF, or '' if it cannot be read."""
+    try:
+        with open(path, 'rb') as file:
+            order = '<' if file.read(2) == b'II' else '>'
+
+            def numbers(layout: str) -> Tuple[int, ...]:
+                return struct.unpack(order + layout, file.read(struct.calcsize(order + layout)))
+
+            is_big = numbers('H') == (43, )
+            # The offset of the first directory, after two more numbers in a BigTIFF.
+            file.seek(numbers('HHQ' if is_big else 'I')[-1])
+            for _ in range(numbers('Q' if is_big else 'H')[0]):
+                tag, _, count, offset = numbers('HHQQ' if is_big else 'HHII')
+                if tag == _NODATA_TAG:
+                    # A text that fits stands in place of its offset.
+                    is_here = count <= (8 if is_big else 4)
+                    file.seek(file.tell() - (8 if is_big else 4) if is_here else offset)
+                    return file.read(count).decode('ascii').strip(' \0')
+    except (OSError, struct.error, UnicodeDecodeError):
+        pass
+    return ''
+
+
+def _exact(text: str, value: Optional[float]) -> Optional[float]:
+    """Return a no-data value of 64-bit integers as an integer, or as a float if it is none.
+
+    Args:
+        text: The value in the file, or '' if it is unknown.
+        value: The value as rasterio returns it.
+    """
+    if re.fullmatch(r'-?\d+', text):
+        return int(text)
+    try:
+        # GDAL reads the digits at the beginning only: 1 of 1.5, and 0 of nan.
+        number: Optional[float] = float(text)
+    except ValueError:
+        number = value
+    return int(number) if number is not None and float(number).is_integer() else number
 
 
 def _in_dtype(nodata: Sequence[Optional[float]], dtype: np.dtype) -> Optional[Tuple[Any, ...]]:

@@ -28,7 +28,7 @@ from . import gdal_names
 from .errors import GeoError, PathName
 from .file_handles import FileHandles
 from .gdal_files import check_sources, gdal_environment, open_file
-from .pixel_validity import PixelValidity
+from .pixel_validity import PixelValidity, nodata_values
 from .read_failures import BlockGrid, FailedRead
 
 # WKT -> the CRS that rasters with this WKT share.
@@ -91,7 +91,7 @@ class Raster:
             self.crs = _share_crs(source.crs) if source.crs else None
             self.control_points = len(source.gcps[0])
             self.transform: affine.Affine = source.transform
-            self.nodata: Optional[float] = source.nodatavals[self.bands[0] - 1]
+            self.nodata: Optional[float] = nodata_values(source)[self.bands[0] - 1]
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
@@ -313,7 +313,8 @@ def _choose_bands(source: rasterio.DatasetReader, path: str, bands: Optional[Seq
 
 def _common_dtype(source: rasterio.DatasetReader, path: str, bands: Sequence[int]) -> np.dtype:
     names = sorted({source.dtypes[band - 1] for band in bands})
-    if len(names) != 1 or np.dtype(names[0]).kind not in 'uif':
+    # NumPy has no type of GDAL's complex integers.
+    if len(names) != 1 or not names[0].startswith(('uint', 'int', 'float')):
         raise GeoError(f'{path}: bands {list(bands)} hold {", ".join(names)}, expected one type of '
                        'real numbers for all; convert it, for example with gdal_translate -ot.')
     return np.dtype(names[0])

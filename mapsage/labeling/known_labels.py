@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 
 from mapsage.datasets import GeoTiffDataset
+from mapsage.geo.labels import byte_labels
 
 # Labels of a scene are read in squares of at most this many pixels a side.
 _TILE = 512
@@ -82,7 +83,7 @@ class KnownLabels:
             mask = results.get('gt_seg_map')
             if mask is None:
                 mask = np.full(results['ori_shape'][:2], UNKNOWN)
-            self._cached_mask = (leaf, path), np.asarray(mask).astype(np.uint8)
+            self._cached_mask = (leaf, path), byte_labels(np.asarray(mask), path)
         return self._cached_mask[1]
 
 

@@ -315,11 +315,12 @@ def _write_truth(copy: Path, entry: MapEntry, read: _ReadRows, target: Raster,
             for row in range(0, target.height, _ROWS):
                 rows = min(_ROWS, target.height - row)
                 values, valid = read(row, rows)
-                labels = np.where(valid, values[0], NO_DATA).astype(np.int64)
                 # Polygons name their classes, so their labels need no shift.
-                if settings.reduce_zero_label and not is_vector:
-                    labels = np.where(labels == 0, NO_DATA, labels - 1)
-                labels[(labels < 0) | (labels >= count)] = NO_DATA
+                shift = int(settings.reduce_zero_label and not is_vector)
+                # Compared before the conversion, which would turn 1.5 into class 1.
+                known = valid & np.isin(values[0], np.arange(shift, shift + count))
+                labels = np.full(known.shape, NO_DATA, np.int64)
+                labels[known] = values[0][known] - shift
                 writer.write(row, labels.astype(np.uint8))
                 predicted, mapped = target.read(0, row, target.width, rows)
                 known = (labels != NO_DATA) & mapped & (predicted[0] < count)

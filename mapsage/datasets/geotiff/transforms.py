@@ -134,11 +134,13 @@ class _LabelTable(NamedTuple):
     unchanged: int
 
     def positions(self, values: np.ndarray) -> np.ndarray:
-        """Return the entries of label values, which are uint8 or int32."""
+        """Return the entries of label values, which are integers of any type."""
         if values.dtype == np.uint8:
             return values
         other = len(self.classes) - 2
-        positions = np.where((values >= 0) & (values < other), values, np.int32(other))
+        # Compared in the type of the file: a conversion may change a value into a class index.
+        inside = (values >= 0) & (values < other)
+        positions = np.where(inside, np.where(inside, values, 0).astype(np.intp), other)
         if not 0 <= self.ignore_index < other:
             positions[values == self.ignore_index] = other + 1
         return positions
@@ -154,6 +156,9 @@ def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int
         ignore: Value of ignored pixels.
         shift: 1 if label 0 means "no data" and label 1 is class 0, else 0.
         label_map: Pairs of a class of the label files and its new index.
+
+    Raises:
+        GeoError: If the classes and the ignored pixels do not fit into uint8.
     """
     # The same conversion as of an array, which takes -1 for 255.
     ignored = int(np.array(ignore).astype(np.uint8))
@@ -162,6 +167,10 @@ def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int
     indices = np.arange(count)
     for old, new in label_map:
         indices[old] = new
+    if indices.max() > 255 or (ignored not in (ignore, 255) and ignored in indices):
+        raise GeoError(f'{count} classes and ignore_index={ignore}: a mask is uint8, in which the '
+                       f'ignored pixels are {ignored} and a class is at most 254. Set '
+                       'ignore_index=255, and join classes with label_map if there are more.')
     classes[shift:shift + count] = indices.astype(np.uint8)
     refused[:shift + count] = refused[size + 1] = 0
     if 0 <= ignore < size:

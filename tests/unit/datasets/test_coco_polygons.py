@@ -154,6 +154,12 @@ def test_classes_must_be_given(tmp_path: Path) -> None:
         _build(tmp_path, metainfo=None)
 
 
+def test_more_classes_than_a_mask_can_hold(tmp_path: Path) -> None:
+    names = ('background', 'ship', 'tank', *map(str, range(253)))
+    with pytest.raises(ValueError, match='metainfo has 256 classes, expected at most 255'):
+        _build(tmp_path, metainfo=dict(classes=names))
+
+
 def test_image_of_another_size(tmp_path: Path) -> None:
     source = copy.deepcopy(SOURCE)
     source['images'][0]['width'] = 31

@@ -7,6 +7,7 @@ from mmseg.registry import TRANSFORMS
 
 from mapsage.datasets.band_layout import bands_first
 from mapsage.datasets.packing import PackSegInputs
+from mapsage.geo import GeoError
 
 
 def test_configs_get_this_transform():
@@ -35,6 +36,17 @@ def test_a_packed_sample_has_the_bits_of_mmsegmentation(dtype, bands, view):
     # The tensor shares no memory with the image, which a user's transform may keep.
     ours['inputs'].fill_(1)
     assert np.array_equal(image, before) or view == 'gray' or bands == 1
+
+
+@pytest.mark.parametrize('value', [1.5, np.nan, np.inf, 256.])
+def test_labels_that_a_conversion_would_turn_into_a_class(value):
+    labels = np.array([[0, 1], [value, 255]])
+    sample = dict(img=np.zeros((2, 2, 3), np.uint8), gt_seg_map=labels, seg_map_path='a.npy')
+    with pytest.raises(GeoError, match=f'mask a.npy holds the value {value}'):
+        PackSegInputs()(sample)
+    labels[1, 0] = 2
+    packed = PackSegInputs()(sample)['data_samples'].gt_sem_seg.data
+    assert packed.dtype == torch.int64 and packed.tolist() == [[[0, 1], [2, 255]]]
 
 
 def test_bands_first_of_an_image_that_opencv_would_copy():

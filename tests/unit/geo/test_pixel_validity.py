@@ -1,6 +1,7 @@
 """One rule for invalid pixels, compared with rasterio's where both say the same."""
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Optional
 
@@ -187,3 +188,44 @@ def test_labels_with_a_mask_and_no_data(tmp_path: Path) -> None:
         got, labeled = RasterLabels(path, Raster(image), nodata).read(0, 0, SIDE, SIDE)
         values, counts = np.unique(got[labeled], return_counts=True)
         assert dict(zip(values.tolist(), counts.tolist())) == classes
+
+
+@pytest.mark.parametrize('text, nodata', [
+    (b'-9.2233720368547758e+18', -2**63), (b'-9223372036854775808', -2**63),
+    (b'9223372036854775807', 2**63 - 1), (b'9223372036854775806', 2**63 - 2), (b'-1', -1),
+    (b'1.5', 1.5), (b'nan', np.nan)])
+@pytest.mark.parametrize('big', ['NO', 'YES'])
+@pytest.mark.parametrize('order', ['LITTLE', 'BIG'])
+def test_no_data_of_64_bits(tmp_path: Path, text: bytes, nodata: float, big: str,
+                            order: str) -> None:
+    """The text of the tag counts: a float has 53 bits, and GDAL reads -9 of -9.2e+18."""
+    if not rasterio.dtypes.check_dtype('int64'):
+        pytest.skip(f'rasterio {rasterio.__version__} cannot write int64')
+    values = np.zeros((1, 8, 8), np.int64)
+    values[0, :2] = [[2**63 - 1], [2**63 - 2]]
+    values[0, 2:5] = [[-2**63], [-1], [1]]
+    path = write_raster(tmp_path / 'a.tif', values, nodata=-2**63, bigtiff=big,
+                        endianness=order)
+    written = re.search(rb'-9[.0-9e+]{18,}', path.read_bytes())
+    assert written is not None
+    end = written.end()
+    path.write_bytes(path.read_bytes()[:end - len(written[0])] + text.ljust(
+        len(written[0]), b'\0')[:len(written[0])] + path.read_bytes()[end:])
+    raster = Raster(path)
+    assert repr(raster.nodata) == repr(nodata)
+    np.testing.assert_array_equal(raster.read(0, 0, 8, 8)[1], values[0] != nodata)
+
+
+def test_no_data_of_64_bits_in_a_mosaic(tmp_path: Path) -> None:
+    if not rasterio.dtypes.check_dtype('int64'):
+        pytest.skip(f'rasterio {rasterio.__version__} cannot write int64')
+    values = np.zeros((1, 8, 8), np.int64)
+    values[0, :2] = -2**63
+    path = write_raster(tmp_path / 'a.tif', values)
+    mosaic = tmp_path / 'a.vrt'
+    rasterio.shutil.copy(str(path), str(mosaic), driver='VRT')
+    mosaic.write_text(mosaic.read_text(encoding='utf-8').replace(
+        '<ColorInterp>', f'<NoDataValue>{-2**63}</NoDataValue><ColorInterp>'), encoding='utf-8')
+    raster = Raster(mosaic)
+    assert raster.nodata == -2**63
+    np.testing.assert_array_equal(raster.read(0, 0, 8, 8)[1], values[0] == 0)

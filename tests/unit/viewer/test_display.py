@@ -116,6 +116,19 @@ def test_zero_may_be_unlabeled(tmp_path: Path) -> None:
     assert scores_of(truth_for_display(entry, quiet)[1])['accuracy'][0] < right
 
 
+@pytest.mark.parametrize('dtype, value', [
+    ('float32', 1.5), ('float32', np.nan), ('float64', np.inf), ('int16', 257), ('int16', -1)])
+def test_a_value_that_is_no_class_is_unlabeled(tmp_path: Path, dtype: str, value: float) -> None:
+    where = folders(tmp_path)
+    labels = add_map(where, 'a')
+    values = np.where(labels == 255, -1, labels.astype(int)).astype(dtype)
+    values[WRONG] = value
+    write_raster(where.truth / 'a.tif', values[None], **UTM)
+    (entry,) = find_maps([where.maps], truth=where.truth)
+    right, labeled = scores_of(truth_for_display(entry, quiet)[1])['accuracy']
+    assert right == labeled == labels.size - 800 - 5000
+
+
 def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
     where = folders(tmp_path)
     add_map(where, 'a')

@@ -7,9 +7,11 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 import pytest
+import rasterio
 import shapely
 from geo_scenes import UTM, draw_classes, paint, rectangle, write_raster
 from geotiff_data import build_dataset, write_vector
+from rasterio.dtypes import check_dtype
 
 from mapsage.datasets.band_layout import bands_last
 from mapsage.datasets.geotiff.transforms import LoadGeoTiffLabels, LoadGeoTiffWindow
@@ -124,6 +126,50 @@ def test_a_label_that_is_no_class(tmp_path: Path, dtype: str, shift: int) -> Non
         f'classes in metainfo.')
     # Pixels that do not count may have any label.
     load(dataset, (0, 0, 96), counted=(0, 40, 0, 96))
+
+
+@pytest.mark.parametrize('dtype', [
+    'int8', 'uint16', 'int16', 'uint32', 'int32', 'int64', 'uint64'])
+def test_labels_are_compared_in_the_type_of_their_file(tmp_path: Path, dtype: str) -> None:
+    if not check_dtype(dtype):
+        pytest.skip(f'rasterio {rasterio.__version__} cannot write {dtype}')
+    limits, classes = np.iinfo(dtype), draw_classes(64, 64)
+    expected = np.where(np.arange(64)[:, None] < 8, 255, classes)
+    values = [limits.min or 3, limits.max, *(value for value in (
+        3, 256, 2**16 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**33 + 255) if value <= limits.max)]
+    for value in values:
+        plain, named = tmp_path / f'{value}', tmp_path / f'{value} as no data'
+        labels = classes.astype(dtype)
+        labels[:8] = value
+        for folder in (plain, named):
+            write_raster(folder / 'scenes/a.tif', paint(classes))
+        write_raster(plain / 'labels/a.tif', labels)
+        with pytest.raises(GeoError, match=rf'labels/a\.tif hold {value} in .* \(512 pixels\)'):
+            load(build_dataset(plain), (0, 0, 64))
+        datasets = [build_dataset(plain, label_nodata=value)]
+        # rasterio takes a no-data value as a float.
+        if float(value) <= limits.max:
+            write_raster(named / 'labels/a.tif', labels, nodata=value)
+            datasets.append(build_dataset(named))
+        for dataset in datasets:
+            np.testing.assert_array_equal(load(dataset, (0, 0, 64))['gt_seg_map'], expected)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_labels_that_are_no_integers_are_refused(tmp_path: Path, dtype: str) -> None:
+    write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes(64, 64)))
+    write_raster(tmp_path / 'labels/a.tif', draw_classes(64, 64).astype(dtype))
+    with pytest.raises(GeoError, match=f'of {dtype}, expected one band of class indices'):
+        build_dataset(tmp_path)
+
+
+@pytest.mark.parametrize('ignore_index, count', [(256, 3), (255, 257), (-254, 3)])
+def test_classes_that_a_mask_cannot_hold(tmp_path: Path, ignore_index: int, count: int) -> None:
+    write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes(64, 64)))
+    write_raster(tmp_path / 'labels/a.tif', draw_classes(64, 64).astype(np.int16))
+    dataset = build_dataset(tmp_path)
+    with pytest.raises(GeoError, match=f'{count} classes and ignore_index={ignore_index}: a mask'):
+        load(dataset, (0, 0, 64), ignore_index=ignore_index, num_classes=count)
 
 
 def test_polygons_with_holes_and_parts(tmp_path: Path) -> None:
