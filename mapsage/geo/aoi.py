@@ -20,13 +20,15 @@ from .coordinates import short_crs, to_map
 from .errors import GeoError, PathName
 from .gdal_files import check_name
 from .raster import Raster
-from .vector_labels import IndexedPolygons, bounds_of, format_bounds, place_polygons, polygon_parts
+from .vector_labels import (
+    IndexedPolygons,
+    bounds_of,
+    format_bounds,
+    place_polygons,
+    polygon_parts,
+    tolerance_of,
+)
 
-# Edges are straight in the CRS of the file, and curved in another one. Longer edges get nodes at
-# this distance, so that their position is right there too: an edge of 1 km along a parallel is
-# straight to within 2 cm below 60 degrees of latitude.
-_STEP_METERS, _STEP_RADIANS = 1000.0, 1000.0 / 6378137
-_MOST_NODES = 200000
 # Side in pixels of the squares that are burned at a time.
 _TILE = 1024
 
@@ -75,7 +77,7 @@ class AreaOfInterest:
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
         crs = scene.crs.to_wkt()
         layers = [place_polygons(layer.polygons, np.ones(len(layer.polygons), np.int32), layer.crs,
-                                 crs, self.path) for layer in self._layers]
+                                 crs, tolerance_of(scene), self.path) for layer in self._layers]
         return SceneArea(layers, scene.transform, (scene.height, scene.width), self.key)
 
     def describe_miss(self, scene: Raster) -> str:
@@ -187,7 +189,7 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
     if skipped:
         warnings.warn(f'{path}: features that are {", ".join(skipped)} are left out of the area; '
                       'only polygons count.', stacklevel=4)
-    return [layer._replace(polygons=_with_nodes(layer)) for layer in layers]
+    return layers
 
 
 def _read_layer(path: str, name: str, where: Optional[str]
@@ -204,11 +206,3 @@ def _read_layer(path: str, name: str, where: Optional[str]
     polygons = polygon_parts(shapely.make_valid(shapes[areal]))[0]
     return meta['crs'], polygons[shapely.area(polygons) > 0], [
         f'{shape.geom_type}s' for shape in shapes[~areal]]
-
-
-def _with_nodes(layer: _AreaLayer) -> np.ndarray:
-    """Return the polygons of a layer with further nodes on long edges."""
-    factor = layer.crs.axis_info[0].unit_conversion_factor if layer.crs.axis_info else 1.0
-    step = (_STEP_RADIANS if layer.crs.is_geographic else _STEP_METERS) / factor
-    total = float(shapely.length(layer.polygons).sum())
-    return shapely.segmentize(layer.polygons, max(step, total / _MOST_NODES))

@@ -22,7 +22,7 @@ import shapely
 from rasterio.windows import Window
 
 from .burning import burn_polygons
-from .coordinates import short_crs, to_map
+from .coordinates import project_polygons, short_crs, to_map
 from .errors import Box, GeoError, PathName
 from .raster import Raster
 
@@ -128,8 +128,8 @@ class VectorLabels:
         file = read_labeled_polygons(self.path, field, list(classes), extra, layer, default_class)
         self._crs, self.defaults, self.guess = file.crs, file.defaults, file.guess
         self._polygons, self._indices = _large_first(file.polygons, file.indices, self.path)
-        # CRS as WKT -> the polygons in this CRS.
-        self._in_crs: Dict[str, IndexedPolygons] = {}
+        # CRS as WKT and tolerance -> the polygons in this CRS.
+        self._in_crs: Dict[Tuple[str, float], IndexedPolygons] = {}
         self._met = False
         # The first scene without a polygon.
         self._missed: Optional[Raster] = None
@@ -149,17 +149,17 @@ class VectorLabels:
                            f'in it; georeference it, or give labels as a raster of its size in '
                            f'place of {self.path}.')
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
-        crs = scene.crs.to_wkt()
+        key = scene.crs.to_wkt(), tolerance_of(scene)
         # Reprojected here, before workers are forked, so that the workers share the result.
-        if crs not in self._in_crs:
-            self._in_crs[crs] = place_polygons(self._polygons, self._indices, self._crs, crs,
+        if key not in self._in_crs:
+            self._in_crs[key] = place_polygons(self._polygons, self._indices, self._crs, *key,
                                                self.path)
-        polygons, bounds = self._in_crs[crs], bounds_of(scene)
+        polygons, bounds = self._in_crs[key], bounds_of(scene)
         if any(len(polygons.near(bounds, shift)[0]) for shift in polygons.shifts):
             self._met = True
         elif self._missed is None:
             self._missed = scene
-        return BurntLabels(self, crs, scene.transform, outside)
+        return BurntLabels(self, key, scene.transform, outside)
 
     def __deepcopy__(self, memo: object) -> VectorLabels:
         # The polygons never change, and a copy of a sample must not copy them all.
@@ -175,7 +175,8 @@ class VectorLabels:
         if self._met or scene is None:
             return
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
-        bounds = shapely.total_bounds(self._in_crs[scene.crs.to_wkt()].polygons)
+        key = scene.crs.to_wkt(), tolerance_of(scene)
+        bounds = shapely.total_bounds(self._in_crs[key].polygons)
         raise GeoError(
             f'no polygon of {self.path} (CRS {self._crs.name}) meets a scene: in '
             f'{short_crs(scene.crs)}, the CRS of {scene.path}, the polygons lie in (left, bottom, '
@@ -183,13 +184,13 @@ class VectorLabels:
             f'{format_bounds(bounds_of(scene))}. Check that these files belong together and that '
             'each has the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
 
-    def polygons_in(self, crs: str) -> IndexedPolygons:
+    def polygons_in(self, key: Tuple[str, float]) -> IndexedPolygons:
         """Return the polygons in the CRS of a scene that ``for_scene`` was called with.
 
         Args:
-            crs: CRS as WKT.
+            key: CRS as WKT, and tolerance (``tolerance_of``).
         """
-        return self._in_crs[crs]
+        return self._in_crs[key]
 
 
 class BurntLabels:
@@ -200,10 +201,10 @@ class BurntLabels:
         settings: What the labels depend on in addition to the file, as JSON values.
     """
 
-    def __init__(self, source: VectorLabels, crs: str, transform: affine.Affine,
+    def __init__(self, source: VectorLabels, key: Tuple[str, float], transform: affine.Affine,
                  outside: int) -> None:
         self.path = source.path
-        self._source, self._crs, self._transform = source, crs, transform
+        self._source, self._key, self._transform = source, key, transform
         self._outside = outside
         self.settings = dict(field=source.field, outside=outside)
         # The settings are part of the keys of cached features. Those without a value are left out,
@@ -221,7 +222,7 @@ class BurntLabels:
 
         Both are (height, width), as from ``RasterLabels.read``; here every pixel has a label.
         """
-        values = self._source.polygons_in(self._crs).burn(
+        values = self._source.polygons_in(self._key).burn(
             self._transform, (column, row, width, height), self._outside)
         return values, np.ones(values.shape, bool)
 
@@ -239,7 +240,7 @@ class BurntLabels:
         """
         corners = to_map(self._transform, np.array(
             [(0, 0), (width, 0), (width, height), (0, height)]))
-        polygons, indices = self._source.polygons_in(self._crs).inside(
+        polygons, indices = self._source.polygons_in(self._key).inside(
             [*corners.min(0), *corners.max(0)])
         scene = shapely.Polygon(corners)
         if self._transform.b or self._transform.d:
@@ -252,14 +253,15 @@ class BurntLabels:
 
 
 def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS, crs: str,
-                   path: str) -> IndexedPolygons:
+                   tolerance: float, path: str) -> IndexedPolygons:
     """Return polygons with their class indices in another CRS, made valid and indexed.
 
     Args:
-        polygons: Polygons in the CRS ``source``, object (N,).
+        polygons: Single polygons in the CRS ``source``, object (N,).
         indices: Class index of each polygon, int32 (N,).
         source: CRS of the polygons.
         crs: CRS of the result, as WKT.
+        tolerance: Largest distance of an edge from its place, in the unit of the CRS.
         path: Path of the polygons' file, for an error message.
 
     Raises:
@@ -267,12 +269,22 @@ def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS
     """
     target = pyproj.CRS.from_wkt(crs)
     if not source.equals(target, ignore_axis_order=True):
-        moved = _reproject(polygons, source, target, path)
+        moved = _reproject(polygons, source, target, tolerance, path)
         polygons, owner = polygon_parts(shapely.make_valid(moved))
         indices = indices[owner]
     full_turn = _full_turn(target)
     return IndexedPolygons(polygons, indices, shapely.STRtree(polygons),
                            (-full_turn, 0.0, full_turn) if full_turn else (0.0,))
+
+
+def tolerance_of(scene: Raster) -> float:
+    """Return the distance, in the unit of a scene's CRS, that an edge of a polygon may be off.
+
+    It is at most a thousandth of a pixel's side, and a power of 2, so that scenes with nearly equal
+    pixels share polygons.
+    """
+    a, b, _, d, e, _ = scene.transform[:6]
+    return 2.0 ** math.floor(math.log2(min(math.hypot(a, d), math.hypot(b, e)) / 1000))
 
 
 def bounds_of(scene: Raster) -> List[float]:
@@ -326,12 +338,12 @@ def _full_turn(crs: pyproj.CRS) -> float:
     return round(2 * math.pi / crs.axis_info[0].unit_conversion_factor, 6)
 
 
-def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, path: str
-               ) -> np.ndarray:
+def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, tolerance: float,
+               path: str) -> np.ndarray:
     """Return polygons in another CRS; polygons across the antimeridian are joined again."""
     transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
-    moved = shapely.transform(polygons, lambda points: np.stack(
-        transformer.transform(points[:, 0], points[:, 1]), 1))
+    moved = project_polygons(polygons, transformer, tolerance,
+                             (_full_turn(source), _full_turn(target)))
     if not np.isfinite(shapely.get_coordinates(moved)).all():
         raise GeoError(f'{path}: polygons in {source.name} have no coordinates in '
                        f'{target.name}; check that its CRS is the one it was drawn in.')

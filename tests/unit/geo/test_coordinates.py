@@ -10,9 +10,32 @@ import shapely
 from geo_scenes import write_raster
 
 from mapsage.geo import Raster, reprojected, window_outline
+from mapsage.geo.coordinates import project_polygons
 
 DEGREES = pyproj.CRS.from_epsg(4326).to_wkt()
 UTM = pyproj.CRS.from_epsg(32633).to_wkt()
+
+
+def test_short_edges_get_no_nodes() -> None:
+    """100,000 buildings are reprojected as they were, with the same bits."""
+    centers = np.random.RandomState(0).uniform((3, 45), (4, 46), (500, 2))
+    houses = shapely.box(*(centers - 1e-4).T, *(centers + 1e-4).T)
+    sheets = shapely.box(*(centers - .1).T, *(centers + .1).T)
+    to_utm = pyproj.Transformer.from_crs(4326, 32631, always_xy=True)
+
+    def move(points: np.ndarray) -> np.ndarray:
+        return np.stack(to_utm.transform(points[:, 0], points[:, 1]), 1)
+
+    moved = project_polygons(houses, to_utm, 5e-4, (360, 0))
+    assert shapely.equals_exact(moved, shapely.transform(houses, move), 0).all()
+    both = project_polygons(np.concatenate([houses, sheets]), to_utm, 5e-4, (360, 0))
+    assert shapely.equals_exact(both[:500], moved, 0).all()
+    points = shapely.get_num_coordinates(both[500:])
+    assert points.min() > 20 and points.max() < 2000
+    # The nodes are on the edges.
+    back = shapely.transform(both[500:], lambda points: np.stack(
+        to_utm.transform(points[:, 0], points[:, 1], direction='INVERSE'), 1))
+    assert shapely.hausdorff_distance(back, sheets).max() < 1e-8
 
 
 def test_the_sides_of_a_window_are_right_in_another_crs(tmp_path: Path) -> None:

@@ -102,6 +102,67 @@ def test_invalid_polygons_are_the_same_in_every_window(tmp_path: Path, crs: int)
                                           whole[row:row + 10, column:column + 10])
 
 
+SHEET = shapely.box(3, 60, 4, 61)
+WITH_HOLE = shapely.box(2, 59.5, 5, 62).difference(SHEET)
+
+
+# CRS of scene and polygons, polygons, and the position of the scene's middle in the polygons' CRS.
+@pytest.mark.parametrize('crs, side, source, polygons, middle', [
+    (32631, 10, 4326, [SHEET], (3.5, 60)),
+    (32631, .5, 4326, [SHEET], (3.5, 60)),
+    (32631, 10, 4326, [WITH_HOLE], (3.5, 61)),
+    (32631, 10, 4326, [shapely.MultiPolygon([shapely.box(1, 44, 3.2, 45), SHEET])], (2.5, 45)),
+    (3035, 100, 4326, [shapely.box(-10, 45, 30, 55)], (5, 55)),
+    (3857, 30, 32631, [shapely.box(3e5, 5e6, 7e5, 6e6)], (4e5, 6e6)),
+    (4326, 1e-4, 32631, [shapely.box(3e5, 5e6, 7e5, 6e6)], (4e5, 6e6)),
+    (3067, 10, 32631, [shapely.box(3e5, 66e5, 7e5, 69e5)], (5e5, 69e5)),
+    # An edge along a parallel, near a pole and around it.
+    (3413, 10, 4326, [shapely.box(-60, 80, 60, 89.99)], (0, 89.99)),
+    (3413, 100, 4326, [shapely.box(-180, 89.5, 180, 90)], (30, 89.5)),
+    (3031, 1000, 4326, [shapely.box(-180, -90, 180, -60)], (170, -60)),
+    # Edges across the antimeridian: cut as GeoJSON asks for it, beyond 180, and back at -180.
+    (32660, 10, 4326, [shapely.MultiPolygon([shapely.box(179, -17, 180, -16),
+                                             shapely.box(-180, -17, -179, -16)])], (179.95, -16)),
+    (32660, 10, 4326, [shapely.box(179, 60, 181, 61)], (180, 60)),
+    (32660, 10, 4326, [shapely.Polygon([(179, 60), (-179, 60), (-179, 61), (179, 61)])],
+     (180, 60)),
+])
+def test_edges_lie_where_they_are_in_their_own_crs(
+        tmp_path: Path, crs: int, side: float, source: int, polygons: List[shapely.Geometry],
+        middle: tuple) -> None:
+    to_source = pyproj.Transformer.from_crs(crs, source, always_xy=True)
+    x, y = to_source.transform(*middle, direction='INVERSE')
+    transform = rasterio.transform.from_origin(x - 64 * side, y + 64 * side, side, side)
+    scene = write_raster(tmp_path / 'scenes/a.tif', np.full((3, 128, 128), 9, np.uint8),
+                         dict(crs=CRS.from_epsg(crs), transform=transform))
+    write_vector(tmp_path / 'a.gpkg', polygons, [1], f'EPSG:{source}', kind='Unknown')
+    rows, columns = np.mgrid[:128, :128] + .5
+    u, v = to_source.transform(*(transform * (columns, rows)))
+    expected = np.zeros((128, 128), bool)
+    for part in shapely.get_parts(polygons):
+        if 180 < part.bounds[2] - part.bounds[0] < 360:
+            part = shapely.transform(part, lambda points: points + (points[:, :1] < 0) * (360, 0))
+        for turn in (-360, 0, 360):
+            expected |= shapely.contains_xy(part, u + turn, v)
+    assert .02 < expected.mean() < .98
+    labels = build_dataset(tmp_path, labels='a.gpkg', window=128).read_labels(0, 0, 0, 128)
+    assert (labels != expected).sum() <= 1
+    area = AreaOfInterest(tmp_path / 'a.gpkg').of_scene(Raster(scene))
+    assert (area.mask(0, 0, 128, 128) != expected).sum() <= 1
+
+
+def test_scenes_share_polygons_unless_their_pixels_differ(tmp_path: Path) -> None:
+    for name, side in (('a', .5), ('b', .5), ('c', .501), ('d', 50)):
+        write_scene(tmp_path, name, dict(UTM, transform=rasterio.transform.from_origin(
+            500000.0, 4100000.0, side, side)))
+    write_vector(tmp_path / 'a.gpkg', [shapely.box(110, 30, 120, 38)], [1], 'EPSG:4326')
+    dataset = build_dataset(tmp_path, labels='a.gpkg')
+    placed = dataset.scene_facts[0]['labels']._source._in_crs
+    fine, coarse = (shapely.get_num_coordinates(polygons.polygons[0])
+                    for polygons in placed.values())
+    assert fine > 5 * coarse > 100
+
+
 @pytest.mark.parametrize('left', [179.7, -180.3])
 def test_polygons_across_the_antimeridian(tmp_path: Path, left: float) -> None:
     place = dict(DEGREES, transform=rasterio.transform.from_origin(left, 10.0, 0.01, 0.01))
