@@ -46,6 +46,8 @@ class Sample:
         class_names: Names of the reference classes; the first K are the classes of the map.
         probability: Probability of each map class at the points, ``(n, K)``, or None.
         known: Mean over each stratum of [map class = m] * probability of class k, ``(H, K, K)``.
+        weights: Area of the pixel of each point, or numbers in proportion to it, ``(n,)``; None if
+            all pixels have the same area.
     """
 
     stratum: np.ndarray
@@ -58,23 +60,17 @@ class Sample:
     class_names: Sequence[str]
     probability: Optional[np.ndarray] = None
     known: Optional[np.ndarray] = None
+    weights: Optional[np.ndarray] = None
 
     @property
     def shares(self) -> np.ndarray:
         """Share of the area of each stratum, ``(H,)``."""
         return self.area / self.area.sum()
 
-    def matrix_survey(self) -> Survey:
-        """Return the survey with a cell for each pair of map class and reference class."""
-        strata, mapped, reference = len(self.area), self.occurs.shape[1], len(self.class_names)
-        cells = (self.stratum * mapped + self.mapped) * reference + self.reference
-        counts = np.bincount(cells, minlength=strata * mapped * reference)
-        return Survey(counts.reshape(strata, -1).astype(float), self.shares, self.pixels)
-
     def point_survey(self) -> Survey:
         """Return the survey with a cell for each point."""
         counts = (self.stratum == np.arange(len(self.area))[:, None]).astype(float)
-        return Survey(counts, self.shares, self.pixels)
+        return Survey(counts, self.shares, self.pixels, self.weights)
 
     def check(self) -> None:
         """Check that every stratum has a variance.
@@ -158,24 +154,31 @@ def assess(sample: Sample) -> Assessment:
         if number < sample.occurs.shape[1]:
             results.append(_estimate(sample, USERS, name, right, is_mapped))
         results.append(_estimate(sample, PRODUCERS, name, right, is_true))
-    survey = sample.matrix_survey()
+    survey = sample.point_survey()
     shape = sample.occurs.shape[1], len(sample.class_names)
-    cells = np.einsum('h,hc->c', sample.shares / survey.points, survey.counts)
-    return Assessment(results, cells.reshape(shape),
-                      survey.counts.sum(0).reshape(shape).astype(np.int64), sample.class_names,
+    cells = sample.mapped * shape[1] + sample.reference
+    shares = (sample.shares / survey.points) @ (survey.counts * survey.relative_areas)
+    matrix, counts = (np.bincount(cells, values, shape[0] * shape[1]).reshape(shape)
+                      for values in (shares, None))
+    return Assessment(results, matrix, counts.astype(np.int64), sample.class_names,
                       survey.points.astype(np.int64), float(sample.area.sum()))
 
 
 def estimate_table(sample: Sample, y: np.ndarray, x: Optional[np.ndarray],
                    assisted: bool) -> Tuple[Survey, Estimate, np.ndarray]:
     """Return survey, estimate and span of the mean of ``y``, or of the ratio of ``y`` and ``x``."""
-    survey = sample.matrix_survey()
-    estimate = estimate_mean(survey, y.ravel()) if x is None else \
-        estimate_ratio(survey, y.ravel(), x.ravel())
-    span = span_of_cells(estimate.residual.reshape(y.shape), sample.occurs)
+    survey = sample.point_survey()
+    y_values, x_values = (None if table is None else table[sample.mapped, sample.reference]
+                          for table in (y, x))
+    if x_values is None:
+        estimate, residual = estimate_mean(survey, y_values), y
+    else:
+        estimate = estimate_ratio(survey, y_values, x_values)
+        with np.errstate(divide='ignore', invalid='ignore'):
+            residual = (y - estimate.value * x) / survey.mean(x_values)
+    span = span_of_cells(residual, sample.occurs)
     if not assisted:
         return survey, estimate, span
-    survey = sample.point_survey()
     values = [_at_points(sample, table) for table in (y, x) if table is not None]
     known = [_known_means(sample, table) for table in (y, x) if table is not None]
     if x is None:

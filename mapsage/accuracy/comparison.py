@@ -5,7 +5,7 @@ the difference is narrower than the two intervals suggest.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import List, Tuple
 
 import numpy as np
@@ -105,5 +105,4 @@ def _of_points(sample: Sample, quantity: str, name: str) -> Tuple[Estimate, np.n
             y[number, number] = 1
         x[(number, slice(None)) if quantity == USERS else (slice(None), number)] = 1
     _, estimate, span = estimate_table(sample, y, x, assisted=False)
-    cells = sample.mapped * shape[1] + sample.reference
-    return replace(estimate, residual=estimate.residual[cells]), span
+    return estimate, span

@@ -1,13 +1,12 @@
 """Random points of each stratum, in one pass over the map.
 
-Every pixel gets a random key, exponential with its area as rate, and the pixels with the smallest
-keys of a stratum are its points. So points are drawn without replacement with probabilities in
-proportion to area: with equal pixels a simple random sample of the stratum, and on a map in degrees
-a sample of the ground. Memory holds a window and the points.
+Every pixel gets a random key, and the pixels with the smallest keys of a stratum are its points: a
+simple random sample without replacement. On a map in degrees the areas of the pixels differ, and
+the estimates weight the points by them. Memory holds a window and the points.
 """
 from __future__ import annotations
 
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple
 
 import numpy as np
 
@@ -53,7 +52,8 @@ def draw_points(reader: MapReader, strata: Strata, points: np.ndarray, seed: int
     limits = np.full(strata_count, np.inf)
     for number, window in enumerate(reader.windows(probabilities=False)):
         random = np.random.Generator(np.random.PCG64([seed, number]))
-        keys, stratum = _keys(window, strata, random)
+        stratum = _strata_of(window, strata)
+        keys = random.exponential(size=stratum.shape)
         rows, columns = np.nonzero(keys < np.append(limits, -1.0)[stratum])
         for index in range(strata_count):
             inside = stratum[rows, columns] == index
@@ -89,9 +89,8 @@ def read_probabilities(reader: MapReader, column: np.ndarray, row: np.ndarray) -
                      if window.probabilities is not None], float)
 
 
-def _keys(window: MapWindow, strata: Strata,
-          random: np.random.Generator) -> Tuple[np.ndarray, np.ndarray]:
-    """Return random keys and strata of a window's pixels; pixels without data have stratum -1."""
+def _strata_of(window: MapWindow, strata: Strata) -> np.ndarray:
+    """Return the strata of a window's pixels; pixels without data have stratum -1."""
     stratum = strata.table[window.classes, window.level]
     stratum[window.classes < 0] = -1
-    return random.exponential(size=stratum.shape) / window.pixel_area, stratum
+    return stratum

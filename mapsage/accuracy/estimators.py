@@ -13,14 +13,14 @@ Shapes:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A stratified random sample, drawn without replacement within each stratum.
+    """A stratified random sample: simple, without replacement, within each stratum.
 
     A cell is a group of points with equal values. In an error matrix it is a pair of map class and
     reference class. With values that differ from point to point, each point is a cell.
@@ -30,11 +30,15 @@ class Survey:
         shares: Share of the mapped area that each stratum covers, float64 ``(H,)``; their sum is 1.
         sizes: Pixels of each stratum, float64 ``(H,)``, for the finite population correction;
             infinite for a sample with replacement.
+        weights: Area of a pixel of each cell, or numbers in proportion to it, float64 ``(C,)``;
+            None if all pixels have the same area. The mean of a stratum is then the ratio of two
+            means (Cochran 1977, 6.2), of area times value and of area.
     """
 
     counts: np.ndarray
     shares: np.ndarray
     sizes: np.ndarray
+    weights: Optional[np.ndarray] = None
 
     @property
     def points(self) -> np.ndarray:
@@ -42,16 +46,30 @@ class Survey:
         return self.counts.sum(-1)
 
     def stratum_means(self, values: np.ndarray) -> np.ndarray:
-        """Return the mean of ``values`` (..., C) over the points of each stratum, ``(..., H)``."""
-        return np.matmul(self.counts, values[..., None])[..., 0] / self.points
+        """Return the mean of ``values`` (..., C) over the area of each stratum, ``(..., H)``."""
+        return np.matmul(self.counts * self.relative_areas, values[..., None])[..., 0] / self.points
+
+    @property
+    def relative_areas(self) -> np.ndarray:
+        """Area of a cell's pixel by the mean of the stratum's points, ``(..., H, C)`` or ``()``."""
+        if self.weights is None:
+            return np.ones(())
+        return self.weights / ((self.counts * self.weights).sum(-1) / self.points)[..., None]
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Return the estimated mean of ``values`` over the whole area, ``(...)``."""
         return self.stratum_means(values) @ self.shares
 
     def deviations(self, residual: np.ndarray) -> np.ndarray:
-        """Return the squared deviations from the mean of their stratum, ``(..., H, C)``."""
-        return (residual[..., None, :] - self.stratum_means(residual)[..., None]) ** 2
+        """Return the squared deviations from the mean of their stratum, ``(..., H, C)``.
+
+        Deviations are weighted by area, as those of a ratio are (Cochran 1977, 6.4).
+        """
+        return (self.relative_areas * self.centered(residual)) ** 2
+
+    def centered(self, residual: np.ndarray) -> np.ndarray:
+        """Return the residuals less the mean of their stratum, ``(..., H, C)``."""
+        return residual[..., None, :] - self.stratum_means(residual)[..., None]
 
     def variance(self, residual: np.ndarray) -> np.ndarray:
         """Return the variance of an estimate with this residual, ``(...)``.

@@ -66,7 +66,10 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
             interval. If False it is a share between 0 and 1.
     """
     value, variance = estimate.value, estimate.variance
-    lever = survey.shares * span / survey.points
+    # A stratum of which every pixel is labeled hides nothing.
+    largest = np.where(survey.counts > 0, survey.relative_areas, 0).max(-1)
+    lever = np.where(survey.points < survey.sizes,
+                     survey.shares * span * largest / survey.points, 0.0)
     carried_by = _carrying_points(survey, estimate.residual)
     seen = _rarer_points(survey, estimate.residual, span)
     moves = np.where(seen < _RARELY_SEEN, lever, 0.0)
@@ -139,5 +142,5 @@ def _carrying_points(survey: Survey, residual: np.ndarray) -> np.ndarray:
 
 def _rarer_points(survey: Survey, residual: np.ndarray, span: np.ndarray) -> np.ndarray:
     """Return how many points of each stratum differ from its majority, ``(..., H)``."""
-    squares = (survey.counts * survey.deviations(residual)).sum(-1)
+    squares = (survey.counts * survey.centered(residual) ** 2).sum(-1)
     return squares / np.maximum(span ** 2, _TINY)

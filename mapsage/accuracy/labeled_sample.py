@@ -6,7 +6,7 @@ why estimates by strata that are not the map's classes are needed.
 from __future__ import annotations
 
 import difflib
-from typing import List, NamedTuple, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from .assessment import Sample
 from .census import Advance, digest_of
 from .errors import AssessError
 from .map_reader import MapReader
+from .plan_record import SIMPLE
 from .points_file import LabeledPlan
 
 
@@ -43,8 +44,15 @@ def check_digest(plan: LabeledPlan, reader: MapReader, advance: Advance) -> None
             'of the plan; with --other-map the points assess another map of the same area.')
 
 
-def sample_of_plan(plan: LabeledPlan, options: LabelOptions) -> Sample:
+def sample_of_plan(plan: LabeledPlan, options: LabelOptions,
+                   reader: Optional[MapReader] = None) -> Sample:
     """Return the sample that assesses the map of the plan.
+
+    Args:
+        plan: The plan.
+        options: What the user allows.
+        reader: The map of the plan, which knows the areas of pixels that plans of earlier versions
+            do not; None to take the areas from the plan.
 
     Raises:
         AssessError: If labels are missing or unknown.
@@ -58,7 +66,8 @@ def sample_of_plan(plan: LabeledPlan, options: LabelOptions) -> Sample:
         points.stratum[labeled], points.mapped[labeled], reference, record.strata,
         np.array(record.area), np.array(record.pixels, float), np.array(record.composition) > 0,
         names, points.probability[labeled] if has_probability else None,
-        np.array(record.probability) if has_probability else None)
+        np.array(record.probability) if has_probability else None,
+        weights_of(plan, reader)[labeled])
 
 
 def sample_of_map(plan: LabeledPlan, reader: MapReader, options: LabelOptions) -> Sample:
@@ -76,7 +85,55 @@ def sample_of_map(plan: LabeledPlan, reader: MapReader, options: LabelOptions) -
     occurs = np.ones((len(record.strata), len(reader.class_names)), bool)
     return Sample(plan.points.stratum[labeled], mapped[labeled],
                   _reference_indices(plan, names, labeled), record.strata, np.array(record.area),
-                  np.array(record.pixels, float), occurs, names)
+                  np.array(record.pixels, float), occurs, names,
+                  weights=weights_of(plan)[labeled])
+
+
+def weights_of(plan: LabeledPlan, reader: Optional[MapReader] = None) -> np.ndarray:
+    """Return the weight of each point in the means of its stratum, ``(n,)``.
+
+    It is the area of its pixel, since all pixels of a stratum had the same chance. In plans of
+    earlier versions pixels were drawn one after the other with chances in proportion to area. The
+    weight is then area by inclusion probability, which is ``1 - exp(-t area)`` (Rosen 1972), with
+    the ``t`` for which the inverse probabilities of the points add up to the pixels of the stratum.
+
+    Args:
+        plan: The plan.
+        reader: As in :func:`sample_of_plan`.
+    """
+    record, points = plan.record, plan.points
+    if record.draw == SIMPLE:
+        return points.area
+    area = points.area if reader is None else np.array(
+        [reader.read((int(column), int(row), 1, 1)).pixel_area[0, 0]
+         for column, row in zip(points.column, points.row)])
+    weights = area.copy()
+    for number, pixels in enumerate(record.pixels):
+        members = points.stratum == number
+        # Where all pixels were drawn, the probability is 1.
+        if 0 < members.sum() < pixels:
+            scaled = area[members] / area[members].mean()
+            low, high = 1e-12, 1e3
+            for _ in range(100):
+                middle = np.sqrt(low * high)
+                inverse = (1 / -np.expm1(-middle * scaled)).sum()
+                low, high = (middle, high) if inverse > pixels else (low, middle)
+            weights[members] /= -np.expm1(-low * scaled)
+    return weights
+
+
+def explain_weights(plan: LabeledPlan) -> str:
+    """Return a sentence on a plan whose inclusion probabilities were approximations, or ''."""
+    points = plan.points
+    if plan.record.draw == SIMPLE or not any(
+            np.ptp(points.inclusion[members]) > 0.01 * points.inclusion[members].mean()
+            for members in (points.stratum == number for number in range(len(plan.record.strata)))
+            if members.any()):
+        return ''
+    return (f'{plan.path} was drawn by MapSage {plan.record.version} with chances in proportion to '
+            'the area of the pixels. The inclusion probabilities in it are approximations, which '
+            'are wrong where most pixels of a stratum were drawn. The estimates use better ones, '
+            'computed from the areas; a new plan has exact ones.')
 
 
 def classes_at(plan: LabeledPlan, reader: MapReader) -> np.ndarray:

@@ -51,7 +51,7 @@ class AreaUnit:
 
 
 def write_assessment(stem: Path, title: str, assessment: Assessment, record: PlanRecord,
-                     mapped: Sequence[float]) -> List[Path]:
+                     mapped: Sequence[float], caution: str = '') -> List[Path]:
     """Write the page, the table and the picture of an assessment.
 
     Args:
@@ -60,6 +60,7 @@ def write_assessment(stem: Path, title: str, assessment: Assessment, record: Pla
         assessment: The estimates.
         record: The plan.
         mapped: Share of the area that each class has on the map; 0 for other reference classes.
+        caution: Sentence on the plan, or ''.
 
     Returns:
         Paths of the page, the table and the picture.
@@ -83,7 +84,7 @@ def write_assessment(stem: Path, title: str, assessment: Assessment, record: Pla
         _summary(assessment, record, unit), section('Area', f'<img src="{url}" alt="areas">'
                                                     + _areas(assessment, unit, mapped)),
         _accuracies(assessment), _matrix(assessment, record), _warnings(assessment.results),
-        _design(assessment, record, unit)], f'How right is the map: {title}')
+        _design(assessment, record, unit, text(caution))], f'How right is the map: {title}')
     return _write(stem, html, assessment_table(assessment, unit), picture)
 
 
@@ -220,12 +221,13 @@ def _warnings(results: Sequence[Result]) -> str:
                    if notes else '')
 
 
-def _design(assessment: Assessment, record: PlanRecord, unit: AreaUnit) -> str:
+def _design(assessment: Assessment, record: PlanRecord, unit: AreaUnit, caution: str) -> str:
     rows = [[text(name), unit.format(area / record.total_area),
              f'{100 * area / record.total_area:.2f}', str(count), str(planned)]
             for name, area, count, planned in zip(record.strata, record.area, assessment.points,
                                                   record.points)]
-    note = 'Stratified random sample without replacement, with probability in proportion to area.'
+    note = ('Stratified random sample without replacement, points weighted by the area of their '
+            f'pixel. {caution}')
     if record.threshold:
         note += (f' Stratum "doubtful": pixels of common classes with a confidence below '
                  f'{record.threshold} %.')

@@ -21,7 +21,7 @@ from .errors import AssessError
 from .estimators import Survey, estimate_mean
 from .intervals import Z
 from .map_reader import MapReader
-from .plan_record import PlanRecord
+from .plan_record import SIMPLE, PlanRecord
 from .points_file import DesignPoints
 from .strata import Strata, build_strata
 
@@ -182,12 +182,12 @@ def _build_record(reader: MapReader, census: MapCensus, strata: Strata, points: 
         [tuple(colors.get(name, (127, 127, 127))) for name in census.class_names], strata.names,
         strata.area.tolist(), strata.pixels.tolist(), points.tolist(),
         strata.composition.tolist(), probability, options.allocation, strata.threshold,
-        options.seed, __version__)
+        options.seed, __version__, SIMPLE)
 
 
 def _as_design(reader: MapReader, strata: Strata, points: np.ndarray,
                drawn: DrawnPoints) -> DesignPoints:
-    inclusion = points[drawn.stratum] * drawn.area / strata.area[drawn.stratum]
+    inclusion = (points / strata.pixels)[drawn.stratum]
     x, y = reader.positions(drawn.column, drawn.row).T
-    return DesignPoints(drawn.stratum, drawn.mapped, np.minimum(inclusion, 1), drawn.column,
-                        drawn.row, x, y, drawn.probability)
+    return DesignPoints(drawn.stratum, drawn.mapped, inclusion, drawn.column, drawn.row, x, y,
+                        drawn.probability, drawn.area)

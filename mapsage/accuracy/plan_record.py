@@ -19,6 +19,9 @@ from mapsage.json_text import parse_json
 
 from .errors import AssessError
 
+SIMPLE, BY_AREA = 'simple', 'area'
+"""Ways to draw the points of a stratum: all pixels alike, or in proportion to their area."""
+
 
 @dataclass(frozen=True)
 class PlanRecord:
@@ -41,6 +44,8 @@ class PlanRecord:
             stratum; 0 without such a stratum.
         seed: Seed of the draw.
         version: Version of MapSage that wrote the plan.
+        draw: ``SIMPLE`` if all pixels of a stratum had the same chance; ``BY_AREA`` in plans of
+            earlier versions, which do not say it.
     """
 
     map: str
@@ -58,6 +63,7 @@ class PlanRecord:
     threshold: int
     seed: int
     version: str
+    draw: str = BY_AREA
 
     @property
     def total_area(self) -> float:
@@ -112,6 +118,8 @@ class PlanRecord:
             if array.shape != shape or not np.isfinite(array).all() or (array < 0).any():
                 raise ValueError(f'{name} holds {str(values)[:60]}, expected numbers of shape '
                                  f'{shape}, 0 or more')
+        if self.draw not in (SIMPLE, BY_AREA):
+            raise ValueError(f'draw is {self.draw!r}, expected {SIMPLE!r} or {BY_AREA!r}')
         if not strata or min(self.area) <= 0 or not all(
                 isinstance(name, str) for name in [*self.strata, *self.class_names]):
             raise ValueError('strata need names and areas above 0')

@@ -30,11 +30,11 @@ from .plan_record import PlanRecord
 LAYER, REFERENCE, POINT = 'points', 'reference', 'point'
 _DESIGN, _PLAN = 'mapsage_design', 'mapsage_plan'
 _COLUMNS = ('point', 'stratum', 'map_class', 'inclusion_probability', 'pixel_column', 'pixel_row',
-            'x', 'y', 'probabilities')
+            'x', 'y', 'probabilities', 'pixel_area')
 _TABLES = f'''
 CREATE TABLE {_DESIGN} (point INTEGER PRIMARY KEY NOT NULL, stratum TEXT, map_class TEXT,
     inclusion_probability DOUBLE, pixel_column INTEGER, pixel_row INTEGER, x DOUBLE, y DOUBLE,
-    probabilities TEXT);
+    probabilities TEXT, pixel_area DOUBLE);
 CREATE TABLE {_PLAN} (id INTEGER PRIMARY KEY NOT NULL, record TEXT);
 '''
 
@@ -52,6 +52,7 @@ class DesignPoints:
         x: First coordinate of the pixel's center in the CRS of the map.
         y: Second coordinate.
         probability: Probability of each class ``(n, K)``; ``(n, 0)`` without probabilities.
+        area: Area of the pixel in the unit of the plan.
     """
 
     stratum: np.ndarray
@@ -62,6 +63,7 @@ class DesignPoints:
     x: np.ndarray
     y: np.ndarray
     probability: np.ndarray
+    area: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _write_tables(path: str, record: PlanRecord, points: DesignPoints) -> None:
                [record.class_names[i] for i in points.mapped], points.inclusion.tolist(),
                points.column.tolist(), points.row.tolist(), points.x.tolist(), points.y.tolist(),
                [json.dumps([round(value, 4) for value in values])
-                for values in points.probability.tolist()])
+                for values in points.probability.tolist()], points.area.tolist())
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.executescript(_TABLES)
         file.executemany(f'INSERT INTO {_DESIGN} ({", ".join(_COLUMNS)}) VALUES '
@@ -162,20 +164,27 @@ def _read_design(path: str) -> Tuple[PlanRecord, DesignPoints]:
         with contextlib.closing(sqlite3.connect(f'{Path(path).resolve().as_uri()}?mode=ro',
                                                 uri=True)) as file:
             text = file.execute(f'SELECT record FROM {_PLAN}').fetchone()[0]
+            present = {row[1] for row in file.execute(f'PRAGMA table_info({_DESIGN})')}
+            columns = _COLUMNS if _COLUMNS[-1] in present else _COLUMNS[:-1]
             rows = file.execute(
-                f'SELECT {", ".join(_COLUMNS)} FROM {_DESIGN} ORDER BY point').fetchall()
+                f'SELECT {", ".join(columns)} FROM {_DESIGN} ORDER BY point').fetchall()
     except (sqlite3.Error, TypeError, IndexError) as error:
         raise AssessError(_no_plan(path)) from error
     record = PlanRecord.from_text(text, path)
     strata = {name: number for number, name in enumerate(record.strata)}
     classes = {name: number for number, name in enumerate(record.class_names)}
     try:
-        numbers, stratum, mapped, inclusion, column, row, x, y, probability = zip(*rows)
+        numbers, stratum, mapped, inclusion, column, row, x, y, probability, *area = zip(*rows)
+        owner, chance = np.array([strata[name] for name in stratum]), np.array(inclusion, float)
         points = DesignPoints(
-            np.array([strata[name] for name in stratum]),
-            np.array([classes[name] for name in mapped]), np.array(inclusion, float),
+            owner, np.array([classes[name] for name in mapped]), chance,
             np.array(column, np.int64), np.array(row, np.int64), np.array(x, float),
-            np.array(y, float), np.array([json.loads(values) for values in probability], float))
+            np.array(y, float), np.array([json.loads(values) for values in probability], float),
+            # Earlier versions stored the expected number of points of a pixel instead, at most 1.
+            np.array(area[0], float) if area else
+            chance * (np.array(record.area) / np.maximum(record.points, 1))[owner])
+        if not (np.isfinite(points.area).all() and (points.area > 0).all()):
+            raise ValueError('pixel_area holds numbers that are not above 0')
         drawn = np.bincount(points.stratum, minlength=len(strata)).tolist()
         if drawn != record.points or list(numbers) != list(range(1, len(rows) + 1)):
             raise ValueError(f'{drawn} points in the strata, the plan has {record.points}')

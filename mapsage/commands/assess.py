@@ -17,6 +17,7 @@ from mapsage.accuracy.intervals import Z
 from mapsage.accuracy.labeled_sample import (
     LabelOptions,
     check_digest,
+    explain_weights,
     sample_of_map,
     sample_of_plan,
 )
@@ -76,12 +77,16 @@ def report(args: argparse.Namespace) -> None:
     else:
         with ProgressLine(len(reader.boxes()), 'map', _say) as progress:
             check_digest(labeled, reader, progress.advance)
-        sample = sample_of_plan(labeled, options)
+        sample = sample_of_plan(labeled, options, reader)
         mapped = labeled.record.mapped_shares.tolist()
     assessment = assess(sample)
     mapped = [*mapped, *[0.0] * (len(assessment.class_names) - len(mapped))]
-    paths = write_assessment(_stem(args), Path(args.map).name, assessment, labeled.record, mapped)
+    caution = explain_weights(labeled)
+    paths = write_assessment(_stem(args), Path(args.map).name, assessment, labeled.record, mapped,
+                             caution)
     _print_report(assessment, AreaUnit(labeled.record.unit, assessment.total_area), mapped)
+    if caution:
+        _say(caution)
     _say('')
     for path in paths:
         _say(str(path))
@@ -114,6 +119,8 @@ def compare_maps(args: argparse.Namespace) -> None:
     if doubtful:
         _say(f"{doubtful} differences have a '!': the points cannot support the textbook interval, "
              'and a wider one is printed. The page has the reasons.')
+    if explain_weights(labeled):
+        _say(explain_weights(labeled))
     stem = _stem(args, '_comparison')
     for path in write_comparison(stem, args.first, args.second, differences):
         _say(str(path))

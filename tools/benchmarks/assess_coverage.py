@@ -1,6 +1,6 @@
 """How often the intervals of `mapsage assess` contain the truth, in simulated surveys.
 
-    python tools/benchmarks/assess_coverage.py [--surveys 10000] [--markdown]
+    python tools/benchmarks/assess_coverage.py [--surveys 10000] [--markdown] [--degrees]
 
 A scenario is a population (share of each stratum, and in it the shares of map class and true class)
 and the number of points in each stratum. The surveys are drawn from it at random and go through the
@@ -8,16 +8,19 @@ estimators of `mapsage/accuracy/`, all at a time. A row is one estimate of a sce
 the textbook interval (+- 1.96 standard errors) and of the printed one, the share of surveys with a
 warning, and the share of surveys that miss the truth without a warning. The exit status is 1 if a
 row that warns in less than a tenth of its surveys covers less than 93 or more than 97 %.
+
+With --degrees the scenarios are a rare class of few pixels on a map in degrees, most of which are
+labeled. Their areas differ by a factor of 5, and the class is right where they are large.
 """
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.accuracy.estimators import Estimate, Survey, estimate_mean, estimate_ratio
+from mapsage.accuracy.estimators import Survey, estimate_mean, estimate_ratio
 from mapsage.accuracy.intervals import Z, find_interval, span_of_cells
 
 
@@ -92,6 +95,42 @@ def _doubtful() -> Tuple[np.ndarray, np.ndarray]:
     return shares, joint
 
 
+# Area of a pixel from the equator to 80 degrees, and how many pixels of the rare class are right.
+_AREAS = np.array([1.0, .8, .6, .4, .2])
+_RIGHT = np.array([.95, .9, .7, .5, .3])
+# Pixels of the rare class, and points in it.
+DEGREES = [(60, 50), (60, 30), (60, 58), (150, 50), (150, 140), (1000, 100), (100000, 100)]
+
+
+def simulate_degrees(pixels: int, points: int, surveys: int, random: np.random.Generator
+                     ) -> List[Row]:
+    """Return the rows of a rare class of ``pixels`` pixels, of which ``points`` are labeled.
+
+    The other stratum has a million pixels and 300 points; 1 % of its pixels are of the class.
+    """
+    # Cells (stratum, true class, area).
+    cells = np.zeros((2, 2, len(_AREAS)), np.int64)
+    cells[0, 0] = np.round(pixels / len(_AREAS) * _RIGHT)
+    cells[0, 1] = pixels // len(_AREAS) - cells[0, 0]
+    cells[1] = 1000000 // len(_AREAS) * np.array([[.01], [.99]])
+    areas = np.tile(_AREAS, 4).reshape(cells.shape)
+    counts = np.zeros((surveys, 2, *cells.shape))
+    for stratum, drawn in enumerate((points, 300)):
+        counts[:, stratum, stratum] = random.multivariate_hypergeometric(
+            cells[stratum].ravel(), drawn, surveys, method='marginals').reshape(
+                surveys, *cells.shape[1:])
+    ground = (cells * areas).sum((1, 2))
+    survey = Survey(counts.reshape(surveys, 2, -1), ground / ground.sum(),
+                    cells.sum((1, 2)).astype(float), areas.ravel())
+    rows = []
+    for name, y, x in quantities(2):
+        tables = [np.repeat(table.ravel(), len(_AREAS)) for table in (y, x)]
+        truth = float(np.divide(*((cells * areas).ravel() @ table for table in tables)))
+        rows.append(_judge(f'{pixels} pixels, {points} points', name, truth, survey, y, x,
+                           np.eye(2, dtype=bool), tables))
+    return rows
+
+
 def quantities(classes: int) -> Iterator[Tuple[str, np.ndarray, np.ndarray]]:
     """Yield the name of an estimate and its y and x, ``(K, K)``; x is 1 where it is a mean."""
     same, one = np.eye(classes), np.ones((classes, classes))
@@ -115,22 +154,37 @@ def simulate(scenario: Scenario, surveys: int, random: np.random.Generator) -> L
     rows = []
     for name, y, x in quantities(classes):
         truth = float((population * y).sum() / (population * x).sum())
-        estimate = _estimate(survey, y, x)
-        span = span_of_cells(estimate.residual.reshape(-1, classes, classes), occurs)
-        interval = find_interval(survey, estimate, span)
-        half = Z * np.sqrt(estimate.variance)
-        inside = (interval.low <= truth) & (truth <= interval.high)
-        rows.append(Row(
-            scenario.name, name, truth, float((abs(estimate.value - truth) <= half).mean()),
-            float(inside.mean()), float(interval.is_doubtful.mean()),
-            float((~inside & ~interval.is_doubtful).mean()), float(np.nanmean(half))))
+        rows.append(_judge(scenario.name, name, truth, survey, y, x, occurs))
     return rows
 
 
-def _estimate(survey: Survey, y: np.ndarray, x: np.ndarray) -> Estimate:
+def _judge(scenario: str, name: str, truth: float, survey: Survey, y: np.ndarray, x: np.ndarray,
+           occurs: np.ndarray, tables: Optional[Sequence[np.ndarray]] = None) -> Row:
+    """Return how often the intervals of an estimate contain the truth.
+
+    Args:
+        scenario: Name of the scenario.
+        name: Name of the estimate.
+        truth: True value.
+        survey: The surveys.
+        y: Value of each pair of classes ``(K, K)``.
+        x: The same for the denominator.
+        occurs: Whether a stratum has pixels of a map class, ``(H, K)``.
+        tables: Values of ``y`` and ``x`` for the cells of the survey, if these are no such pairs.
+    """
     surveys = len(survey.counts)
-    flat_y, flat_x = (np.broadcast_to(table.ravel(), (surveys, table.size)) for table in (y, x))
-    return estimate_mean(survey, flat_y) if x.all() else estimate_ratio(survey, flat_y, flat_x)
+    flat_y, flat_x = (np.broadcast_to(table.ravel(), (surveys, table.size))
+                      for table in tables or (y, x))
+    estimate = estimate_mean(survey, flat_y) if x.all() else estimate_ratio(survey, flat_y, flat_x)
+    bottom, value = (array[:, None, None] for array in (survey.mean(flat_x), estimate.value))
+    with np.errstate(divide='ignore', invalid='ignore'):
+        residual = np.broadcast_to(y, (surveys, *y.shape)) if x.all() else (y - value * x) / bottom
+    interval = find_interval(survey, estimate, span_of_cells(residual, occurs))
+    half = Z * np.sqrt(estimate.variance)
+    inside = (interval.low <= truth) & (truth <= interval.high)
+    return Row(scenario, name, truth, float((abs(estimate.value - truth) <= half).mean()),
+               float(inside.mean()), float(interval.is_doubtful.mean()),
+               float((~inside & ~interval.is_doubtful).mean()), float(np.nanmean(half)))
 
 
 def main() -> int:
@@ -139,9 +193,12 @@ def main() -> int:
     parser.add_argument('--surveys', type=int, default=10000)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--markdown', action='store_true')
+    parser.add_argument('--degrees', action='store_true', help='strata that are nearly used up')
     args = parser.parse_args()
     random = np.random.default_rng(args.seed)
-    rows = [row for scenario in scenarios() for row in simulate(scenario, args.surveys, random)]
+    rows = [row for pixels, points in DEGREES
+            for row in simulate_degrees(pixels, points, args.surveys, random)] if args.degrees \
+        else [row for scenario in scenarios() for row in simulate(scenario, args.surveys, random)]
     separator = ' | ' if args.markdown else '  '
     for row in rows:
         print(separator.join([

@@ -1,6 +1,7 @@
 """The published tables of Olofsson 2014 and 2013 and Stehman 2014, to the last printed digit."""
 from __future__ import annotations
 
+import itertools
 from typing import Any, Sequence
 
 import numpy as np
@@ -123,6 +124,60 @@ def test_standard_errors_agree_with_the_jackknife() -> None:
         # Equal for means; for ratios of so few points up to the linearization.
         tolerance = 1e-9 if key[0] in (OVERALL, AREA) else 0.1
         assert full.get(*key).error == pytest.approx(np.sqrt(expected), rel=tolerance)
+
+
+def test_the_estimates_of_pixels_of_different_areas() -> None:
+    """Cochran 1977, 6.2 and 6.4, written out point by point, for two strata and three classes."""
+    random = np.random.RandomState(0)
+    stratum, mapped, reference = (np.repeat([0, 1], [40, 60]), random.randint(0, 2, 100),
+                                  random.randint(0, 3, 100))
+    area, pixels, shares = random.uniform(.2, 1, 100), np.array([55., 4000.]), [.3, .7]
+    assessment = assess(Sample(
+        stratum, mapped, reference, ['A', 'B'], np.array(shares), pixels,
+        np.ones((2, 2), bool), ['a', 'b', 'c'], weights=area))
+
+    def mean(y: np.ndarray) -> float:
+        return sum(share * (area * y)[stratum == h].sum() / area[stratum == h].sum()
+                   for h, share in enumerate(shares))
+
+    def error(y: np.ndarray, value: float, x: np.ndarray) -> float:
+        residual, variance = (y - value * x) / mean(x), 0.
+        for h, share in enumerate(shares):
+            r, a = residual[stratum == h], area[stratum == h]
+            deviations = a * (r - (a * r).sum() / a.sum())
+            count = len(a)
+            variance += (share / a.mean()) ** 2 * (1 - count / pixels[h]) * (
+                deviations ** 2).sum() / (count - 1) / count
+        return float(np.sqrt(variance))
+
+    one, right = np.ones(100), mapped == reference
+    for quantity, name, y, x in ((OVERALL, '', right, one), (AREA, 'c', reference == 2, one),
+                                 (USERS, 'a', right & (mapped == 0), mapped == 0),
+                                 (PRODUCERS, 'b', right & (mapped == 1), reference == 1)):
+        result = assessment.get(quantity, name)
+        value = mean(y * 1.) / mean(x * 1.)
+        assert result.value == pytest.approx(value, rel=1e-12)
+        assert result.error == pytest.approx(error(y * 1., value, x * 1.), rel=1e-9)
+    assert assessment.matrix[1, 2] == pytest.approx(
+        mean(((mapped == 1) & (reference == 2)) * 1.))
+    assert assessment.matrix.sum() == pytest.approx(1)
+
+
+def test_all_samples_of_a_small_stratum() -> None:
+    """Over all 924 samples of 6 of 12 pixels: no bias, and the variance of the estimates."""
+    areas, right = np.linspace(.5, 1, 12), np.array([1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1])
+    results = []
+    for chosen in itertools.combinations(range(12), 6):
+        points = np.array(chosen)
+        results.append(assess(Sample(
+            np.zeros(6, int), np.zeros(6, int), 1 - right[points], ['A'], np.ones(1),
+            np.array([12.]), np.ones((1, 1), bool), ['a', 'b'], weights=areas[points])).get(
+                OVERALL))
+    truth = (areas * right).sum() / areas.sum()
+    values = np.array([result.value for result in results])
+    assert values.mean() == pytest.approx(truth, abs=.002)
+    assert np.mean([result.error ** 2 for result in results]) == pytest.approx(
+        ((values - truth) ** 2).mean(), rel=.05)
 
 
 def test_a_census_has_no_standard_error() -> None:

@@ -38,6 +38,16 @@ def test_intervals_without_a_warning_contain_the_truth(scenario: Any) -> None:
         assert all(row.warned < 0.01 for row in rows)
 
 
+@pytest.mark.parametrize('pixels, points', [(60, 50), (60, 30), (150, 140), (1000, 100)])
+def test_intervals_of_strata_that_are_nearly_used_up(pixels: int, points: int) -> None:
+    """Areas of the pixels differ by a factor of 5, and the map is right where they are large."""
+    rows = coverage.simulate_degrees(pixels, points, 1000, np.random.default_rng(0))
+    users = next(row for row in rows if row.quantity == "user's accuracy of class 1")
+    assert users.warned < .05 and .93 < users.printed < .975
+    for row in rows:
+        assert row.printed > .93 and row.missed_unwarned < .07, row
+
+
 def test_the_textbook_interval_of_a_rare_class_fails_without_the_doubtful_stratum() -> None:
     areas = {}
     for scenario in coverage.scenarios()[:6]:

@@ -1,6 +1,7 @@
 """Plans: sizes and allocations of the papers, draws with known probabilities, expectations."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ from mapsage.accuracy.census import digest_of, take_census
 from mapsage.accuracy.draw import draw_points
 from mapsage.accuracy.errors import AssessError
 from mapsage.accuracy.intervals import Z
+from mapsage.accuracy.labeled_sample import weights_of
 from mapsage.accuracy.map_reader import MapReader
 from mapsage.accuracy.plan import PlanOptions, make_plan
+from mapsage.accuracy.plan_record import PlanRecord
+from mapsage.accuracy.points_file import DesignPoints, LabeledPlan
 from mapsage.accuracy.strata import DOUBTFUL, build_strata
 from mapsage.geo import (
     ClassMapWriter,
@@ -189,20 +193,24 @@ def test_every_pixel_has_the_same_chance(tmp_path: Path, monkeypatch: pytest.Mon
         assert abs(counts[quarter].sum() - expected) < 4 * spread
 
 
-def test_a_map_in_degrees_is_sampled_by_area(tmp_path: Path) -> None:
+def test_pixels_of_a_map_in_degrees_have_the_same_chance(tmp_path: Path) -> None:
+    """And the plan stores their areas, which weight the estimates."""
     # From 75 to 15 degrees north: the lower half has 1.7 times the area of the upper half.
     place = dict(crs=DEGREES['crs'], transform=from_origin(10.0, 75.0, 1.0, 1.0))
     known = write_map(tmp_path, side=60, place=place)
     reader = MapReader(str(known.path))
     strata = build_strata(take_census(reader, ignore), 0)
     ground = known.mapped == 0
-    weights = ground * reader.read((0, 0, 60, 60)).pixel_area
-    share = weights[:30].sum() / weights.sum()
-    assert share < 0.4 < ground[:30].sum() / ground.sum()
+    area = reader.read((0, 0, 60, 60)).pixel_area
+    assert area[:30].sum() < 0.4 * area.sum()
     drawn = np.concatenate([draw_points(reader, strata, np.array([60, 2, 2]), seed, ignore).row[
         :60] for seed in range(40)])
-    upper, expected = (drawn < 30).mean(), share
+    upper, expected = (drawn < 30).mean(), ground[:30].sum() / ground.sum()
     assert abs(upper - expected) < 4 * np.sqrt(0.25 / len(drawn))
+    plan = make_plan(reader, PlanOptions(points=100), ignore)
+    np.testing.assert_array_equal(plan.points.area, area[plan.points.row, plan.points.column])
+    share = np.array(plan.record.points) / np.array(plan.record.pixels)
+    np.testing.assert_array_equal(plan.points.inclusion, share[plan.points.stratum])
 
 
 def test_a_plan_knows_that_a_rare_class_needs_the_doubtful_stratum(tmp_path: Path) -> None:
@@ -287,3 +295,28 @@ def test_companions_of_another_map_are_refused(tmp_path: Path) -> None:
         MapReader(str(known.path), confidence_path(small.path))
     with pytest.raises(AssessError, match=r'1 band\(s\).* has 3 classes'):
         MapReader(str(known.path), None, confidence_path(known.path))
+
+
+def test_weights_of_a_plan_that_was_drawn_by_area() -> None:
+    """Plans of earlier versions: 50 of 60 pixels, the large ones right and the small ones wrong."""
+    areas = np.repeat([1.0, 0.2], 30) * np.random.RandomState(0).uniform(.9, 1.1, 60)
+    right = np.repeat([1, 0], 30)
+    truth = areas[:30].sum() / areas.sum()
+    record = PlanRecord('map.tif', '', 'm2', ['A'], [(0, 0, 0)], ['A'], [areas.sum()], [60], [50],
+                        [[1.0]], None, 'balanced', 0, 0, '0.5.0')
+    assert record.draw == 'area'
+    random, estimates, plain = np.random.RandomState(1), [], []
+    for _ in range(400):
+        drawn = np.argsort(random.exponential(size=60) / areas)[:50]
+        zero = np.zeros(50, int)
+        points = DesignPoints(zero, zero, np.full(50, .9), zero, zero, zero * 1., zero * 1.,
+                              np.empty((50, 0)), areas[drawn])
+        weights = weights_of(LabeledPlan('a.gpkg', record, points, ['A'] * 50))
+        estimates.append((weights * right[drawn]).sum() / weights.sum())
+        plain.append(right[drawn].mean())
+    assert abs(np.mean(plain) - truth) > .15
+    assert abs(np.mean(estimates) - truth) < .005
+    # Few of many pixels: the chances are in proportion to area, and the weights are equal.
+    many = replace(record, pixels=[10 ** 6], area=[areas.mean() * 10 ** 6])
+    weights = weights_of(LabeledPlan('a.gpkg', many, points, ['A'] * 50))
+    assert np.ptp(weights) < 1e-3 * weights.mean()

@@ -1,10 +1,13 @@
 """`mapsage assess` as a user types it: plan, labels, report, comparison; and what goes wrong."""
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +156,50 @@ def test_a_stratum_without_labels(labeled: Any, copied: Path, capsys: Any) -> No
          "mapsage_design WHERE stratum = 'water')")
     assert report(labeled[0], copied, '--skip-unlabeled') == 1
     assert "stratum 'water' has 0 labeled point(s)" in capsys.readouterr().err
+
+
+def make_earlier_plan(points: Path) -> None:
+    """Turn a plan into one of the version before, whose points were drawn by area."""
+    record = json.loads(read_record(points))
+    for name, area, count in zip(record['strata'], record['area'], record['points']):
+        edit(points, 'UPDATE mapsage_design SET inclusion_probability = '
+             f'min(1, pixel_area * {count / area!r}) WHERE stratum = ?', [(name,)])
+    edit(points, """CREATE TABLE earlier AS SELECT point, stratum, map_class,
+         inclusion_probability, pixel_column, pixel_row, x, y, probabilities FROM mapsage_design""")
+    edit(points, 'DROP TABLE mapsage_design')
+    edit(points, 'ALTER TABLE earlier RENAME TO mapsage_design')
+    assert record.pop('draw') == 'simple'
+    edit(points, 'UPDATE mapsage_plan SET record = ?', [(json.dumps(record),)])
+
+
+def read_record(points: Path) -> str:
+    with contextlib.closing(sqlite3.connect(str(points))) as file:
+        return str(file.execute('SELECT record FROM mapsage_plan').fetchone()[0])
+
+
+def test_a_plan_of_an_earlier_version_of_equal_pixels(labeled: Any, copied: Path, capsys: Any
+                                                      ) -> None:
+    assert report(labeled[0], copied) == 0
+    now = table(copied)
+    make_earlier_plan(copied)
+    assert report(labeled[0], copied) == 0
+    assert 'approximations' not in capsys.readouterr().out
+    for key, row in table(copied).items():
+        assert float(row['value']) == pytest.approx(float(now[key]['value']), rel=1e-4)
+
+
+def test_a_plan_of_an_earlier_version_in_degrees(tmp_path: Path, capsys: Any) -> None:
+    place = dict(DEGREES, transform=rasterio.transform.from_origin(10, 80, .25, .25))
+    known = write_map(tmp_path, side=300, place=place)
+    points = tmp_path / 'points.gpkg'
+    assert main(['plan', str(known.path), '--points', '400', '--out', str(points)]) == 0
+    label(points, true_labels(points, known))
+    make_earlier_plan(points)
+    assert report(known, points) == 0
+    output = capsys.readouterr().out
+    assert 'with chances in proportion to the area of the pixels' in output
+    assert 'The inclusion probabilities in it are approximations' in points.with_name(
+        'out.html').read_text(encoding='utf-8')
 
 
 def test_another_map_needs_to_be_named_so(labeled: Any, copied: Path, capsys: Any) -> None:
