@@ -10,7 +10,7 @@ Shapes (n points, H strata, K classes of the map, R reference classes, R >= K):
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -168,11 +168,12 @@ def estimate_table(sample: Sample, y: np.ndarray, x: Optional[np.ndarray],
                    assisted: bool) -> Tuple[Survey, Estimate, np.ndarray]:
     """Return survey, estimate and span of the mean of ``y``, or of the ratio of ``y`` and ``x``."""
     survey = sample.point_survey()
-    y_values, x_values = (None if table is None else table[sample.mapped, sample.reference]
-                          for table in (y, x))
-    if x_values is None:
+    cells = sample.mapped, sample.reference
+    y_values = y[cells]
+    if x is None:
         estimate, residual = estimate_mean(survey, y_values), y
     else:
+        x_values = x[cells]
         estimate = estimate_ratio(survey, y_values, x_values)
         with np.errstate(divide='ignore', invalid='ignore'):
             residual = (y - estimate.value * x) / survey.mean(x_values)
@@ -193,6 +194,11 @@ def _estimate(sample: Sample, quantity: str, class_name: str, y: np.ndarray,
     number = sample.class_names.index(class_name) if class_name else 0
     assisted = assisted and _is_assisted(sample, number)
     survey, estimate, span = estimate_table(sample, y, x, assisted)
+    if np.isnan(estimate.value) and assisted:
+        result = _estimate(sample, quantity, class_name, y, x, assisted=False)
+        return result if np.isnan(result.value) else replace(result, warning=result.warning or (
+            'with the probabilities of the map it cannot be estimated, so this one is from labels '
+            'only'))
     if np.isnan(estimate.value):
         missing = 'is mapped there' if quantity == USERS else 'has this class as reference'
         return Result(quantity, class_name, np.nan, np.nan, 0.0, 1.0,
@@ -201,13 +207,18 @@ def _estimate(sample: Sample, quantity: str, class_name: str, y: np.ndarray,
     value = float(np.clip(estimate.value, 0, 1))
     return Result(quantity, class_name, value, float(np.sqrt(estimate.variance)),
                   float(interval.low), float(interval.high),
-                  explain_doubt(sample, survey, interval, quantity))
+                  explain_doubt(sample, survey, interval, quantity, float(estimate.value)))
 
 
-def explain_doubt(sample: Sample, survey: Survey, interval: Interval, quantity: str) -> str:
-    """Return why an interval is doubtful, or ''."""
+def explain_doubt(sample: Sample, survey: Survey, interval: Interval, quantity: str,
+                  value: float) -> str:
+    """Return why the interval of an estimate, which is ``value``, is doubtful, or ''."""
     if not interval.is_doubtful:
         return ''
+    if interval.is_cut:
+        end = 'above 100 %' if value > 1 else 'below 0 %'
+        return (f'the estimate is {100 * value:.4g} %, {end}, to which it is set: the labels and '
+                'the probabilities of the map contradict each other')
     stratum = int(interval.moved_by)
     points = survey.points[stratum]
     if interval.move > 0:
@@ -215,10 +226,15 @@ def explain_doubt(sample: Sample, survey: Survey, interval: Interval, quantity: 
                 f'of the map, {points:.0f} points) shows fewer than 3 points of the rarer kind; '
                 f'one more would move the estimate by {100 * interval.move:.2g} percentage points')
         if quantity in (AREA, LABELS_ONLY):
-            hidden = hidden_share(float(sample.shares[stratum]), float(points))
+            share = float(sample.shares[stratum])
+            # No more than the pixels without a point.
+            hidden = min(hidden_share(share, float(points)),
+                         share * float(1 - points / survey.sizes[stratum]))
             text += (', and what none of its points shows may still cover up to '
                      f'{100 * hidden:.2g} % of the map')
         return text
+    if not interval.carried_by < FEWEST:
+        return f'the estimate is {100 * value:.0f} %, and its standard error is not 0'
     return f'{interval.carried_by:.1f} points carry the standard error, expected {FEWEST} or more'
 
 

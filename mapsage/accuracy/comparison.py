@@ -89,7 +89,7 @@ def _difference(first: Sample, second: Sample, quantity: str, name: str) -> Figu
         float(np.sqrt(estimate.variance)), -1.0 if unknown else float(interval.low),
         1.0 if unknown else float(interval.high),
         'no point has this class on a map or as reference, so it cannot be estimated' if unknown
-        else explain_doubt(first, survey, interval, quantity))
+        else explain_doubt(first, survey, interval, quantity, float(value)))
 
 
 def _of_points(sample: Sample, quantity: str, name: str) -> Tuple[Estimate, np.ndarray]:

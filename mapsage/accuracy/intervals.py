@@ -29,7 +29,7 @@ LARGEST_MOVE = 0.5
 
 # A stratum with fewer points of the rarer kind may hide more of them.
 _RARELY_SEEN = 3
-_TINY = 1e-300
+_TINY, _ROUNDING = 1e-300, 1e-12
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Interval:
         carried_by: Effective number of points that carry the standard error.
         move: Largest move of the estimate by one more point of a kind that a stratum rarely showed.
         moved_by: Index of this stratum.
+        is_cut: Whether the estimate lies beyond the values that are possible. The interval is then
+            that of the nearest possible one.
     """
 
     low: np.ndarray
@@ -52,6 +54,7 @@ class Interval:
     carried_by: np.ndarray
     move: np.ndarray
     moved_by: np.ndarray
+    is_cut: np.ndarray
 
 
 def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
@@ -74,23 +77,28 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
     seen = _rarer_points(survey, estimate.residual, span)
     moves = np.where(seen < _RARELY_SEEN, lever, 0.0)
     move = moves.max(-1)
+    lowest = -1.0 if is_difference else 0.0
+    # A sum of shares may exceed 1 in its last bits.
+    is_cut = (value < lowest - _ROUNDING) | (value > 1 + _ROUNDING)
+    share = np.clip(value, lowest, 1)
+    # At an end, p (1 - p) knows no variance, and another variance contradicts it.
+    at_end = ~np.asarray(is_difference) & ((share == 0) | (share == 1)) & (variance > _ROUNDING)
     # Without a lever the estimate is known, such as the accuracy of a class that no map can have.
     is_doubtful = (lever.sum(-1) != 0) & ~(
-        (carried_by >= FEWEST) & (move <= LARGEST_MOVE * Z * np.sqrt(variance)))
+        (carried_by >= FEWEST) & (move <= LARGEST_MOVE * Z * np.sqrt(variance))) | is_cut | at_end
     # Half a point of the rarer kind in each stratum, so that unseen kinds count in the variance.
     cautious = variance + 0.5 * (lever ** 2).sum(-1)
     used = np.where(is_doubtful, cautious, variance)
     if is_difference:
         half = Z * np.sqrt(used)
-        low, high = np.maximum(value - half, -1), np.minimum(value + half, 1)
+        low, high = np.maximum(share - half, -1), np.minimum(share + half, 1)
     else:
-        share = np.clip(value, 0, 1)
         # At a share of 0 or 1 the formula p (1 - p) / V knows no variance; the cautious interval
         # takes p one standard error away from it.
         inner = np.clip(share, np.minimum(np.sqrt(used), 0.5), 1 - np.minimum(np.sqrt(used), 0.5))
         spread = np.where(is_doubtful, inner * (1 - inner), share * (1 - share))
         low, high = wilson(share, np.where(used > 0, spread / np.maximum(used, _TINY), np.inf))
-    return Interval(low, high, is_doubtful, carried_by, move, moves.argmax(-1))
+    return Interval(low, high, is_doubtful, carried_by, move, moves.argmax(-1), is_cut)
 
 
 def wilson(share: np.ndarray, points: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
@@ -101,7 +109,8 @@ def wilson(share: np.ndarray, points: np.ndarray) -> Tuple[np.ndarray, np.ndarra
         >>> print(low.round(3), high.round(3))
         [0.826] [0.945]
     """
-    points = np.minimum(points, 1 / np.finfo(float).eps)
+    # Without points the interval is 0 to 1.
+    points = np.clip(points, np.finfo(float).eps, 1 / np.finfo(float).eps)
     center = (share + Z * Z / (2 * points)) / (1 + Z * Z / points)
     half = Z * np.sqrt(share * (1 - share) / points + (Z / (2 * points)) ** 2) / (
         1 + Z * Z / points)

@@ -118,6 +118,9 @@ class PlanRecord:
             if array.shape != shape or not np.isfinite(array).all() or (array < 0).any():
                 raise ValueError(f'{name} holds {str(values)[:60]}, expected numbers of shape '
                                  f'{shape}, 0 or more')
+        if (np.array(self.points) > np.array(self.pixels)).any():
+            raise ValueError(f'points are {self.points}, expected at most the pixels of the '
+                             f'strata, {self.pixels}')
         if self.draw not in (SIMPLE, BY_AREA):
             raise ValueError(f'draw is {self.draw!r}, expected {SIMPLE!r} or {BY_AREA!r}')
         if not strata or min(self.area) <= 0 or not all(

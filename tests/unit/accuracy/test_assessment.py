@@ -264,3 +264,47 @@ def test_probabilities_that_know_nothing_change_little() -> None:
     assisted = assess(probabilities(sample, np.random.RandomState(0), 0.0))
     expected = assess(sample).get(AREA, 'A').error
     assert assisted.get(AREA, 'A').error == pytest.approx(expected, rel=0.02)
+
+
+def test_an_assisted_estimate_beyond_one_has_an_interval_and_a_warning() -> None:
+    """The points show fewer pixels of class A than the probabilities of the whole map expect."""
+    random = np.random.RandomState(0)
+    reference = np.repeat([0, 1], [80, 40])
+    first = np.where(reference == 0, .7, .3) + random.uniform(-.2, .2, 120)
+    zero = np.zeros(120, int)
+    sample = Sample(zero, zero, reference, ['A'], np.ones(1), np.array([1e6]),
+                    np.array([[True, False]]), ['A', 'B'], np.stack([first, 1 - first], 1),
+                    np.array([[[.95, .05], [0, 0]]]))
+    assessment = assess(sample)
+    for quantity, name, value, text in (
+            (AREA, 'A', 1, 'above 100 %'), (AREA, 'B', 0, 'below 0 %'), (OVERALL, '', 1, 'above')):
+        result = assessment.get(quantity, name)
+        assert result.value == value and text in result.warning
+        assert 0 <= result.low <= value + 1e-9 and value - 1e-9 <= result.high <= 1
+        assert result.high - result.low > .02
+    assert 0.5 < assessment.get(LABELS_ONLY, 'A').value < 0.8
+
+
+def test_no_interval_is_unknown_without_a_warning() -> None:
+    random = np.random.RandomState(0)
+    for number in range(150):
+        strata, classes = random.randint(1, 4), random.randint(2, 4)
+        count = random.randint(2, 12, strata)
+        stratum = np.repeat(np.arange(strata), count)
+        mapped, reference = random.randint(0, classes, (2, len(stratum)))
+        reference = np.where(random.uniform(size=len(stratum)) < random.uniform(), mapped,
+                             reference)
+        probability = random.dirichlet(np.full(classes, .3), len(stratum))
+        known = random.dirichlet(np.full(classes ** 2, .3), strata).reshape(strata, classes, -1)
+        sample = Sample(
+            stratum, mapped, reference, list(map(str, range(strata))),
+            random.uniform(.1, 1, strata), count + random.choice([0, 1, 1000], strata),
+            np.ones((strata, classes), bool), list('ABC'[:classes]), *((probability, known) if number % 2 else (None, None)),
+            weights=random.uniform(.1, 1, len(stratum)))
+        for result in assess(sample).results:
+            assert np.isfinite([result.low, result.high]).all(), result
+            assert 0 <= result.low <= result.high <= 1, result
+            if np.isnan([result.value, result.error]).any():
+                assert result.warning, result
+            else:
+                assert result.low - 1e-9 <= result.value <= result.high + 1e-9, result
