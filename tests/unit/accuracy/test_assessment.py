@@ -299,7 +299,8 @@ def test_no_interval_is_unknown_without_a_warning() -> None:
         sample = Sample(
             stratum, mapped, reference, list(map(str, range(strata))),
             random.uniform(.1, 1, strata), count + random.choice([0, 1, 1000], strata),
-            np.ones((strata, classes), bool), list('ABC'[:classes]), *((probability, known) if number % 2 else (None, None)),
+            np.ones((strata, classes), bool), list('ABC'[:classes]),
+            *((probability, known) if number % 2 else (None, None)),
             weights=random.uniform(.1, 1, len(stratum)))
         for result in assess(sample).results:
             assert np.isfinite([result.low, result.high]).all(), result
