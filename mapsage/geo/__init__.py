@@ -53,6 +53,7 @@ from .polygons import write_polygons
 from .pool import open_raster
 from .probabilities import ProbabilityWriter, probabilities_path
 from .raster import Raster
+from .reference_systems import crs_of_code, full_turn, same_crs
 from .statistics import BandStatistics, band_statistics, hidden_data_band, tally_bands
 from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers
@@ -63,11 +64,11 @@ __all__ = [
     'MapInfo', 'Mosaic', 'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter',
     'Raster', 'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
     'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'acquisition_time', 'band_statistics',
-    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of', 'decoded_bytes',
-    'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment', 'hidden_data_band',
-    'is_gdal_name', 'is_remote', 'locate', 'match', 'measure_read_times', 'open_raster',
-    'output_name', 'pixel_side', 'pixel_sides', 'probabilities_path', 'read_classes',
-    'read_on_grid', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of',
-    'tally_bands', 'to_map', 'window_outline', 'without_secrets', 'write_cog',
-    'write_fast_copy', 'write_polygons'
+    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of', 'crs_of_code',
+    'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'full_turn',
+    'gdal_environment', 'hidden_data_band', 'is_gdal_name', 'is_remote', 'locate', 'match',
+    'measure_read_times', 'open_raster', 'output_name', 'pixel_side', 'pixel_sides',
+    'probabilities_path', 'read_classes', 'read_on_grid', 'remote_file', 'reprojected', 'same_crs',
+    'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map', 'window_outline', 'without_secrets',
+    'write_cog', 'write_fast_copy', 'write_polygons'
 ]

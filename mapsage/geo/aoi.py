@@ -20,6 +20,7 @@ from .coordinates import short_crs, to_map
 from .errors import GeoError, PathName
 from .gdal_files import check_name
 from .raster import Raster
+from .reference_systems import check_proj_database
 from .vector_labels import (
     IndexedPolygons,
     bounds_of,
@@ -165,6 +166,7 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
     from pyogrio.errors import DataLayerError, DataSourceError
 
     check_name(path)
+    check_proj_database()
     try:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
         read = [(name, *_read_layer(path, name, where)) for name in names]

@@ -23,8 +23,9 @@ import shapely
 
 from .coordinates import short_crs
 from .errors import GeoError
-from .globe import EARTH_RADIUS, Globe, full_turns
+from .globe import EARTH_RADIUS, Globe
 from .raster import Raster
+from .reference_systems import next_to
 
 PARTS = ('train', 'val', 'test')
 
@@ -254,7 +255,7 @@ def _extent(scene: Raster, globe: Globe) -> Tuple[float, float, float, float]:
                        f'CRS ({short_crs(scene.crs)}) and transform.')
     longitudes, latitudes = longitudes[on_globe], latitudes[on_globe]
     if globe.is_flat:
-        longitudes = longitudes - full_turns(longitudes - longitudes[0])
+        longitudes = next_to(longitudes, longitudes[0], 360)
     south, north = latitudes.min(), latitudes.max()
     west, east = longitudes.min(), longitudes.max()
     # Distance between two points, with some reserve.

@@ -14,6 +14,7 @@ import shapely
 from rasterio.crs import CRS
 
 from .raster import Raster
+from .reference_systems import same_crs
 
 # Number of segments of each side of a window.
 _STEPS = 8
@@ -51,7 +52,7 @@ def reprojected(polygon: shapely.Geometry, source: str, target: str) -> shapely.
         source: CRS as WKT or by name (``EPSG:4326``).
         target: CRS of the result, as WKT or by name.
     """
-    if source == target:
+    if same_crs(source, target):
         return polygon
     transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
     return shapely.transform(polygon, lambda points: np.stack(
@@ -71,7 +72,7 @@ def project_polygons(polygons: np.ndarray, transformer: pyproj.Transformer, tole
         polygons: Single polygons, object (N,).
         transformer: Transformer to the other CRS; x, which may be a longitude, comes first.
         tolerance: Largest distance of an edge from its place, in the unit of the other CRS.
-        full_turns: 360 degrees in the units of the two CRS; 0 for a projected CRS.
+        full_turns: Results of :func:`full_turn` for the two CRS.
 
     Returns:
         Polygons, object (N,). Coordinates are infinite where the other CRS has none.
@@ -125,7 +126,8 @@ def _may_curve(points: np.ndarray, moved: np.ndarray, edge: np.ndarray,
     length = np.hypot(*(moved[edge + 1] - moved[edge]).T)
     if not any(full_turns):
         return np.full(len(edge), np.inf)
-    # The CRS whose coordinates are angles.
+    # The CRS whose coordinates are angles. In a cylindrical projection x is an angle too, and y at
+    # least the latitude or, in equal-area ones, nearly so.
     angles, full_turn = (points, full_turns[0]) if full_turns[0] else (moved, full_turns[1])
     to_radians = 2 * np.pi / full_turn
     angle = np.hypot(*(angles[edge + 1] - angles[edge]).T) * to_radians

@@ -15,6 +15,7 @@ from pyproj.exceptions import CRSError, ProjError
 from .coordinates import short_crs, to_map
 from .errors import GeoError
 from .raster import Raster
+from .reference_systems import next_to
 
 EARTH_RADIUS = 6371008.8
 """Mean radius of the Earth in meters (IUGG)."""
@@ -65,7 +66,7 @@ class Globe:
         longitudes, latitudes = self._to.transform(*points.T)
         if self.is_flat:
             return longitudes, latitudes
-        return longitudes + full_turns(points[:, 0] * self._unit - longitudes), latitudes
+        return next_to(longitudes, points[:, 0] * self._unit, 360), latitudes
 
     def pixels(self, longitudes: np.ndarray, latitudes: np.ndarray) -> np.ndarray:
         """Return (column, row) of positions in degrees, float64 (N, 2).
@@ -74,10 +75,5 @@ class Globe:
         """
         x, y = self._from.transform(longitudes, latitudes)
         if not self.is_flat:
-            x = x + full_turns(longitudes - x * self._unit) / self._unit
+            x = next_to(x, longitudes / self._unit, 360 / self._unit)
         return to_map(~self._transform, np.stack([x, y], 1))
-
-
-def full_turns(degrees: np.ndarray) -> np.ndarray:
-    """Return the multiple of 360 that is nearest to each angle."""
-    return 360 * np.round(np.where(np.isfinite(degrees), degrees, 0) / 360)

@@ -1,11 +1,13 @@
 """Position of a raster on a common grid of pixels, and reading it there.
 
 `Mosaic` joins rasters of one kind on such a grid, stacks of scenes read several dates and sensors
-on one. A pixel's value belongs to its center.
+on one. A pixel's value belongs to its center. In degrees, and in cylindrical projections, a place
+has several x, one turn around the globe apart: 181 and -179 degrees are one longitude.
 """
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from typing import Callable, List, Optional, Tuple, TypeVar
 
@@ -18,6 +20,7 @@ from .coordinates import short_crs, to_map
 from .errors import Box, GeoError, RasterBlockError
 from .interpolation import between, interpolate, knots
 from .raster import Raster
+from .reference_systems import full_turn, next_to, same_crs
 
 # Pixels by which a raster may lie off the common grid and still count as on the grid.
 _ALIGNED = 0.05
@@ -25,10 +28,13 @@ _ALIGNED = 0.05
 _OUTLINE = 21
 # Pixels between positions that are projected; the positions between them are interpolated.
 _STEP = 16
+# Pixels by which interpolated positions may be wrong. Where a projection jumps, as at 180 degrees
+# of longitude, or turns around a pole, they are further off, and every pixel is projected.
+_SMOOTH = 0.5
 # Side in pixels of the blocks in which damage is reported.
 BLOCK = 512
 # Column and row of positions that cannot be projected: outside every raster.
-_NOWHERE = -1e6
+_NOWHERE = -1e12
 _Pixels = TypeVar('_Pixels')
 
 
@@ -43,6 +49,8 @@ class RasterOnGrid:
         box: Extent of the raster in pixels of the grid, see :func:`box_on_grid`.
         crs: CRS of the grid, or None.
         transform: Affine map from pixels of the grid to coordinates.
+        size: Width and height of the grid. The box is extended if the raster lies in the grid at
+            several turns of longitude, as a raster of the whole globe may.
 
     Attributes:
         raster: The raster.
@@ -51,17 +59,25 @@ class RasterOnGrid:
             interpolated; empty if it does not differ.
     """
 
-    def __init__(self, raster: Raster, box: Box, crs: Optional[CRS],
-                 transform: affine.Affine) -> None:
+    def __init__(self, raster: Raster, box: Box, crs: Optional[CRS], transform: affine.Affine,
+                 size: Optional[Tuple[int, int]] = None) -> None:
         self.raster, self.box = raster, box
         self._crs, self._transform = crs, transform
         self.difference = ''
-        if raster.crs != crs:
+        period = _columns_of_turn(crs, transform)
+        if period and size is not None:
+            self.box = _with_other_turns(box, period, size[0])
+        if not same_crs(raster.crs, crs):
             self.difference = 'no CRS' if raster.crs is None else short_crs(raster.crs)
             return
         # From pixels of the raster to pixels of the grid.
         to_grid = ~transform * raster.transform
         corners = to_map(to_grid, _corners(raster))
+        center = corners[:, 0].mean()
+        corners[:, 0] += next_to(center, box[0] + box[2] / 2, period) - center
+        if self.box != box:
+            self.difference = 'several turns of longitude'
+            return
         shifted = _corners(raster) + np.rint(corners[0])
         if np.abs(corners - shifted).max() > _ALIGNED:
             self.difference = (
@@ -82,24 +98,36 @@ class RasterOnGrid:
         """Read as :meth:`read` does from a raster with the same pixels, such as a copy."""
         if not self.difference:
             return raster.read(box[0] - self.box[0], box[1] - self.box[1], *box[2:])
-        return interpolate(raster, *self._positions(box))
+        columns, rows = self._positions(box)
+        values, valid = interpolate(raster, columns, rows)
+        for right, down in self._other_turns():
+            if not valid.all():
+                further, is_new = interpolate(raster, columns + right, rows + down)
+                is_new &= ~valid
+                np.copyto(values, further, where=is_new)
+                valid |= is_new
+        return values, valid
 
     def read_nearest(self, raster: Raster, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         """Read as :meth:`read_with` does, but take the nearest pixel, as masks and classes need."""
         if not self.difference:
             return self.read_with(raster, box)
-        columns, rows = (np.floor(axis).astype(np.int64) for axis in self._positions(box))
-        inside = (columns >= 0) & (rows >= 0) & (columns < raster.width) & (rows < raster.height)
-        values = np.zeros((len(raster.bands), box[3], box[2]), raster.dtype)
-        if not inside.any():
-            return values, inside
-        left, top = int(columns[inside].min()), int(rows[inside].min())
-        pixels, valid = raster.read(left, top, int(columns[inside].max()) + 1 - left,
-                                    int(rows[inside].max()) + 1 - top)
-        nearest = rows[inside] - top, columns[inside] - left
-        values[:, inside] = pixels[(slice(None), *nearest)]
-        inside[inside] = valid[nearest]
-        return values, inside
+        columns, rows = self._positions(box)
+        values, valid = _nearest(raster, columns, rows)
+        for right, down in self._other_turns():
+            if not valid.all():
+                further, is_new = _nearest(raster, columns + right, rows + down)
+                np.copyto(values, further, where=is_new & ~valid)
+                valid |= is_new
+        return values, valid
+
+    def _other_turns(self) -> List[Tuple[float, float]]:
+        """Return the columns and rows from a place to where the raster may have it as well."""
+        circle = full_turn(self.raster.crs)
+        if not circle:
+            return []
+        to_pixels = ~self.raster.transform
+        return [(sign * circle * to_pixels.a, sign * circle * to_pixels.d) for sign in (1, -1)]
 
     def _positions(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         """Return where the centers of the grid's pixels lie in the raster.
@@ -109,15 +137,56 @@ class RasterOnGrid:
         """
         across, down = (knots(first, count, _STEP) for first, count in (
             (box[0], box[2]), (box[1], box[3])))
-        x, y = (axis.ravel() for axis in np.meshgrid(across, down))
-        points = to_map(self._transform, np.stack([x, y], 1))
-        points = _projection(self._crs, self.raster.crs)(points)
-        positions = to_map(~self.raster.transform, points).reshape(len(down), len(across), 2)
+        positions = self._project(across, down)
+        if not same_crs(self._crs, self.raster.crs) and not self._is_smooth(
+                positions, across, down):
+            across, down = (np.arange(count) + first + 0.5 for first, count in (
+                (box[0], box[2]), (box[1], box[3])))
+            positions = self._project(across, down)
+            positions[~np.isfinite(positions)] = _NOWHERE
+            return positions[:, :, 0], positions[:, :, 1]
         positions[~np.isfinite(positions)] = _NOWHERE
         columns, rows = (
             between(between(positions[:, :, axis], down, box[1], box[3]).T, across, box[0],
                     box[2]).T for axis in (0, 1))
         return columns, rows
+
+    def _project(self, across: np.ndarray, down: np.ndarray) -> np.ndarray:
+        """Return columns and rows in the raster, (len(down), len(across), 2), of a lattice."""
+        x, y = (axis.ravel() for axis in np.meshgrid(across, down))
+        points = to_map(self._transform, np.stack([x, y], 1))
+        points = _projection(self._crs, self.raster.crs)(points)
+        return to_map(~self.raster.transform, points).reshape(len(down), len(across), 2)
+
+    def _is_smooth(self, positions: np.ndarray, across: np.ndarray, down: np.ndarray) -> bool:
+        """Return whether positions between those of a lattice can be interpolated."""
+        if not np.isfinite(positions).any():
+            return True
+        for axis in (0, 1):
+            if positions.shape[axis] > 1:
+                positions = (positions.take(range(1, positions.shape[axis]), axis)
+                             + positions.take(range(positions.shape[axis] - 1), axis)) / 2
+        actual = self._project(*(axis if len(axis) == 1 else (axis[1:] + axis[:-1]) / 2
+                                 for axis in (across, down)))
+        with np.errstate(invalid='ignore'):
+            return bool((np.abs(actual - positions) <= _SMOOTH).all())
+
+
+def _nearest(raster: Raster, columns: np.ndarray, rows: np.ndarray
+             ) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the values (bands, height, width) of the pixels at positions, and which are valid."""
+    columns, rows = (np.floor(axis).astype(np.int64) for axis in (columns, rows))
+    inside = (columns >= 0) & (rows >= 0) & (columns < raster.width) & (rows < raster.height)
+    values = np.zeros((len(raster.bands), *columns.shape), raster.dtype)
+    if not inside.any():
+        return values, inside
+    left, top = int(columns[inside].min()), int(rows[inside].min())
+    pixels, valid = raster.read(left, top, int(columns[inside].max()) + 1 - left,
+                                int(rows[inside].max()) + 1 - top)
+    nearest = rows[inside] - top, columns[inside] - left
+    values[:, inside] = pixels[(slice(None), *nearest)]
+    inside[inside] = valid[nearest]
+    return values, inside
 
 
 def read_on_grid(window: Box, width: int, height: int, read: Callable[[Box], _Pixels]) -> _Pixels:
@@ -165,31 +234,106 @@ def _corners(raster: Raster) -> np.ndarray:
                      (raster.width, raster.height)], np.float64)
 
 
-def box_on_grid(raster: Raster, crs: Optional[CRS], transform: affine.Affine) -> Box:
+def box_on_grid(raster: Raster, crs: Optional[CRS], transform: affine.Affine,
+                size: Optional[Tuple[int, int]] = None, middle: Optional[float] = None) -> Box:
     """Return the extent of a raster in the pixels of a grid.
 
+    Args:
+        raster: The raster.
+        crs: CRS of the grid, or None.
+        transform: Affine map from pixels of the grid to coordinates.
+        size: Width and height of the grid, if they are known. They are the result for a raster
+            whose outline in the CRS of the grid says nothing: one of the whole globe, or with a
+            pole in it.
+        middle: Column of the grid. Of the turns of longitude at which the raster may lie, the one
+            next to it counts; default: the middle of ``size``.
+
     Raises:
-        GeoError: If the CRS of the grid is not defined everywhere in the raster.
+        GeoError: If the size is not known, and the CRS of the grid is not defined everywhere in
+            the raster.
     """
-    share = np.linspace(0, 1, _OUTLINE)
-    x = np.concatenate([share, share, np.zeros(_OUTLINE), np.ones(_OUTLINE)]) * raster.width
-    y = np.concatenate([np.zeros(_OUTLINE), np.ones(_OUTLINE), share, share]) * raster.height
-    outline = _projection(raster.crs, crs)(to_map(raster.transform, np.stack([x, y], 1)))
-    if not np.isfinite(outline).all():
-        raise GeoError(f'{raster.path} ({short_crs(raster.crs)}) reaches beyond where '
-                       f'{short_crs(crs)}, the CRS of the common grid, is defined; name a '
-                       f'scene with another CRS first.')
+    outline, obstacle = _outline_on_grid(raster, crs)
+    if obstacle:
+        if size is not None:
+            return 0, 0, size[0], size[1]
+        raise GeoError(f'{raster.path} ({short_crs(raster.crs)}) {obstacle} '
+                       f'{short_crs(crs)}, the CRS of the common grid; name a scene with another '
+                       f'CRS first.')
     pixels = to_map(~transform, outline)
+    middle = size[0] / 2 if middle is None and size is not None else middle
+    period = _columns_of_turn(crs, transform)
+    if middle is not None:
+        center = (pixels[:, 0].min() + pixels[:, 0].max()) / 2
+        pixels[:, 0] += next_to(center, middle, period) - center
     left, top = (int(side) for side in np.floor(pixels.min(0) + _ALIGNED))
     right, bottom = (int(side) for side in np.ceil(pixels.max(0) - _ALIGNED))
     return left, top, max(1, right - left), max(1, bottom - top)
 
 
+def _outline_on_grid(raster: Raster, crs: Optional[CRS]) -> Tuple[np.ndarray, str]:
+    """Return the outline of a raster in the CRS of a grid, (N, 2), and what speaks against it.
+
+    The second value is empty, or words that stand between the raster and the CRS of the grid. The
+    outline is continuous, also across 180 degrees of longitude.
+    """
+    share = np.linspace(0, 1, _OUTLINE)
+    x = np.concatenate([share, share, np.zeros(_OUTLINE), np.ones(_OUTLINE)]) * raster.width
+    y = np.concatenate([np.zeros(_OUTLINE), np.ones(_OUTLINE), share, share]) * raster.height
+    source = to_map(raster.transform, np.stack([x, y], 1))
+    if raster.crs is None or crs is None or same_crs(raster.crs, crs):
+        return source, ''
+    project = _projection(raster.crs, crs)
+    outline, circle = project(source), full_turn(crs)
+    if not np.isfinite(outline).all():
+        return outline, 'reaches beyond what can be projected to'
+    source_turn = full_turn(raster.crs)
+    is_around = bool(source_turn) and np.ptp(source[:, 0]) > source_turn * (1 - 1e-6)
+    if not circle:
+        # Far from where a projection is meant for, its coordinates are finite, and wrong.
+        back = _projection(crs, raster.crs)(outline) - source
+        back[:, 0] = next_to(back[:, 0], 0, source_turn)
+        off = to_map(~raster.transform, back) - to_map(~raster.transform, np.zeros((1, 2)))
+        if is_around or not (np.abs(off) < 1).all():
+            return outline, 'reaches beyond what can be projected to'
+        return outline, ''
+    if not source_turn and _has_pole(raster):
+        return outline, 'contains a pole, which has no longitude in'
+    center = project(to_map(raster.transform, np.array([[raster.width, raster.height]]) / 2))[0, 0]
+    outline[:, 0] = next_to(outline[:, 0], center, circle)
+    if is_around:
+        # Both ends of the raster are the same place.
+        outline[:2, 0] = center - circle / 2, center + circle / 2
+    return outline, ''
+
+
+def _has_pole(raster: Raster) -> bool:
+    poles = _projection(CRS.from_epsg(4326), raster.crs)(np.array([[0., 90.], [0., -90.]]))
+    columns, rows = to_map(~raster.transform, poles).T
+    return bool(((columns >= 0) & (columns <= raster.width)
+                 & (rows >= 0) & (rows <= raster.height)).any())
+
+
+def _columns_of_turn(crs: Optional[CRS], transform: affine.Affine) -> float:
+    """Return the columns of a turn around the globe on a grid; 0 if the grid has no such number."""
+    return abs(full_turn(crs) / transform.a) if transform.b == transform.d == 0 else 0.0
+
+
+def _with_other_turns(box: Box, period: float, width: int) -> Box:
+    """Return a box, extended to where the raster lies in a grid at other turns of longitude."""
+    left, right = box[0], box[0] + box[2]
+    for shift in (period, -period):
+        first, end = box[0] + shift, box[0] + box[2] + shift
+        if end > 0.5 and first < width - 0.5:
+            left = min(left, max(0, math.floor(first + _ALIGNED)))
+            right = max(right, min(width, math.ceil(end - _ALIGNED)))
+    return left, box[1], right - left, box[3]
+
+
 def _projection(source: Optional[CRS], target: Optional[CRS]) -> Callable[[np.ndarray], np.ndarray]:
     """Return the function that projects points, (N, 2), from one CRS to another."""
-    if source is None or target is None or source == target:
+    if source is None or target is None or same_crs(source, target):
         return lambda points: points
-    transformer = _transformer(source.to_wkt(), target.to_wkt(), threading.get_ident())
+    transformer = _transformer(source.wkt, target.wkt, threading.get_ident())
     return lambda points: np.stack(transformer.transform(points[:, 0], points[:, 1]), 1)
 
 

@@ -49,14 +49,15 @@ def interpolate(raster: Raster, columns: np.ndarray, rows: np.ndarray
         (height, width).
     """
     shape = (len(raster.bands), *columns.shape)
-    left, top = (max(0, math.floor(axis.min() - 0.5)) for axis in (columns, rows))
-    right = min(raster.width, math.floor(columns.max() - 0.5) + 2)
-    bottom = min(raster.height, math.floor(rows.max() - 0.5) + 2)
-    if right <= left or bottom <= top:
-        return np.zeros(shape, raster.dtype), np.zeros(shape[1:], bool)
+    inside = (columns >= 0) & (columns < raster.width) & (rows >= 0) & (rows < raster.height)
+    if not inside.any():
+        return np.zeros(shape, raster.dtype), inside
+    x, y = (columns, rows) if inside.all() else (columns[inside], rows[inside])
+    left, top = (max(0, math.floor(axis.min() - 0.5)) for axis in (x, y))
+    right = min(raster.width, math.floor(x.max() - 0.5) + 2)
+    bottom = min(raster.height, math.floor(y.max() - 0.5) + 2)
     values, valid = raster.read(left, top, right - left, bottom - top)
     x, y = columns - left, rows - top
-    inside = (x >= 0) & (x < right - left) & (y >= 0) & (y < bottom - top)
     pixel_x, pixel_y = (
         np.clip(np.floor(axis).astype(np.int64), 0, size - 1)
         for axis, size in ((x, right - left), (y, bottom - top)))

@@ -16,6 +16,7 @@ from .gdal_files import open_file, other_format
 from .gdal_names import output_name
 from .pool import close_raster, open_raster
 from .raster import Raster
+from .reference_systems import full_turn, next_to, same_crs
 
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 
@@ -189,14 +190,16 @@ def _check_same_grid(labels: Raster, scene: Raster) -> None:
                        'cut and resample them to it (rio warp --like).')
     if not (labels.is_georeferenced and scene.is_georeferenced):
         return
-    if labels.crs != scene.crs:
+    if not same_crs(labels.crs, scene.crs):
         raise GeoError(f'{subject} are in {short_crs(labels.crs)}, their scene {scene.path} is in '
                        f'{short_crs(scene.crs)}; reproject them to its grid (rio warp --like, '
                        'resampling nearest).')
     if labels.transform == scene.transform:
         return
     corners = np.array([(0, 0), (scene.width, 0), (0, scene.height)])
-    offset = np.abs(to_map(~scene.transform, to_map(labels.transform, corners)) - corners)
+    points, expected = (to_map(raster.transform, corners) for raster in (labels, scene))
+    points[:, 0] = next_to(points[:, 0], expected[:, 0], full_turn(scene.crs))
+    offset = np.abs(to_map(~scene.transform, points) - corners)
     if offset.max() > 0.1:
         raise GeoError(f'{subject} lie up to {offset.max():.4g} pixels off their scene '
                        f'{scene.path} (transforms {tuple(labels.transform)[:6]} and '

@@ -67,7 +67,8 @@ class Mosaic(Raster):
         self._grid_source = first.path if base is None else base.path
         self.crs = (base or first).crs
         transform = _north_up(first.transform) if base is None else base.transform
-        boxes = [box_on_grid(raster, self.crs, transform) for raster in rasters]
+        middle = 0.0 if base is None else base.width / 2
+        boxes = [box_on_grid(raster, self.crs, transform, middle=middle) for raster in rasters]
         left, top = (min(box[side] for box in boxes) for side in (0, 1))
         self.width = max(box[0] + box[2] for box in boxes) - left
         self.height = max(box[1] + box[3] for box in boxes) - top
@@ -78,7 +79,8 @@ class Mosaic(Raster):
                            f'{self.height:,} pixels, nearly all of them empty: the scenes lie far '
                            f'apart. Make one mosaic of each group of neighbors.')
         self._members = [
-            RasterOnGrid(raster, (x - left, y - top, width, height), self.crs, self.transform)
+            RasterOnGrid(raster, (x - left, y - top, width, height), self.crs, self.transform,
+                         (self.width, self.height))
             for raster, (x, y, width, height) in zip(rasters, boxes)]
         self.resampled = [(member.raster.path, member.difference)
                           for member in self._members if member.difference]

@@ -30,6 +30,7 @@ from .file_handles import FileHandles
 from .gdal_files import check_sources, gdal_environment, open_file
 from .pixel_validity import PixelValidity, nodata_values
 from .read_failures import BlockGrid, FailedRead
+from .reference_systems import check_proj_database
 
 # WKT -> the CRS that rasters with this WKT share.
 _shared_crs: Dict[str, CRS] = {}
@@ -88,6 +89,8 @@ class Raster:
             self.bands = _choose_bands(source, self.path, bands)
             self.width, self.height = int(source.width), int(source.height)
             self.dtype = _common_dtype(source, self.path, self.bands)
+            if source.transform != affine.identity or source.gcps[0]:
+                check_proj_database()
             self.crs = _share_crs(source.crs) if source.crs else None
             self.control_points = len(source.gcps[0])
             self.transform: affine.Affine = source.transform

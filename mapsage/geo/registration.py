@@ -13,8 +13,10 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .coordinates import to_map
 from .errors import GeoError
 from .raster import Raster
+from .reference_systems import full_turn, next_to, same_crs
 
 # Side of a block in pixels, and most blocks of a pair of scenes.
 BLOCK, MOST_BLOCKS = 256, 64
@@ -169,15 +171,16 @@ def check_same_grid(before: Raster, after: Raster) -> None:
         raise GeoError(f'{pair} have {sizes[0][0]}x{sizes[0][1]} and {sizes[1][0]}x{sizes[1][1]} '
                        f'pixels, expected one size and grid. '
                        f'{_warp_command(before, after)}')
-    if before.crs != after.crs:
+    if not same_crs(before.crs, after.crs):
         raise GeoError(f'{pair} have the CRS {_crs(before)} and {_crs(after)}, expected one CRS '
                        f'and grid. {_warp_command(before, after)}')
     width, height = sizes[0]
-    corners = np.array([[column, row, 1] for column in (0, width) for row in (0, height)])
+    corners = np.array([[column, row] for column in (0, width) for row in (0, height)])
+    first, second = (to_map(raster.transform, corners) for raster in (before, after))
+    second[:, 0] = next_to(second[:, 0], first[:, 0], full_turn(before.crs))
     # Pixels of `before` under the corners of `after`.
-    offset = ~before.transform * after.transform
-    moved = corners @ np.array([[offset.a, offset.d], [offset.b, offset.e], [offset.c, offset.f]])
-    distance = float(np.hypot(*(moved - corners[:, :2]).T).max())
+    moved = to_map(~before.transform, second)
+    distance = float(np.hypot(*(moved - corners).T).max())
     if distance > .01:
         raise GeoError(f'{pair} have one size, but grids that differ by up to {distance:.2f} '
                        f'pixels, expected one grid. {_warp_command(before, after)}')

@@ -17,6 +17,7 @@ import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
 from .errors import GeoError
+from .reference_systems import check_proj_database
 
 DefaultClass = Union[None, int, str]
 """Name or index of a class, or None if every feature must name its own."""
@@ -153,6 +154,7 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
     if not meta['crs']:
         raise GeoError(f'{path} has no CRS, so its polygons cannot be located in a scene; set it, '
                        'for example with ogr2ogr -a_srs.')
+    check_proj_database()
     polygons = shapely.from_wkb(geometry)
     for number in np.flatnonzero(
             shapely.get_type_id(polygons) == shapely.GeometryType.GEOMETRYCOLLECTION):

@@ -25,6 +25,7 @@ from .burning import burn_polygons
 from .coordinates import project_polygons, short_crs, to_map
 from .errors import Box, GeoError, PathName
 from .raster import Raster
+from .reference_systems import full_turn, next_to, same_crs
 
 
 class IndexedPolygons(NamedTuple):
@@ -34,9 +35,9 @@ class IndexedPolygons(NamedTuple):
         polygons: Single polygons, object (N,).
         indices: Class index of each polygon, int32 (N,).
         tree: Spatial index of the polygons.
-        shifts: Offsets in x at which the polygons are looked up, in the unit of the CRS. In a
-            geographic CRS a position has several longitudes, 360 degrees apart; in any other CRS
-            the only shift is 0.
+        shifts: Offsets in x at which the polygons are looked up, in the unit of the CRS: a place
+            has several x, one full turn apart, in a geographic CRS and in cylindrical projections
+            (see ``full_turn``). In any other CRS the only shift is 0.
     """
 
     polygons: np.ndarray
@@ -268,13 +269,13 @@ def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS
         GeoError: If the polygons have no coordinates in the other CRS.
     """
     target = pyproj.CRS.from_wkt(crs)
-    if not source.equals(target, ignore_axis_order=True):
+    if not same_crs(source, target):
         moved = _reproject(polygons, source, target, tolerance, path)
         polygons, owner = polygon_parts(shapely.make_valid(moved))
         indices = indices[owner]
-    full_turn = _full_turn(target)
+    circle = full_turn(target)
     return IndexedPolygons(polygons, indices, shapely.STRtree(polygons),
-                           (-full_turn, 0.0, full_turn) if full_turn else (0.0,))
+                           (-circle, 0.0, circle) if circle else (0.0,))
 
 
 def tolerance_of(scene: Raster) -> float:
@@ -331,35 +332,30 @@ def _is_areal(shapes: np.ndarray) -> np.ndarray:
             & ~shapely.is_empty(shapes))
 
 
-def _full_turn(crs: pyproj.CRS) -> float:
-    """Return 360 degrees in the unit of a geographic CRS, or 0 for any other CRS."""
-    if not crs.is_geographic:
-        return 0.0
-    return round(2 * math.pi / crs.axis_info[0].unit_conversion_factor, 6)
-
-
 def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, tolerance: float,
                path: str) -> np.ndarray:
     """Return polygons in another CRS; polygons across the antimeridian are joined again."""
     transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
     moved = project_polygons(polygons, transformer, tolerance,
-                             (_full_turn(source), _full_turn(target)))
+                             (full_turn(source), full_turn(target)))
     if not np.isfinite(shapely.get_coordinates(moved)).all():
         raise GeoError(f'{path}: polygons in {source.name} have no coordinates in '
                        f'{target.name}; check that its CRS is the one it was drawn in.')
-    full_turn = _full_turn(target)
-    return _unwrap(moved, full_turn) if full_turn else moved
+    circle = full_turn(target)
+    return _unwrap(moved, circle) if circle else moved
 
 
-def _unwrap(polygons: np.ndarray, full_turn: float) -> np.ndarray:
-    """Join polygons torn at the antimeridian, where longitudes jump from 180 to -180 degrees."""
+def _unwrap(polygons: np.ndarray, circle: float) -> np.ndarray:
+    """Join polygons torn at the antimeridian, where longitudes jump from 180 to -180 degrees.
+
+    In a cylindrical projection x jumps in the same way.
+    """
     points, owner = shapely.get_coordinates(shapely.get_exterior_ring(polygons), return_index=True)
-    jumps = (np.abs(np.diff(points[:, 0])) > full_turn / 2) & (owner[1:] == owner[:-1])
+    jumps = (np.abs(np.diff(points[:, 0])) > circle / 2) & (owner[1:] == owner[:-1])
     unwrapped = polygons.copy()
     for number in np.unique(owner[1:][jumps]):
         joined = shapely.transform(polygons[number], lambda points: np.stack(
-            [points[:, 0] - full_turn * np.round((points[:, 0] - points[0, 0]) / full_turn),
-             points[:, 1]], 1))
+            [next_to(points[:, 0], points[0, 0], circle), points[:, 1]], 1))
         # A polygon around the whole globe would lose its area, and needs no joining.
         if shapely.area(joined) > 0:
             unwrapped[number] = joined

@@ -64,6 +64,7 @@ class _Layer:
         sensor: Settings of the sensor.
         crs: CRS of the grid, or None.
         transform: Affine map of the grid.
+        size: Width and height of the grid.
 
     Attributes:
         files: Files of the bands.
@@ -72,8 +73,8 @@ class _Layer:
     """
 
     def __init__(self, image: DatedImage, sensor: SensorFiles, crs: Optional[CRS],
-                 transform: affine.Affine) -> None:
-        self.files = [_open(path, bands, crs, transform)
+                 transform: affine.Affine, size: Tuple[int, int]) -> None:
+        self.files = [_open(path, bands, crs, transform, size)
                       for path, bands in bands_of_files(image, sensor)]
         self.clouds = sensor.clouds
         self.mask: Optional[_BandFile] = None
@@ -81,7 +82,8 @@ class _Layer:
             mask_bands = (1, ) if sensor.clouds.band is None else _numbers(
                 image.paths[0], [sensor.clouds.band], sensor.name)
             if image.mask is not None or sensor.clouds.band is not None:
-                self.mask = _open(image.mask or image.paths[0], mask_bands, crs, transform)
+                self.mask = _open(image.mask or image.paths[0], mask_bands, crs, transform,
+                                  size)
         self.box = self.files[0].position.box
 
     @property
@@ -206,7 +208,8 @@ class PlaceRaster(Raster):
         days: List[int] = []
         for name, sensor in sensors.items():
             images = place.images.get(name, [])
-            self._layers += [_Layer(image, sensor, self.crs, self.transform) for image in images]
+            self._layers += [_Layer(image, sensor, self.crs, self.transform,
+                                    (self.width, self.height)) for image in images]
             days += [NO_DAY if image.date is None else day_number(image.date) for image in images]
             missing = sensor.max_dates - len(images)
             self._layers += [None] * missing
@@ -350,7 +353,7 @@ class PlaceRaster(Raster):
                                f'{self.path} {self.width} x {self.height}; without georeference '
                                'all images of a place need the same size.')
             return
-        box = box_on_grid(raster, self.crs, self.transform)
+        box = box_on_grid(raster, self.crs, self.transform, (self.width, self.height))
         if _intersection(box, (0, 0, self.width, self.height)) is None:
             raise GeoError(
                 f'{subject} does not overlap {self.path}, which has the grid of {self.width} x '
@@ -365,9 +368,9 @@ class PlaceRaster(Raster):
         """
         if not self.is_georeferenced:
             return []
+        side = pixel_side(self)
         return [raster.path for raster in self._rasters()
-                if raster.width * raster.height > _MUCH_FINER ** 2 * np.prod(
-                    box_on_grid(raster, self.crs, self.transform)[2:], dtype=np.float64)]
+                if pixel_side(raster) * _MUCH_FINER < side]
 
 
 def finest_image(place: Place, sensors: Mapping[str, SensorFiles]) -> str:
@@ -432,11 +435,11 @@ def _numbers(path: str, bands: Sequence[Band], sensor: str) -> Tuple[int, ...]:
     return tuple(numbers)
 
 
-def _open(path: str, bands: Tuple[int, ...], crs: Optional[CRS], transform: affine.Affine
-          ) -> _BandFile:
+def _open(path: str, bands: Tuple[int, ...], crs: Optional[CRS], transform: affine.Affine,
+          size: Tuple[int, int]) -> _BandFile:
     with Raster(path, bands) as raster:
-        box = box_on_grid(raster, crs, transform)
-        return _BandFile(path, bands, RasterOnGrid(raster, box, crs, transform))
+        box = box_on_grid(raster, crs, transform, size)
+        return _BandFile(path, bands, RasterOnGrid(raster, box, crs, transform, size))
 
 
 def _intersection(a: Box, b: Box) -> Optional[Box]:

@@ -33,6 +33,7 @@ from mapsage.geo import (
     Mosaic,
     Raster,
     VectorLabels,
+    same_crs,
     stamp,
     write_cog,
 )
@@ -193,7 +194,7 @@ def _is_readable(path: str, target: Raster) -> bool:
 
 def _same_grid(first: Raster, second: Raster) -> bool:
     return ((first.width, first.height) == (second.width, second.height)
-            and first.crs == second.crs
+            and same_crs(first.crs, second.crs)
             and first.transform.almost_equals(second.transform, 1e-6))
 
 

@@ -12,8 +12,9 @@ from typing import Dict, Tuple, Union
 import cv2
 import numpy as np
 import rasterio
-from rasterio.crs import CRS
 from rasterio.transform import from_origin
+
+from mapsage.geo import crs_of_code
 
 from .change_ground import CHANGE_KINDS, ChangedGround, draw_change
 from .demo_folder import write_once
@@ -138,7 +139,7 @@ def _write_pair(folder: Path, ground: ChangedGround) -> None:
                         (AFTER, ground.after.transpose(2, 0, 1)), (TRUTH, changed[None])):
         profile: Dict[str, object] = dict(
             driver='GTiff', dtype='uint8', count=len(bands), height=bands.shape[1],
-            width=bands.shape[2], crs=CRS.from_epsg(_CRS), tiled=True, blockxsize=256,
+            width=bands.shape[2], crs=crs_of_code(_CRS), tiled=True, blockxsize=256,
             blockysize=256, compress='deflate',
             transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),
             nodata=0 if len(bands) == 3 else None)

@@ -14,8 +14,9 @@ from typing import Any, Dict, Tuple, Union
 import cv2
 import numpy as np
 import rasterio
-from rasterio.crs import CRS
 from rasterio.transform import from_origin
+
+from mapsage.geo import crs_of_code
 
 from .demo_folder import write_once
 
@@ -38,7 +39,7 @@ _CLOUD = np.array([7500, 7400, 7800, 5200], np.float32)
 # Backscatter in dB of vv and vh, for bare soil and plants.
 _BARE_DB, _PLANT_DB = np.array([-11., -19.5], np.float32), np.array([-9.5, -15.], np.float32)
 
-_CRS, _WEST, _NORTH, _PIXEL = CRS.from_epsg(32633), 400_000., 5_400_000., 10.
+_CRS, _WEST, _NORTH, _PIXEL = 32633, 400_000., 5_400_000., 10.
 # Classes of the cloud mask, as in Sentinel-2's SCL: plants, soil, cloud.
 _SCL_PLANTS, _SCL_SOIL, _SCL_CLOUD = 4, 5, 9
 _FIELD_PIXELS = 14
@@ -165,7 +166,8 @@ def _write_raster(path: Path, values: np.ndarray, north: float, pixel: float,
                   names: Tuple[str, ...] = ()) -> None:
     profile: Dict[str, Any] = dict(
         driver='GTiff', dtype=values.dtype, count=len(values), height=values.shape[1],
-        width=values.shape[2], crs=_CRS, transform=from_origin(_WEST, north, pixel, pixel),
+        width=values.shape[2], crs=crs_of_code(_CRS),
+        transform=from_origin(_WEST, north, pixel, pixel),
         tiled=True, blockxsize=128, blockysize=128, compress='deflate')
     with rasterio.open(str(path), 'w', **profile) as file:
         file.write(values)

@@ -12,9 +12,9 @@ from typing import Dict
 import numpy as np
 import rasterio
 from mmseg.datasets import LoveDADataset
-from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
+from mapsage.geo import crs_of_code
 from mapsage.geo.cog import temporary_beside
 
 from .demo_scenes import draw_scene
@@ -59,7 +59,7 @@ def _write(path: Path, bands: np.ndarray, photometric: str) -> None:
     """Write bands, uint8 (bands, H, W), as a GeoTIFF; a single band gets LoveDA's colors."""
     profile: Dict[str, object] = dict(
         driver='GTiff', dtype='uint8', count=bands.shape[0], height=bands.shape[1],
-        width=bands.shape[2], crs=CRS.from_epsg(_CRS), nodata=NO_DATA, photometric=photometric,
+        width=bands.shape[2], crs=crs_of_code(_CRS), nodata=NO_DATA, photometric=photometric,
         transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), tiled=True, blockxsize=_BLOCK,
         blockysize=_BLOCK, compress='deflate', interleave='pixel')
     with temporary_beside(path) as folder:

@@ -13,11 +13,10 @@ from typing import Dict, Tuple, Union
 import numpy as np
 import rasterio
 from mmseg.datasets import LoveDADataset
-from rasterio.crs import CRS
 from rasterio.transform import Affine, from_origin
 from rasterio.warp import Resampling, reproject, transform
 
-from mapsage.geo import write_polygons
+from mapsage.geo import crs_of_code, write_polygons
 
 from .demo_folder import write_once
 from .wide_ground import WideGround, draw_ground
@@ -26,9 +25,9 @@ from .wide_ground import WideGround, draw_ground
 _FORMAT = 1
 
 # UTM zone 31N, in meters. The coordinates are at sea, because the scenes are not a real place.
-_CRS, _WEST, _NORTH, _PIXEL = CRS.from_epsg(32631), 500_000., 4_500_000., 0.5
+_CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000., 4_500_000., 0.5
 # The neighboring zone. Its grid north differs by four degrees here.
-_NEXT_ZONE = CRS.from_epsg(32632)
+_NEXT_ZONE = 32632
 # Degrees by which the grid of scene _ROTATED is rotated.
 _ROTATION = 8
 
@@ -106,13 +105,14 @@ def _write(folder: Path, params: NeighborParams) -> None:
 def _write_scene(path: Path, name: str, size: int, ground: WideGround,
                  center: Tuple[float, float], rng: np.random.RandomState) -> None:
     """Cut one scene out of the ground; ``center`` is in meters of UTM zone 31N."""
-    crs = _NEXT_ZONE if name == _REPROJECTED else _CRS
-    (x,), (y,) = transform(_CRS, crs, [center[0]], [center[1]])
+    scene_crs = crs_of_code(_CRS)
+    crs = crs_of_code(_NEXT_ZONE) if name == _REPROJECTED else scene_crs
+    (x,), (y,) = transform(scene_crs, crs, [center[0]], [center[1]])
     grid = (Affine.translation(x, y) * Affine.rotation(_ROTATION if name == _ROTATED else 0)
             * Affine.scale(_PIXEL, -_PIXEL) * Affine.translation(-size / 2, -size / 2))
     values = np.zeros((len(ground.bands), size, size), np.float32)
     reproject(ground.bands, values, src_transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),
-              src_crs=_CRS, dst_transform=grid, dst_crs=crs, src_nodata=0, dst_nodata=0,
+              src_crs=scene_crs, dst_transform=grid, dst_crs=crs, src_nodata=0, dst_nodata=0,
               resampling=Resampling.bilinear)
     valid = values[0] > 0
     if name == _CUT:
@@ -135,8 +135,8 @@ def _write_classes(path: Path, classes: np.ndarray) -> None:
     colors = enumerate(LoveDADataset.METAINFO['palette'])
     profile: Dict[str, object] = dict(
         driver='GTiff', dtype='uint8', count=1, height=classes.shape[0], width=classes.shape[1],
-        crs=_CRS, transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), nodata=255, tiled=True,
-        blockxsize=256, blockysize=256, compress='deflate', photometric='palette')
+        crs=crs_of_code(_CRS), transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), nodata=255,
+        tiled=True, blockxsize=256, blockysize=256, compress='deflate', photometric='palette')
     with rasterio.open(str(path), 'w', **profile) as file:
         file.write(classes, 1)
         file.write_colormap(1, {value: tuple(color) for value, color in colors})
