@@ -27,6 +27,7 @@ from .file_handles import FileHandles
 from .gdal_files import gdal_environment, open_file
 from .pixel_validity import PixelValidity, nodata_values
 from .read_failures import BlockGrid, FailedRead
+from .vrt_gaps import find_cover
 
 # Side of a tile in pixels. A window at a random place needs more tiles of 256 than of 512, but
 # fewer pixels that it does not use.
@@ -205,6 +206,9 @@ class _Source:
         self.has_mask = any(validity.mask for validity in _validities(self.file))
         if any(validity.mask == 'bands' for validity in _validities(self.file)):
             self._refuse('each of its bands has its own mask')
+        if any(find_cover(self.file, path, [band], True) is not None for band in
+               self.file.indexes):
+            self._refuse('its sources leave gaps')
 
     def profile(self) -> Dict[str, Any]:
         """Return the arguments of ``open_file`` for a copy."""

@@ -175,7 +175,8 @@ def check_sources(source: rasterio.DatasetReader, path: str) -> None:
         raise GeoError(
             f'{path} is a mosaic of {len(seen) - 1} file(s), and {len(missing)} of them cannot be '
             f'found: {shown}. Copy them there, or rebuild the mosaic from the files that exist '
-            f'(gdalbuildvrt); its gaps are then no data.')
+            f'(gdalbuildvrt): ground that no file shows is no data in MapSage, and in other '
+            f'programs with -vrtnodata VALUE.')
 
 
 def stamp(name: str) -> List[Any]:

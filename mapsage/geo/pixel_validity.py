@@ -4,7 +4,8 @@ A pixel is invalid if one of these conditions holds:
 
 - the mask of the file or its alpha band is 0;
 - every band that is read equals its no-data value;
-- a band that is read is NaN or infinite.
+- a band that is read is NaN or infinite;
+- the file is a mosaic (VRT), and none of its sources shows it (`vrt_gaps.py`).
 
 In a valid pixel every band keeps its value, even if that equals no-data. Example: with no-data 255,
 the saturated green of a white roof is a measurement, and 0 instead would be another color.
@@ -74,6 +75,11 @@ class PixelValidity:
     def may_hide(self) -> bool:
         """Whether a pixel may be invalid."""
         return bool(self.mask or self.alpha or self.nodata or self.may_be_nan)
+
+    @property
+    def may_hide_in_file(self) -> bool:
+        """Whether the file hides pixels by a mask, an alpha band or no-data."""
+        return bool(self.mask or self.alpha or self.nodata)
 
     def apply(self, values: np.ndarray, read_alpha: Callable[[], np.ndarray],
               read_masks: Callable[[], np.ndarray], by_value: bool = True) -> np.ndarray:

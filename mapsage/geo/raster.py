@@ -25,12 +25,13 @@ from rasterio.errors import RasterioIOError
 from rasterio.windows import Window
 
 from . import gdal_names
-from .errors import GeoError, PathName
+from .errors import Box, GeoError, PathName
 from .file_handles import FileHandles
 from .gdal_files import check_sources, gdal_environment, open_file
 from .pixel_validity import PixelValidity, nodata_values
 from .read_failures import BlockGrid, FailedRead
 from .reference_systems import check_proj_database
+from .vrt_gaps import SourceCover, find_cover
 
 # WKT -> the CRS that rasters with this WKT share.
 _shared_crs: Dict[str, CRS] = {}
@@ -98,6 +99,9 @@ class Raster:
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
+            # Where the sources of a mosaic show something; None without gaps.
+            self._cover: Optional[List[SourceCover]] = find_cover(
+                source, self.path, self.bands, self.validity.may_hide_in_file)
             # Reads of such a file, which is open, start no threads and open no further file, so
             # they need no environment, which costs as much as copying a decoded window.
             self._reads_plainly = (source.driver == 'GTiff' and not self.is_remote
@@ -105,7 +109,7 @@ class Raster:
         finally:
             if not keep_open:
                 self._handles.close()
-        self.may_have_gaps = self.validity.may_hide
+        self.may_have_gaps = self.validity.may_hide or self._cover is not None
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
 
     @property
@@ -184,7 +188,8 @@ class Raster:
         """
         return dict(grid=dict(crs=None if self.crs is None else self.crs.to_string(),
                               transform=list(self.transform)[:6]),
-                    validity=self.validity.facts())
+                    validity=dict(self.validity.facts(), **(
+                        dict(gaps=True) if self._cover is not None else {})))
 
     def for_preview(self) -> Raster:
         """Return the raster that a picture shows: this one, or one image of several."""
@@ -239,6 +244,8 @@ class Raster:
     def close(self) -> None:
         """Close the handles of this process; a later read opens a new one."""
         self._handles.close()
+        for cover in self._cover or ():
+            cover.close()
 
     def __enter__(self) -> Raster:
         return self
@@ -265,12 +272,25 @@ class Raster:
                     lambda: source.read(self.validity.alpha, window=window, out_shape=shape),
                     lambda: source.read_masks(masked, window=window,
                                               out_shape=(len(masked), *shape)), by_value)
+                if self._cover is not None:
+                    self._hide_gaps(values, valid, (column, row, width, height))
         except RasterioIOError as error:
             self._handles.drop()
             raise FailedRead(self._handles, self.is_remote, self.bands,
                              BlockGrid(self.width, self.height, *self.blocks),
                              (column, row, width, height)).explain(error) from error
         return values, valid
+
+    def _hide_gaps(self, values: np.ndarray, valid: np.ndarray, window: Box) -> None:
+        """Make the pixels of a window that no source of a mosaic shows invalid, and 0."""
+        xs, ys = (first + (np.arange(count) + 0.5) * (length / count) for first, length, count in (
+            (window[0], window[2], valid.shape[1]), (window[1], window[3], valid.shape[0])))
+        covered = np.zeros(valid.shape, bool)
+        for cover in self._cover or ():
+            covered |= cover.covered(xs, ys)
+        if not covered.all():
+            valid &= covered
+            np.copyto(values, 0, where=~covered)
 
 
 def _list_subdatasets(source: rasterio.DatasetReader, path: str) -> str:
