@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Dict, Tuple
+import time
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import rasterio
 from rasterio.errors import RasterioError, RasterioIOError
 
 from .errors import GeoError
 from .gdal_files import describe_open_failure, open_file
+
+# Nanoseconds within which a file may change twice with the same time: a tick of the kernel, and the
+# two seconds of file systems that store whole seconds.
+_TICK, _COARSE_TICK = 20_000_000, 2_000_000_000
+# Largest number of files that are looked at before every read.
+_MANY = 64
 
 
 class FileHandles:
@@ -81,3 +88,67 @@ class FileHandles:
 
     def __getstate__(self) -> Dict[str, Any]:
         return dict(self.__dict__, _handles={})
+
+
+class FileStates:
+    """States of some files on disk: times, sizes and numbers (inodes).
+
+    A look costs a ``stat`` of every file and of one folder. More than 64 files, which a mosaic may
+    have, are looked at once a second, and whenever other states were taken since.
+
+    Args:
+        paths: Paths of local files.
+        companions: Paths of files in one folder that GDAL reads as well if they exist.
+    """
+
+    _taken = 0
+
+    def __init__(self, paths: Sequence[str], companions: Sequence[str] = ()) -> None:
+        FileStates._taken += 1
+        self.paths = (*paths, *(path for path in companions if os.path.exists(path)))
+        self._needed = len(paths)
+        self._missing = tuple(path for path in companions if path not in self.paths)
+        self._folder_time = 0
+        self._next_look, self._taken_before = 0.0, 0
+        self._states = [_state(path) for path in self.paths]
+        # A further change of a file that has just changed may give it the same state.
+        self._is_final = not any(_is_recent(max(state[:2])) for state in self._states if state)
+
+    def may_have_changed(self) -> bool:
+        """Return whether a file may have changed since."""
+        if len(self.paths) > _MANY:
+            now = time.monotonic()
+            if now < self._next_look and self._taken_before == FileStates._taken:
+                return False
+            self._next_look, self._taken_before = now + 1, FileStates._taken
+        states = [_state(path) for path in self.paths]
+        # A file that has left is no other file: reading it fails, or the open one is read.
+        if None in states[:self._needed]:
+            return False
+        return not self._is_final or states != self._states or self._has_companion()
+
+    def _has_companion(self) -> bool:
+        """Return whether a companion exists that did not."""
+        if not self._missing:
+            return False
+        # A new name changes the folder, so that one look at it replaces one for every name.
+        folder = _state(os.path.dirname(self._missing[0]) or '.')
+        if folder and folder[0] == self._folder_time:
+            return False
+        self._folder_time = 0 if folder is None or _is_recent(folder[0]) else folder[0]
+        return any(os.path.exists(path) for path in self._missing)
+
+
+def _state(path: str) -> Optional[Tuple[int, ...]]:
+    """Return times of the last changes in nanoseconds, size and inode; None without a file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+
+
+def _is_recent(changed: int) -> bool:
+    """Return whether a file could change now without another time."""
+    tick = _TICK if changed % 1_000_000_000 else _COARSE_TICK
+    return -_COARSE_TICK < time.time_ns() - changed < tick

@@ -150,8 +150,11 @@ def other_format(path: PathName) -> str:
             f'FlatGeobuf: convert them with ogr2ogr -f GPKG labels.gpkg {source}.{packed}')
 
 
-def check_sources(source: rasterio.DatasetReader, path: str) -> None:
+def check_sources(source: rasterio.DatasetReader, path: str) -> List[str]:
     """Check that the local files of a mosaic, and of the mosaics in it, exist.
+
+    Returns:
+        Their paths, those of archives included.
 
     Raises:
         GeoError: If a file is missing.
@@ -177,6 +180,9 @@ def check_sources(source: rasterio.DatasetReader, path: str) -> None:
             f'found: {shown}. Copy them there, or rebuild the mosaic from the files that exist '
             f'(gdalbuildvrt): ground that no file shows is no data in MapSage, and in other '
             f'programs with -vrtnodata VALUE.')
+    local = (name if os.path.exists(name) else gdal_names.local_file(name)
+             for name in sorted(seen - {path}))
+    return [name for name in local if name]
 
 
 def stamp(name: str) -> List[Any]:

@@ -32,7 +32,8 @@ def open_raster(path: str, bands: Optional[Sequence[int]] = None,
 
     Returns:
         The same ``Raster`` for the same arguments. The files of the rasters that this thread used
-        last stay open (see ``most_open``). Others are closed, and a read opens them again.
+        last stay open (see ``most_open``). Others are closed, and a read opens them again. If a
+        file has changed, the raster is that of the new file.
 
     Raises:
         GeoError: If the file cannot be opened, or a band is missing.
@@ -43,8 +44,10 @@ def open_raster(path: str, bands: Optional[Sequence[int]] = None,
     key = path, None if bands is None else tuple(bands)
     if key not in rasters:
         # Separate handles, because a thread closes all handles of the rasters in its pool.
-        rasters[key] = known.with_other_handles() if known is not None and known.path == path \
+        raster = known.with_other_handles() if known is not None and known.path == path \
             else Raster(path, bands, keep_open=True)
+        rasters[key] = raster.pool()
+    rasters[key].refresh()
     recent[key] = None
     recent.move_to_end(key)
     while len(recent) > most_open():

@@ -26,16 +26,18 @@ from rasterio.windows import Window
 
 from . import gdal_names
 from .errors import Box, GeoError, PathName
-from .file_handles import FileHandles
+from .file_handles import FileHandles, FileStates
 from .gdal_files import check_sources, gdal_environment, open_file
 from .pixel_validity import PixelValidity, nodata_values
 from .read_failures import BlockGrid, FailedRead
-from .reference_systems import check_proj_database
+from .reference_systems import check_proj_database, same_crs
 from .vrt_gaps import SourceCover, find_cover
 
 # WKT -> the CRS that rasters with this WKT share.
 _shared_crs: Dict[str, CRS] = {}
 _MOST_SHARED = 256
+# Suffixes of companion files, which GDAL reads with a file and which may appear later.
+_COMPANIONS = ('.msk', '.ovr', '.aux.xml')
 
 
 class Raster:
@@ -81,12 +83,18 @@ class Raster:
         self.is_remote = gdal_names.is_remote(self.path)
         self._handles = FileHandles(self.path)
         self._files: Optional[List[str]] = None
+        # On a server there is nothing to look at without a request.
+        local = '' if self.is_remote else gdal_names.local_file(self.path)
+        companions = [local + suffix for suffix in _COMPANIONS] if local else []
+        self._states = FileStates([local] if local else [], companions)
+        self._is_pooled = False
         source = self._handles.get()
         try:
             if not source.count:
                 raise GeoError(_list_subdatasets(source, self.path))
             if source.driver == 'VRT':
-                check_sources(source, self.path)
+                sources = check_sources(source, self.path)
+                self._states = FileStates([*([local] if local else []), *sources], companions)
             self.bands = _choose_bands(source, self.path, bands)
             self.width, self.height = int(source.width), int(source.height)
             self.dtype = _common_dtype(source, self.path, self.bands)
@@ -225,6 +233,35 @@ class Raster:
                     waiting += source.files
         return list(paths)
 
+    def pool(self) -> Raster:
+        """Return this raster, which does not look for changes itself from now on."""
+        self._is_pooled = True
+        return self
+
+    def refresh(self) -> None:
+        """Read the header again if a file has changed since, and take it over."""
+        if self._states.may_have_changed():
+            # Only the handle of this thread: others may be reading from theirs.
+            self._handles.drop()
+            self.__dict__.update(Raster(self.path, self.bands, keep_open=True).__dict__,
+                                 _is_pooled=self._is_pooled)
+
+    def _read_changed(self) -> None:
+        """Read the header of a file that has changed; the pixels are then read from the new file.
+
+        Raises:
+            GeoError: If it is another grid, type or CRS, on which the windows are no longer right.
+        """
+        before = copy.copy(self)
+        self.refresh()
+        changed = [name for name in ('width', 'height', 'dtype', 'transform')
+                   if getattr(before, name) != getattr(self, name)]
+        changed += [] if same_crs(before.crs, self.crs) else ['CRS']
+        if changed:
+            self.__dict__.update(before.__dict__)
+            raise GeoError(f'{self.path} was written again since it was opened, with another '
+                           f'{" and ".join(changed)}; build the dataset, mosaic or map anew.')
+
     def _listed_files(self) -> List[str]:
         """Return the files that GDAL counts as parts of this raster."""
         was_open = self._handles.is_open()
@@ -260,6 +297,8 @@ class Raster:
         environment: ContextManager[object] = (
             nullcontext() if self._reads_plainly and shape is None
             else gdal_environment(self.path, self.is_remote))
+        if not self._is_pooled and self._states.may_have_changed():
+            self._read_changed()
         shape = shape or (height, width)
         masked = self.bands if self.validity.mask == 'bands' else self.bands[:1]
         try:

@@ -94,19 +94,26 @@ def _same(first: str, second: str) -> bool:
     # PROJ ignores the order of axes in geographic systems only. So a projected CRS is compared in
     # its parts.
     units = [{axis.unit_conversion_factor for axis in crs.axis_info} for crs in (a, b)]
-    datums = [_horizontal(crs.geodetic_crs.to_wkt()) for crs in (a, b)]
     return bool(units[0] == units[1] and a.coordinate_operation == b.coordinate_operation
-                and datums[0].equals(datums[1], ignore_axis_order=True))
+                and _same(_datum(a), _datum(b)))
+
+
+def _datum(projected: pyproj.CRS) -> str:
+    """Return the geographic CRS of a projected one as WKT."""
+    geodetic = projected.geodetic_crs
+    assert geodetic is not None, 'a projected CRS has a geographic one'
+    return str(geodetic.to_wkt())
 
 
 @functools.lru_cache(maxsize=1024)
 def _horizontal(definition: str) -> Optional[pyproj.CRS]:
     """Return a CRS without heights and without TOWGS84; None if pyproj cannot read it."""
     try:
-        crs = pyproj.CRS.from_user_input(definition)
+        crs: Any = pyproj.CRS.from_user_input(definition)
         while crs.is_bound or crs.is_compound:
             crs = crs.source_crs if crs.is_bound else crs.sub_crs_list[0]
-        return crs.to_2d()
+        horizontal: pyproj.CRS = crs.to_2d()
+        return horizontal
     except pyproj.exceptions.CRSError:
         return None
 
@@ -149,11 +156,11 @@ def _turn(definition: str) -> float:
             or 'blique' in operation.method_name \
             or not any(name in operation.method_name for name in _CYLINDRICAL):
         return 0.0
-    circle = _turn(crs.geodetic_crs.to_wkt())
+    circle = _turn(_datum(crs))
     degrees = pyproj.Transformer.from_crs(crs.geodetic_crs, crs, always_xy=True)
     # The central meridian is where x is the false easting. Two points a quarter of a turn away on
     # both sides of it are half a turn apart.
-    easting = next((parameter.value * parameter.unit_conversion_factor
+    easting = next((float(parameter.value) * parameter.unit_conversion_factor
                     for parameter in operation.params if parameter.name == 'False easting'), 0.0)
     easting /= crs.axis_info[0].unit_conversion_factor
     middle, _ = degrees.transform(easting, 0.0, direction='INVERSE')

@@ -61,7 +61,8 @@ class SourceCover:
         if not covered.size:
             return covered
         low, high = np.array([xs[0], ys[0]]), np.array([xs[-1], ys[-1]])
-        for number in np.flatnonzero((self._first <= high).all(1) & (self._end > low).all(1)):
+        meeting = (self._first <= high).all(1) & (self._end > low).all(1)
+        for number in np.flatnonzero(meeting).tolist():
             columns, rows = (slice(*np.searchsorted(axis, (
                 self._first[number, side], self._end[number, side])))
                 for side, axis in enumerate((xs, ys)))
@@ -190,7 +191,9 @@ def _description(source: rasterio.DatasetReader, path: str) -> Optional[ElementT
 def _cover_of_sources(elements: Sequence[ElementTree.Element], source: rasterio.DatasetReader,
                       hides: bool, outer: Tuple[str, ...]) -> SourceCover:
     """Return where the sources of a band show something."""
-    boxes, origins, see_through = [], [], []
+    boxes: List[Tuple[float, ...]] = []
+    origins: List[Tuple[float, ...]] = []
+    see_through: List[ElementTree.Element] = []
     inner: Dict[int, List[SourceCover]] = {}
     sizes: Dict[str, Tuple[float, float]] = {}
     for element in elements:

@@ -10,7 +10,7 @@ import rasterio
 from geo_scenes import write_raster
 from rasterio.env import getenv
 
-from mapsage.geo import RasterLabels, gdal_environment, open_raster
+from mapsage.geo import RasterLabels, file_handles, gdal_environment, open_raster
 from mapsage.geo.gdal_files import open_file
 from mapsage.geo.raster import Raster
 
@@ -59,6 +59,10 @@ def test_labels_read_their_header_once_and_threads_do_not_share_files(
     scene = Raster(write_raster(tmp_path / 'a.tif', np.zeros((1, 4, 4), np.uint8)))
     labels = RasterLabels(write_raster(tmp_path / 'b.tif', values), scene)
     headers: List[object] = []
+    # A file that was written within a tick of the clock is opened again.
+    monkeypatch.setattr(file_handles, '_TICK', 0)
+    monkeypatch.setattr(file_handles, '_COARSE_TICK', 0)
+    labels = RasterLabels(labels.path, scene)
     init = Raster.__init__
     monkeypatch.setattr(Raster, '__init__',
                         lambda self, *args, **kwargs: headers.append(args) or init(
