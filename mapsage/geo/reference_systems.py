@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 import pyproj
 import pyproj.exceptions
+from pyproj.crs import GeographicCRS, ProjectedCRS
 from rasterio.crs import CRS
 from rasterio.errors import CRSError
 
@@ -112,10 +113,19 @@ def _horizontal(definition: str) -> Optional[pyproj.CRS]:
         crs: Any = pyproj.CRS.from_user_input(definition)
         while crs.is_bound or crs.is_compound:
             crs = crs.source_crs if crs.is_bound else crs.sub_crs_list[0]
-        horizontal: pyproj.CRS = crs.to_2d()
-        return horizontal
+        return crs if len(crs.axis_info) < 3 else _without_height(crs)
     except pyproj.exceptions.CRSError:
         return None
+
+
+def _without_height(crs: Any) -> Any:
+    # `to_2d` came with pyproj 3.6. Older ones make the CRS of its parts, which is all that counts
+    # here; axes in degrees or meters are their default.
+    if hasattr(crs, 'to_2d'):
+        return crs.to_2d()
+    geographic = GeographicCRS(crs.name, crs.geodetic_crs.datum)
+    return geographic if crs.is_geographic else ProjectedCRS(
+        crs.coordinate_operation, crs.name, geodetic_crs=geographic)
 
 
 def full_turn(crs: Any) -> float:
