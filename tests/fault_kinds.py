@@ -1,6 +1,7 @@
-"""What may break in a launched training: the kinds of faults, and the fault of each seed.
+"""What may break in a launched training or prediction: the kinds of faults, and each seed's fault.
 
-``tests/distributed/planted_faults.py`` makes a fault strike, ``tests/fault_runs.py`` runs it.
+``tests/distributed/planted_faults.py`` makes a fault strike in a process, ``tests/file_faults.py``
+changes files, ``tests/fault_runs.py`` runs the fault and judges the end.
 """
 from __future__ import annotations
 
@@ -17,10 +18,16 @@ TIMEOUT = 12  # seconds, of the config: how long a rank may be late
 SAMPLES = 16  # of the training data
 
 # How a run must end: with an error that names the rank; with the bits of an undisturbed run; by
-# leaving with a checkpoint, as it was asked to.
-NAMED, GOES_ON, LEAVES = 'named', 'goes on', 'leaves'
+# leaving with a checkpoint, as it was asked to; with an error that says what is wrong, whoever
+# reports it; with such an error or the bits of an undisturbed run.
+NAMED, GOES_ON, LEAVES, REFUSED, HARMLESS = 'named', 'goes on', 'leaves', 'refused', 'harmless'
+
+# When a fault strikes: while a training runs; between a training and its resume; while scenes are
+# mapped.
+TRAINING, AT_REST, MAPPING = 'training', 'at rest', 'mapping'
 
 STEP = ('before the step', 'after the step')
+AT_VALIDATION = ('before validation', 'in validation', 'scored', 'after validation')
 PLANTED = 'this fault was planted'
 
 
@@ -31,14 +38,19 @@ class Kind:
     Attributes:
         actions: What happens, one of them.
         places: Where it happens, one of them.
-        end: How the run must end: NAMED, GOES_ON or LEAVES.
-        says: Pattern of what the last error says beside the rank.
+        end: How the run must end, or the resumed run if the fault strikes at rest.
+        says: Pattern of what the last error says beside the rank; ``{file}`` stands for the file
+            that was struck.
         workers: Workers of the loader; None for any number.
         role: Who is struck: 'any' head rank, 'writer' (rank 0), or an 'encoder'.
         plain: Whether the run has neither sampling nor a feature source.
         spreads: Whether other ranks have the fault too before it is noticed, so that the error need
             not name one.
         pair: Whether two ranks cannot know which of them is struck.
+        when: When it strikes: TRAINING, AT_REST or MAPPING.
+        scored: Whether the run depends on its validations: ReduceOnPlateauLR, EarlyStoppingHook and
+            save_best, with scores that are given.
+        deadline: Seconds in which the run must end.
     """
 
     actions: Tuple[str, ...]
@@ -50,11 +62,14 @@ class Kind:
     plain: bool = False
     spreads: bool = False
     pair: bool = False
+    when: str = TRAINING
+    scored: bool = False
+    deadline: float = 150.0
 
 
 _ANYWHERE = ('start', *STEP, 'forward', 'validation', 'moment')
 
-KINDS: Dict[str, Kind] = {
+_PROCESS_KINDS: Dict[str, Kind] = {
     # a process ends
     'killed': Kind(('SIGKILL',), (*_ANYWHERE, 'save', 'moment'), says='SIGKILL|signal: Killed'),
     'segmentation fault': Kind(('SIGSEGV',), _ANYWHERE, says='SIGSEGV|Segmentation fault'),
@@ -109,6 +124,46 @@ KINDS: Dict[str, Kind] = {
     'encoder ends': Kind(('SIGKILL', 'os._exit 3', 'exception'), ('encoder',), role='encoder'),
     'encoder hangs': Kind(('hang', 'SIGSTOP', 'nan'), ('encoder',), role='encoder'),
 }
+# Kinds in which a file is damaged, changed or hostile, a machine lacks something, or a validation
+# that was due is lost.
+FILE_KINDS: Dict[str, Kind] = {
+    # a checkpoint was written, its validation was not recorded
+    'killed at a validation': Kind(('SIGKILL', 'os._exit 0', 'SIGSEGV'), AT_VALIDATION,
+                                   scored=True),
+    'validation raises': Kind(('exception', 'RuntimeError'), AT_VALIDATION, scored=True,
+                              says='out of memory'),
+    # what the machine or the config lacks
+    'shared memory refused': Kind(('refuse batches', 'small /dev/shm'), ('transform',),
+                                  says='shared memory|shm', workers=1, plain=True),
+    'no worker to keep': Kind(('in the config', 'override'), (
+        'train_dataloader', 'val_dataloader'), GOES_ON, workers=0, plain=True),
+    'no space': Kind(('ENOSPC', 'EDQUOT', 'no inodes'), ('scalars.json', '.pth'),
+                     says='{file}', role='writer', plain=True),
+    'MASTER_ADDR elsewhere': Kind(('launcher', 'no launcher'), ('203.0.113.7', 'no-host.invalid'),
+                                  HARMLESS, says='{file}', plain=True, deadline=90),
+    # between a training and its resume
+    'flipped bit': Kind(('weights', 'optimizer', 'pickle', 'directory'), (
+        'newest checkpoint', 'two checkpoints'), GOES_ON, when=AT_REST),
+    'code in a checkpoint': Kind(('meta.config', 'meta.cfg', 'pickle', 'custom imports'), (
+        'newest checkpoint',), HARMLESS, says='{file}', when=AT_REST),
+    'best checkpoint elsewhere': Kind(('file', 'folder', 'link', 'kept checkpoints'), (
+        'newest checkpoint',), HARMLESS, says='{file}', when=AT_REST, scored=True),
+    'hostile values': Kind(('dataset_meta', 'counters', 'message hub', 'hook states'), (
+        'newest checkpoint',), HARMLESS, says='{file}', when=AT_REST),
+    'copied work dir': Kind(('original trained on', 'original changed', 'original gone'), (
+        'work dir',), GOES_ON, when=AT_REST),
+    'link in the work dir': Kind(('config', 'last_checkpoint', 'report.html', 'next checkpoint'), (
+        'work dir',), HARMLESS, says='{file}', when=AT_REST),
+    'image replaced': Kind(('larger', 'smaller'), ('data',), GOES_ON, when=AT_REST),
+    'other samples': Kind(('removed', 'added', 'renamed'), ('data',), REFUSED, says='sample|image',
+                          when=AT_REST),
+    'other classes': Kind(('swapped',), ('data',), REFUSED, says='class', when=AT_REST),
+    # while scenes are mapped with --skip-broken
+    'scene vanishes': Kind(('unlink', 'rename'), ('mapping',), when=MAPPING),
+    'scene cut': Kind(('cut to the header', 'cut to half', 'emptied'), ('mapping',), when=MAPPING),
+    'scene forbidden': Kind(('chmod 0',), ('mapping',), when=MAPPING),
+}
+KINDS = {**_PROCESS_KINDS, **FILE_KINDS}
 
 SOURCES: List[Optional[str]] = [None, None, 'Local', 'Prefetched', 'Cached', 'Streamed']
 LOOPS = {
@@ -123,6 +178,11 @@ SAMPLING: Dict[str, List[Dict[str, Any]]] = {
                                validity=dict(low=0.45), max_age=2)]}
 SAMPLING['prefetch'] = [dict(SAMPLING['plain'][0], prefetch=True)]
 
+# Scores of the validations of a run that depends on them. The rate falls after a score that is no
+# better, and two of them in a row end the run: nearly any lost validation changes the end.
+SCORES = [[0.5, 0.4, 0.4, 0.4], [0.4, 0.3, 0.5, 0.6], [0.5, 0.4, 0.6, 0.3]]
+SCENES = 12  # to be mapped
+
 CONFIG = '''
 custom_imports = dict(imports=['mapsage', 'planted_faults'])
 env_cfg = dict(accelerator={accelerator!r}, reduction={reduction!r},
@@ -131,10 +191,19 @@ train_pipeline.insert(-1, dict(type='PlantedTransform'))
 train_dataloader.update(num_workers={workers}, persistent_workers={persistent},
                         collate_fn=dict(type='planted_collate'))
 val_evaluator['type'] = 'PlantedMetric'
-default_hooks['checkpoint'] = dict(type='CheckpointHook', max_keep_ckpts=1, **{checkpoint})
+default_hooks['checkpoint'] = dict(type='CheckpointHook', **{checkpoint})
 default_hooks['device_check'] = dict(type='DeviceCheckHook', interval={every})
 custom_hooks = [*{sampling}, dict(type='PlantedFault'), dict(type='CheckpointWitness')]
 param_scheduler = None
+'''
+SCORED = '''
+default_hooks['checkpoint'].update(save_best='mIoU', rule='greater')
+custom_hooks += [dict(type='PlantedScore', scores={scores}, every={every}),
+                 dict(type='EarlyStoppingHook', monitor='mIoU', rule='greater', min_delta=0.01,
+                      patience=2)]
+param_scheduler = [dict(type='ReduceOnPlateauLR', monitor='mIoU', rule='greater', patience=0,
+                        factor=0.1, by_epoch=True)]
+train_cfg.update({train_cfg})
 '''
 FROZEN = PLAIN + "model['backbone']['type'] = 'PlantedViT'\nfeature_source = {source}\n"
 
@@ -162,6 +231,11 @@ class Fault:
     again: bool = False  # whether each later item or sample fails too
     delay: float = 0.0  # seconds behind the begin of the step, for the place 'moment'
     accelerator: str = 'cpu'
+    scores: Optional[int] = None  # number of the given scores, if the run depends on them
+
+    @property
+    def at_rest(self) -> bool:
+        return self.kind in KINDS and KINDS[self.kind].when == AT_REST
 
     @property
     def reduction(self) -> Optional[str]:
@@ -177,7 +251,11 @@ class Fault:
     def reference(self) -> Tuple[Any, ...]:
         """What the bits of the run depend on."""
         return (self.heads, bool(self.source), self.loop, self.sampling != 'none',
-                self.accelerator)
+                self.accelerator, self.at_rest,
+                # Best checkpoints have names of steps or epochs.
+                None if self.scores is None else (self.scores, self.by_epoch),
+                # The data of these is changed.
+                self.seed if self.place == 'data' else None)
 
     def __str__(self) -> str:
         settings = {name: value for name, value in asdict(self).items() if value and name not in
@@ -210,6 +288,8 @@ def draw(seed: int) -> Fault:
     fault = Fault(seed, name, action, dice.choice(kind.places), step=dice.randrange(STEPS),
                   ranks=dice.randint(2, 5), loop=dice.choice(list(LOOPS)),
                   workers=dice.randrange(2) if kind.workers is None else kind.workers)
+    if kind.scored or kind.when != TRAINING:
+        return _draw_files(fault, dice)
     # An idle worker is there between two epochs only if it is kept.
     fault.persistent = bool(fault.workers) and (
         name == 'idle worker killed' or dice.random() < 0.6)
@@ -240,21 +320,55 @@ def draw(seed: int) -> Fault:
         fault.delay = round(dice.random() * 0.5, 3)
     if name == 'closed connections':  # those of the first step are still being made
         fault.step = max(fault.step, 2)
+    if fault.action == 'small /dev/shm':  # its ranks start from nothing, which takes long
+        fault.ranks = min(fault.ranks, 3)
+        fault.rank %= fault.ranks
+    if fault.action == 'no inodes' and fault.place == 'scalars.json':
+        fault.step = 0  # later it is there
     if name == 'asked to leave':  # the last steps end the run anyway
         fault.step = min(fault.step, STEPS - 3)
+    return fault
+
+
+def _draw_files(fault: Fault, dice: random.Random) -> Fault:
+    """Complete a fault of files or validations: its run is small, what strikes is not."""
+    kind = KINDS[fault.kind]
+    fault.ranks = dice.randint(1, 3) if kind.when == MAPPING else dice.randint(2, 3)
+    fault.rank = dice.randrange(fault.ranks)
+    if kind.scored:
+        fault.scores = dice.randrange(len(SCORES))
+        fault.step = dice.randrange(3)  # number of the validation; the last has no resume
+        fault.by_epoch = fault.loop == 'epochs' and dice.random() < 0.5
+    if kind.when != TRAINING:
+        fault.workers, fault.step = 0, dice.randrange(3)
+        # After the resume, a better score than the stored one is due.
+        fault.scores = 1 if kind.scored else None
+        fault.by_epoch = False
+    if kind.when == MAPPING:
+        fault.loop = ''
+    elif not kind.scored:
+        fault.sampling = 'plain'
     return fault
 
 
 def config_of(fault: Fault, data: Path, cache: Path) -> str:
     """Return the text of the run's config."""
     epoch = -(-SAMPLES // (2 * fault.heads))  # steps
+    # A fault at rest finds the checkpoints of the whole run.
+    kept = 9 if fault.at_rest else 1
     text = TINY_CONFIG.replace('{data_root!r}', repr(str(data))) + CONFIG.format(
         timeout=TIMEOUT, accelerator=fault.accelerator,
         reduction=fault.reduction, workers=fault.workers, persistent=fault.persistent, every=EVERY,
         sampling=SAMPLING[fault.sampling],
-        checkpoint=dict(by_epoch=True, interval=-(-EVERY // epoch)) if fault.by_epoch
-        else dict(by_epoch=False, interval=EVERY))
+        checkpoint=dict(by_epoch=fault.by_epoch, max_keep_ckpts=kept,
+                        interval=-(-EVERY // epoch) if fault.by_epoch else EVERY))
     text += LOOPS[fault.loop].format(steps=STEPS, epochs=-(-STEPS // epoch), val=-(-4 // epoch))
+    if fault.scores is not None:
+        scores = SCORES[fault.scores]
+        text += SCORED.format(
+            scores=scores, every=epoch if fault.loop == 'epochs' else EVERY,
+            train_cfg=dict(max_epochs=len(scores), val_interval=1) if fault.loop == 'epochs'
+            else dict(max_iters=EVERY * len(scores), val_interval=EVERY))
     if fault.source:
         source: Dict[str, Any] = dict(type=fault.source)
         if fault.source == 'Cached':

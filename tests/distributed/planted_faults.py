@@ -5,25 +5,31 @@ compared with this record, and not with the plan.
 """
 from __future__ import annotations
 
+import builtins
 import ctypes
+import errno
 import hashlib
+import io
 import json
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import sys
 import threading
 import time
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from mmcv.transforms import BaseTransform
 from mmengine.dataset import pseudo_collate
+from mmengine.dist import barrier
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
+from mmengine.model import BaseModule, is_model_wrapper
 from mmengine.registry import FUNCTIONS, HOOKS
 from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS, MODELS, TRANSFORMS
@@ -46,19 +52,24 @@ def _is(*places: str) -> bool:
     return _HERE and _FAULT['place'] in places
 
 
-def _record() -> bool:
+def record(fault: Dict[str, Any], folder: Path, rank: int, file: str = '') -> bool:
     """Record what strikes which process now; return whether it shall, as the first or again."""
-    line = json.dumps(dict(time=time.time(), pid=os.getpid(), rank=_RANK, kind=_FAULT['kind'],
-                           action=_FAULT['action'], place=_FAULT['place'])) + '\n'
+    line = json.dumps(dict(time=time.time(), pid=os.getpid(), rank=rank, kind=fault['kind'],
+                           action=fault['action'], place=fault['place'], file=file)) + '\n'
     try:
-        handle = os.open(str(_FOLDER / 'struck'), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        handle = os.open(str(folder / 'struck'), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
-        if not _FAULT['again']:
+        if not fault['again']:
             return False
-        handle = os.open(str(_FOLDER / 'struck'), os.O_WRONLY | os.O_APPEND)
+        handle = os.open(str(folder / 'struck'), os.O_WRONLY | os.O_APPEND)
     os.write(handle, line.encode())
     os.close(handle)
     return True
+
+
+def _record() -> bool:
+    return record(_FAULT, _FOLDER, _RANK, _victim().name if _FAULT['place'] == 'mapping'
+                  else _FAULT['place'])
 
 
 def strike(*_: Any) -> None:
@@ -144,6 +155,74 @@ def _ask_to_leave() -> None:
         time.sleep(0.1)
 
 
+def _refuse_shared_memory() -> None:
+    """Fail where a full /dev/shm does: while the worker's feeder thread pickles a batch."""
+    def refuse(_: torch.Tensor) -> Any:
+        raise RuntimeError('unable to allocate shared memory(shm) for file </torch_1_2_3>: '
+                           'No space left on device (28)')
+
+    ForkingPickler.register(torch.Tensor, refuse)
+
+
+class _FullFile(io.FileIO):
+    """A file on a disk that has no room."""
+
+    def write(self, data: Any) -> int:
+        code = getattr(errno, _FAULT['action'])
+        raise OSError(code, os.strerror(code))
+
+
+def _fill_disk() -> None:
+    """Refuse what is written from now on into files whose names contain the place of the fault."""
+    true_open, true_statvfs = builtins.open, os.statvfs
+    creates = _FAULT['action'] == 'no inodes'
+
+    def open_full(file: Any, mode: str = 'r', buffering: int = -1, encoding: Optional[str] = None,
+                  **options: Any) -> Any:
+        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ''
+        if _FAULT['place'] not in str(name) or mode.startswith('r'):
+            return true_open(file, mode, buffering, encoding, **options)
+        if creates:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        raw = _FullFile(file, mode.replace('b', '').replace('t', ''))
+        if not buffering:
+            return raw
+        buffer: Any = io.BufferedRandom(raw) if '+' in mode else io.BufferedWriter(raw)
+        return buffer if 'b' in mode else io.TextIOWrapper(buffer, encoding)
+
+    def statvfs_without_inodes(path: Any) -> Any:
+        values = list(true_statvfs(path))
+        values[6:8] = [0, 0]
+        return os.statvfs_result(values)
+
+    builtins.open = open_full
+    if creates:
+        os.statvfs = statvfs_without_inodes
+
+
+def _victim() -> Path:
+    """Return the scene that is struck: not one of the first, which may be finished."""
+    scenes = sorted((_FOLDER / 'scenes').iterdir())
+    return random.Random(_FAULT['seed']).choice(scenes[len(scenes) // 3:])
+
+
+def _cut(size: Optional[int] = None) -> None:
+    path = _victim()
+    os.truncate(str(path), path.stat().st_size // 2 if size is None else size)
+
+
+def _obey_permissions() -> None:
+    """Let the root user be refused what a mode forbids, as others are."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+    data = (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capget(header, data):
+        raise OSError(ctypes.get_errno(), 'capget')
+    data[0] &= ~0b110  # effective: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    if libc.capset(header, data):
+        raise OSError(ctypes.get_errno(), 'capset')
+
+
 _ACTIONS: Dict[str, Callable[[], Any]] = {
     'SIGKILL': lambda: os.kill(os.getpid(), signal.SIGKILL),
     'SIGSEGV': lambda: os.kill(os.getpid(), signal.SIGSEGV),
@@ -168,6 +247,14 @@ _ACTIONS: Dict[str, Callable[[], Any]] = {
     'no descriptors': _forbid_descriptors,
     'small files': _forbid_large_files,
     'folders': _put_folders_in_place,
+    'refuse batches': _refuse_shared_memory,
+    'ENOSPC': _fill_disk, 'EDQUOT': _fill_disk, 'no inodes': _fill_disk,
+    'unlink': lambda: _victim().unlink(),
+    'rename': lambda: _victim().rename(_FOLDER / 'moved.tif'),
+    'cut to the header': lambda: _cut(120),
+    'cut to half': _cut,
+    'emptied': lambda: _cut(0),
+    'chmod 0': lambda: _victim().chmod(0),
     'SIGTERM': _ask_to_leave, 'SIGUSR1': _ask_to_leave,
     'SIGTERM to the launcher': _ask_to_leave, 'SIGUSR1 to the launcher': _ask_to_leave,
 }
@@ -189,6 +276,8 @@ def _break_number(output: torch.Tensor) -> torch.Tensor:
 
 if _is('import'):
     strike()
+if _FAULT.get('action') == 'chmod 0' and not os.geteuid():
+    _obey_permissions()
 
 
 @HOOKS.register_module()
@@ -196,6 +285,9 @@ class PlantedFault(Hook):
     """Strikes in the hooks, the model or the optimizer of one rank, in a given step."""
 
     priority = 'HIGH'  # before the checks of the same step
+
+    def __init__(self) -> None:
+        self._validations = 0
 
     def before_run(self, runner: Any) -> None:
         if _is('start'):
@@ -209,7 +301,7 @@ class PlantedFault(Hook):
         if _FAULT['action'] == 'shape':
             if _record():
                 data_batch['inputs'] = [image[:2] for image in data_batch['inputs']]
-        elif _is('before the step'):
+        elif _is('before the step', 'scalars.json', '.pth'):
             strike()
         elif _is('moment'):
             timer = threading.Timer(_FAULT['delay'], strike)
@@ -242,8 +334,29 @@ class PlantedFault(Hook):
         if _is('save') and runner.iter >= _FAULT['step']:
             strike()
 
+    def before_val(self, runner: Any) -> None:
+        if _FAULT.get('scores') is None:
+            return
+        if _FAULT['seed'] % 2:
+            # On all ranks, so that the checkpoint of this step is there when one of them ends.
+            runner.finish_saves()
+            barrier()
+        self._strike_in_validation('before validation')
+
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if _is('validation') and runner.iter > _FAULT['step']:
+            strike()
+        self._strike_in_validation('in validation')
+
+    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+        self._strike_in_validation('scored')
+
+    def after_val(self, runner: Any) -> None:
+        self._strike_in_validation('after validation')
+        self._validations += 1
+
+    def _strike_in_validation(self, place: str) -> None:
+        if _is(place) and self._validations == _FAULT['step']:
             strike()
 
 
@@ -278,6 +391,36 @@ class PlantedMetric(IoUMetric):
         if _is('metric') and _count() > _FAULT['step'] % 2:
             strike()
         super().process(data_batch, data_samples)
+
+
+@HOOKS.register_module()
+class PlantedScore(Hook):
+    """Replaces the mIoU of the n-th validation by the n-th given score.
+
+    Args:
+        scores: The scores.
+        every: Steps from one validation to the next.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def __init__(self, scores: Sequence[float], every: int) -> None:
+        self._scores, self._every = scores, every
+
+    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+        if metrics is not None:
+            metrics['mIoU'] = self._scores[runner.iter // self._every - 1]
+
+
+@MODELS.register_module()
+class PlantedImages(BaseModule):
+    """Hands images on, and strikes a scene at a batch of one rank that maps scenes."""
+
+    def forward(self, images: torch.Tensor) -> Tuple[torch.Tensor]:
+        time.sleep(0.05)
+        if _is('mapping') and _count() > _FAULT['step']:
+            strike()
+        return (images,)
 
 
 @MODELS.register_module()
