@@ -423,7 +423,7 @@ def judge_end(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[
     elif kind.end == HARMLESS:
         wrong += _judge_refusal(fault, finished, outcome) if finished.status else []
     elif finished.status == 0:
-        wrong += _judge_success(fault, finished)
+        wrong += _judge_success(fault, finished, outcome)
     elif not error:
         wrong.append(('named', f'status {finished.status} without an error'))
     else:
@@ -467,7 +467,12 @@ def patterns_of(fault: Fault, outcome: Outcome) -> List[str]:
     return [says, *{'EDQUOT': ['quota'], 'no inodes': ['inode']}.get(fault.action, [])]
 
 
-def _judge_success(fault: Fault, finished: Finished) -> List[Tuple[str, str]]:
+def _judge_success(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[str, str]]:
+    if fault.place == 'scalars.json':
+        warnings = re.findall(r'.*\bWARNING\b.*', finished.output)
+        return [] if any(all(re.search(pattern, line, re.IGNORECASE)
+                             for pattern in patterns_of(fault, outcome)) for line in warnings) \
+            else [('named', f'no warning says {patterns_of(fault, outcome)}')]
     if fault.kind == 'shared memory refused':
         return []  # batches may come another way
     if not may_go_on(fault):
