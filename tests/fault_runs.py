@@ -464,7 +464,9 @@ def patterns_of(fault: Fault, outcome: Outcome) -> List[str]:
     if fault.action == 'exception':
         return [PLANTED]
     says = KINDS[fault.kind].says.replace('{file}', re.escape(outcome.struck[0]['file']))
-    return [says, *{'EDQUOT': ['quota'], 'no inodes': ['inode']}.get(fault.action, [])]
+    # A log is named; for a checkpoint, what the disk lacks is said too.
+    lacks = {'EDQUOT': ['quota'], 'no inodes': ['inode']}
+    return [says, *(lacks.get(fault.action, []) if fault.place == '.pth' else [])]
 
 
 def _judge_success(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[str, str]]:
