@@ -2,16 +2,19 @@
 
 Gap: ``mmseg.models`` 1.2.2 imports ``mmcv.ops`` unguarded (losses/focal_loss.py, san_head.py,
 utils/point_sample.py, utils/mask_classification.py), and ``mmcv.ops`` loads ``mmcv._ext``, which
-mmcv-lite does not have.
+mmcv-lite does not have. onedl-mmsegmentation guards these imports, and its modules keep ``None``
+for every op if they are imported before MapSage; so do modules of mmcv and of users.
 Remove when: every supported mmseg imports without ``mmcv._ext``.
 """
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Tuple
 
 from mapsage.errors import UserError
 
@@ -41,13 +44,54 @@ class _MissingOps(types.ModuleType):
 
 def apply() -> bool:
     """Install the stand-in if it is needed, and return whether it was."""
+    # Looking for the extension imports mmcv, so the modules before that are listed here.
+    modules = list(sys.modules.values()) if 'mmcv' in sys.modules else []
     if EXTENSION in sys.modules or importlib.util.find_spec('mmcv') is None:
         return False
     if importlib.util.find_spec(EXTENSION) is not None:
         return False
-    module = _MissingOps(EXTENSION)
-    module.__file__ = __file__
+    extension = _MissingOps(EXTENSION)
+    extension.__file__ = __file__
     # mmengine calls pkgutil.find_loader, which needs a spec.
-    module.__spec__ = importlib.machinery.ModuleSpec(EXTENSION, None)
-    sys.modules[EXTENSION] = module
+    extension.__spec__ = importlib.machinery.ModuleSpec(EXTENSION, None)
+    sys.modules[EXTENSION] = extension
+    for module in modules:
+        _bind_missing_ops(module)
     return True
+
+
+def _bind_missing_ops(module: types.ModuleType) -> None:
+    """Import what a module's guarded imports of ``mmcv.ops`` did not find when it was imported.
+
+    A name that the module has bound otherwise, to a replacement of the op, is left alone.
+    """
+    for imports in _guarded_imports(module):
+        if any(f'{source}.{name}.'.startswith('mmcv.ops.') for _, source, name in imports):
+            importlib.import_module('mmcv.ops')
+            for bound_name, source, name in imports:
+                if getattr(module, bound_name, None) is None:
+                    setattr(module, bound_name,
+                            getattr(importlib.import_module(source), name, None))
+
+
+def _guarded_imports(module: types.ModuleType) -> Iterator[List[Tuple[str, str, str]]]:
+    """Yield the imports of each ``try`` block at the top of a module that may import mmcv's ops.
+
+    Yields:
+        Tuples ``(bound_name, source, name)`` for ``from source import name as bound_name``.
+    """
+    file = getattr(module, '__file__', None)
+    try:
+        text = Path(file).read_bytes() if isinstance(file, str) and file.endswith('.py') else b''
+        blocks = ast.parse(text).body if b'mmcv' in text and b'ops' in text else []
+    # A module in an archive, or whose file has been removed or edited since it was imported.
+    except (OSError, SyntaxError):
+        return
+    for block in blocks:
+        if isinstance(block, ast.Try):
+            yield [(alias.asname or alias.name,
+                    importlib.util.resolve_name('.' * statement.level + (statement.module or ''),
+                                                module.__package__),
+                    alias.name)
+                   for statement in block.body if isinstance(statement, ast.ImportFrom)
+                   for alias in statement.names]
