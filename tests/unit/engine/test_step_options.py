@@ -72,7 +72,7 @@ def test_losses_are_those_of_a_plain_run(options: Any, virtual_ranks: int, tmp_p
     ranks = {'env_cfg.virtual_ranks': virtual_ranks}
     _, plain = train(tmp_path / 'plain', ADAM, ranks)
     runner, record = train(tmp_path / 'run', ADAM, *options, ranks)
-    assert record.losses[0] == plain.losses[0]  # the same weights to begin with
+    # Not the same bits: the layouts have kernels of their own, which add up in another order.
     assert record.losses == pytest.approx(plain.losses, **TOLERANCE)
     assert record.figures == pytest.approx(plain.figures, **TOLERANCE)
     first = runner.model.module.layers[0] if virtual_ranks > 1 else runner.model.layers[0]

@@ -13,7 +13,8 @@ from mapsage.models.backbones.dinov3_weights import ARCHS, Arch
 
 transformers = pytest.importorskip('transformers', reason='no transformers for this Python')
 
-TOLERANCE = 1e-5  # float32
+# Of float32 features near 1. Processors add up in different orders: 1e-5 is exceeded on some.
+TOLERANCE = 5e-5
 
 
 def narrowed(name: str) -> Arch:

@@ -56,7 +56,11 @@ def test_a_split_model_learns_from_rewards_as_a_whole_one(devices: int, tmp_path
     (whole,) = run_ranks(train_with_rewards, 1, tmp_path / 'whole', 0)
     (split,) = run_ranks(train_with_rewards, 1, tmp_path / 'split', devices)
     assert {'loss_reward', 'aux.loss_ce', 'decode.loss_ce'} <= set(whole['losses'][0])
-    assert split['losses'] == whole['losses']
-    # The devices of a backward pass add up the gradients of one activation in another order.
+    # The devices of a backward pass add up the gradients of one activation in another order. Whether
+    # later losses show that in their last bits depends on the instructions of the processor.
+    assert split['losses'][0] == whole['losses'][0]
+    assert len(split['losses']) == len(whole['losses'])
+    for step, expected in zip(split['losses'], whole['losses']):
+        assert step == pytest.approx(expected, rel=1e-5)
     assert all(torch.allclose(one, other, atol=1e-6)
                for one, other in zip(split['weights'], whole['weights']))

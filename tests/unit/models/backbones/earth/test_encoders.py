@@ -153,7 +153,8 @@ def test_adapters(kind: str) -> None:
     adapted: Any = MODELS.build(settings)
     adapted.load_state_dict(plain.state_dict(), strict=False)
     x = a_stack(kind)
-    assert difference(plain(x), adapted(x)) < 1e-6
+    # Features are near 5. The layers differ in shape, and some processors then round differently.
+    assert difference(plain(x), adapted(x)) < 1e-5
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     # OlmoEarth has a layer for q and one for v; the others have one for all three.
     assert len([name for name in trained if '.attn.' in name]) == 4 * 4
