@@ -66,7 +66,7 @@ def project_polygons(polygons: np.ndarray, transformer: pyproj.Transformer, tole
     An edge is straight in the CRS of the polygons: in GeoJSON, longitude and latitude change in
     proportion to each other. An edge that is curved in the other CRS gets nodes where a straight
     one would be off; most edges need none. An edge of more than half a turn is one across the
-    antimeridian, except for that of a whole turn, as of a polygon around a pole.
+    antimeridian, except an edge of exactly a whole turn, as around a pole.
 
     Args:
         polygons: Single polygons, object (N,).

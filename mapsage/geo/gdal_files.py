@@ -154,7 +154,7 @@ def check_sources(source: rasterio.DatasetReader, path: str) -> List[str]:
     """Check that the local files of a mosaic, and of the mosaics in it, exist.
 
     Returns:
-        Their paths, those of archives included.
+        Their paths, with the paths of archives.
 
     Raises:
         GeoError: If a file is missing.

@@ -33,7 +33,7 @@ def open_raster(path: str, bands: Optional[Sequence[int]] = None,
     Returns:
         The same ``Raster`` for the same arguments. The files of the rasters that this thread used
         last stay open (see ``most_open``). Others are closed, and a read opens them again. If a
-        file has changed, the raster is that of the new file.
+        file has changed, the raster reads the new file.
 
     Raises:
         GeoError: If the file cannot be opened, or a band is missing.
