@@ -56,8 +56,8 @@ def test_a_split_model_learns_from_rewards_as_a_whole_one(devices: int, tmp_path
     (whole,) = run_ranks(train_with_rewards, 1, tmp_path / 'whole', 0)
     (split,) = run_ranks(train_with_rewards, 1, tmp_path / 'split', devices)
     assert {'loss_reward', 'aux.loss_ce', 'decode.loss_ce'} <= set(whole['losses'][0])
-    # The devices of a backward pass add up the gradients of one activation in another order. Whether
-    # later losses show that in their last bits depends on the instructions of the processor.
+    # The devices of a backward pass add up the gradients of one activation in another order.
+    # Whether later losses show that in their last bits depends on the processor's instructions.
     assert split['losses'][0] == whole['losses'][0]
     assert len(split['losses']) == len(whole['losses'])
     for step, expected in zip(split['losses'], whole['losses']):
