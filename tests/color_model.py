@@ -8,6 +8,7 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 import torch
+from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from mmseg.registry import MODELS
 from torch import nn
@@ -45,6 +46,23 @@ class Unchanged(BaseModule):
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor]:
         time.sleep(float(os.environ.get('COLOR_SECONDS', '0')))
         return (image,)
+
+
+@MODELS.register_module()
+class NormBehindActivation(BaseModule):
+    """Hands the image on through a convolution that is folded, and one whose norm comes late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(
+            ConvModule(3, 3, 1, norm_cfg=dict(type='BN'), order=order)
+            for order in (('conv', 'norm', 'act'), ('conv', 'act', 'norm'))))
+        for block in self.blocks:
+            nn.init.dirac_(block.conv.weight)
+            nn.init.constant_(block.norm.bias, .1)
+
+    def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor]:
+        return (self.blocks(image),)
 
 
 def write_config(folder: Path, extra: str = '') -> Path:

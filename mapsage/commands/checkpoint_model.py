@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -68,6 +68,7 @@ class CheckpointModel:
 
     Attributes:
         config: The config that the command line names.
+        folded_norms: Batch normalizations that rank 0 found to be foldable; empty on other ranks.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
@@ -78,6 +79,8 @@ class CheckpointModel:
         self.rank, self.world_size = self._channel.rank, len(self._channel.ranks)
         settings = place_settings(self.config)
         self.places: Optional[PlaceSource] = None if settings is None else open_places(settings)
+        self.folded_norms: List[str] = []
+        self._refused_norms: List[str] = []
         self._say = say if self.rank == 0 else lambda line: say(f'[rank {self.rank}] {line}')
 
     def load(self) -> None:
@@ -93,20 +96,28 @@ class CheckpointModel:
         predictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
             device, self.window, self.overlap, 1, args.tta, self._amp, self._say)
+        self._on_cpu = device.type == 'cpu'
         # Not for places, because random numbers are no dates and no flags.
-        if device.type == 'cpu' and self._amp is None and not isinstance(
+        if self.rank == 0 and self._on_cpu and self._amp is None and not isinstance(
                 self.places, PlaceInputs):
-            predictor.fold_batch_norms(self.bands.count)
+            self.folded_norms, self._refused_norms = predictor.choose_folds(self.bands.count)
         self.batch_size = predictor.batch_size = choose_batch(
             args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count)
-        self.predictor: Predictor = (ThreadedPredictor(predictor, torch.get_num_threads())
-                                     if device.type == 'cpu' else predictor)
+        self._predictor = predictor
+        self.predictor: Predictor = predictor
+
+    def prepare(self, folded_norms: Sequence[str]) -> None:
+        """Fold the batch normalizations that rank 0 names, and start the threads of a CPU."""
+        if self._on_cpu:
+            self._predictor.fold_batch_norms(folded_norms)
+            self.predictor = ThreadedPredictor(self._predictor, torch.get_num_threads())
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""
         return dict(checkpoint=file_hash(self._args.checkpoint),
                     model=key_of(dict(model=settings_of(self.config))),
-                    **({} if self._amp is None else dict(amp=dtype_name(self._amp))))
+                    **({} if self._amp is None else dict(amp=dtype_name(self._amp))),
+                    **(dict(unfolded_norms=self._refused_norms) if self._refused_norms else {}))
 
     def describe(self) -> str:
         """Return precision and device as the end of a line."""

@@ -185,6 +185,7 @@ class ExportedModel:
     """
 
     rank, world_size = 0, 1
+    folded_norms: Sequence[str] = ()
 
     def __init__(self, path: str, runtime: str, window: Optional[int], overlap: Optional[int],
                  batch_size: Optional[int], tta: bool) -> None:
@@ -218,6 +219,9 @@ class ExportedModel:
                                f'{self._expected_window}.')
         self.classes, self.bands = description.as_classes(), description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
+
+    def prepare(self, folded_norms: Sequence[str]) -> None:
+        """Do nothing: the file was opened when the object was made."""
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

@@ -53,6 +53,8 @@ class MapModel(Protocol):
         predictor: Computes weighted scores of windows.
         batch_size: Number of windows that are predicted at a time.
         places: Places of a model of scene stacks; None for models of single scenes.
+        folded_norms: Names of the batch normalizations that are folded into convolutions; known
+            after ``load`` on rank 0, which decides for all.
     """
 
     rank: int
@@ -65,9 +67,13 @@ class MapModel(Protocol):
     predictor: Predictor
     batch_size: int
     places: Optional[PlaceSource]
+    folded_norms: Sequence[str]
 
     def load(self) -> None:
         """Read the weights, and set the attributes that depend on them."""
+
+    def prepare(self, folded_norms: Sequence[str]) -> None:
+        """Make the model ready for its first window, as rank 0 decided."""
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

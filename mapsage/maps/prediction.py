@@ -97,9 +97,14 @@ class Prediction:
             self._plan = MapPlan() if self._rank > 0 else MapPlanner(
                 options, self.setup, self._inputs, model.settings(), self._say).plan()
             self._claims = stack.pop_all()
-        # The plan of rank 0; the others have sent an empty one.
-        texts = model.gather_texts(json.dumps([asdict(plan) for plan in self._plan.scenes]))
-        plans = [ScenePlan(**plan) for plan in json.loads(texts[0])]
+        # The plan of rank 0; the others have sent an empty one. Every rank folds what rank 0 has
+        # proven, because trials near the bound could differ.
+        texts = model.gather_texts(json.dumps(dict(
+            folded_norms=list(model.folded_norms),
+            scenes=[asdict(plan) for plan in self._plan.scenes])))
+        shared = json.loads(texts[0])
+        self._folded_norms: List[str] = shared['folded_norms']
+        plans = [ScenePlan(**plan) for plan in shared['scenes']]
         self._jobs = divide_among_ranks(plans, self.setup, model.world_size)
         for job in self._jobs:
             if job.strips_of(self._rank) or job.assembling_rank == self._rank:
@@ -167,6 +172,7 @@ class Prediction:
         broken: Dict[str, str] = {}
         with model.fail_together('predicting'), ProgressLine(
                 windows, f'predicting{ranks}', self._say, self._rank == 0) as progress:
+            model.prepare(self._folded_norms)
             for job in self._jobs:
                 planned += job.count_windows(self._rank)
                 with self._setting_aside(job, broken):

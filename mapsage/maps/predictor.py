@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import nn
 from mapsage.accelerator import current_accelerator, is_out_of_memory
 
 from .errors import PredictError
-from .folding import fold_batch_norms
+from .folding import Folding, choose_folds, fold_batch_norms
 from .windows import blend_weights
 
 # Axes of (batch, bands, height, width) along which a view is mirrored.
@@ -95,12 +95,11 @@ class WindowPredictor:
         replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
         return replica
 
-    def fold_batch_norms(self, bands: int) -> bool:
-        """Make a convolutional model faster on a CPU, and return whether it was changed.
+    def choose_folds(self, bands: int) -> Folding:
+        """Return which batch normalizations of the model can be folded into convolutions.
 
-        A window of random pixels shows whether the changed model computes the same, see
-        :func:`mapsage.maps.folding.fold_batch_norms`. All ranks draw the same pixels and decide
-        alike.
+        The model computes a window of random pixels around the mean of its data preprocessor, see
+        :func:`mapsage.maps.folding.choose_folds`.
 
         Args:
             bands: Number of bands that the model takes.
@@ -108,15 +107,30 @@ class WindowPredictor:
         Raises:
             PredictError: If a window does not fit the memory.
         """
-        pixels = torch.from_numpy(np.random.RandomState(0).randint(
-            0, 256, (1, bands, *self._window)).astype(np.uint8))
+        pixels = self._trial_window(bands)
         try:
             with torch.no_grad():
-                return fold_batch_norms(self._model, lambda: self.logits(pixels))
+                return choose_folds(self._model, lambda: self.logits(pixels))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise self._no_memory_for_a_window() from error
             raise
+
+    def fold_batch_norms(self, names: Collection[str]) -> None:
+        """Make a convolutional model faster on a CPU; ``names`` are from :meth:`choose_folds`."""
+        fold_batch_norms(self._model, names)
+
+    def _trial_window(self, bands: int) -> torch.Tensor:
+        """Return (1, bands, height, width) pixels in the units that the model takes."""
+        random, shape = np.random.RandomState(0), (1, bands, *self._window)
+        preprocessor = self._model.data_preprocessor
+        mean, std = (getattr(preprocessor, name, None) for name in ('mean', 'std'))
+        if mean is None or std is None:
+            # Models that normalize by themselves: earth encoders refuse small values.
+            return torch.from_numpy(random.randint(0, 256, shape).astype(np.uint8))
+        if getattr(preprocessor, 'channel_conversion', False):
+            mean, std = mean.flip(0), std.flip(0)
+        return mean + std * torch.from_numpy(random.standard_normal(shape).astype(np.float32))
 
     def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from color_model import paint, write_scene
+from color_model import (
+    NormBehindActivation,
+    paint,
+    write_checkpoint,
+    write_config,
+    write_scene,
+)
 from map_runs import read, run
 from mmengine.config import Config
 from support import ROOT, Launch, check_finished, main_leg
@@ -51,6 +57,25 @@ def test_float32_is_computed_as_in_the_training(model: Tuple[Path, Path], tmp_pa
     assert run(model, scene, '--out', tmp_path / 'out', '--cfg-options',
                'env_cfg.float32_matmul_precision=medium') == 0
     assert received == [('medium', None)]
+
+
+def test_ranks_fold_what_rank_0_has_proven(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "model['backbone'] = dict(type='NormBehindActivation')")
+    weights = torch.load(write_checkpoint(tmp_path))
+    weights['state_dict'].update({f'backbone.{name}': tensor for name, tensor in
+                                  NormBehindActivation().state_dict().items()})
+    torch.save(weights, tmp_path / 'color.pth')
+    scene = write_scene(tmp_path / 'field.tif', paint(200, 150), transform=TRANSFORM)
+    model = config, tmp_path / 'color.pth'
+    assert run(model, scene, '--out', tmp_path / '1', '--confidence') == 0
+    settings = json.loads((tmp_path / '1' / 'field.json').read_text())['settings']
+    assert settings['unfolded_norms'] == ['backbone.blocks.1.bn']
+    check_finished(Launch(
+        *model, scene, '--out', tmp_path / '2', '--confidence', ranks=2,
+        command=['bash', 'scripts/predict.sh'],
+        environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu'}).finish())
+    for name in ('field.tif', 'field_confidence.tif', 'field.json'):
+        assert (tmp_path / '1' / name).read_bytes() == (tmp_path / '2' / name).read_bytes()
 
 
 @pytest.mark.parametrize('kind, dtype, expected', [

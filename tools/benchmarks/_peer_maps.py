@@ -83,7 +83,7 @@ def ways(scene: Path, size: int) -> Dict[str, Callable[[], Any]]:
     predictor, folded = (WindowPredictor(each, torch.device('cpu'), (SIDE, SIDE), SHARED, BATCH)
                          for each in (model, copy.deepcopy(model)))
     # As the command does on a CPU.
-    folded.fold_batch_norms(bands=3)
+    folded.fold_batch_norms(folded.choose_folds(bands=3).folded)
     source = Scene(str(scene), Bands(3, True))
 
     def by_mapsage() -> None:

@@ -80,7 +80,7 @@ def compare_with_bare(scene: Path, size: int, side: int, rounds: int,
     grid = Grid(size, size, window, overlap)
     bare, folded = (WindowPredictor(each, torch.device('cpu'), window, overlap, BATCH)
                     for each in (model, copy.deepcopy(model)))
-    folded.fold_batch_norms(bands=3)
+    folded.fold_batch_norms(folded.choose_folds(bands=3).folded)
     threaded = ThreadedPredictor(folded, threads)
     source = Scene(str(scene), Bands(3, True))
     turns: List[Tuple[float, ...]] = []
