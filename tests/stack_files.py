@@ -86,7 +86,7 @@ def write_model(root: Path, sensors: Dict[str, Dict[str, Any]], pool: str = 'att
                                                  for name, value in values.items()}),
         backbone=dict(type='StackBackbone', sensors=sensors, encoder=encoders, frozen=frozen),
         neck=dict(type='TemporalPool', sensors=sensors, channels=[8], pool=pool,
-                  attention=dict(heads=4, width=16)),
+                  attention=dict(heads=2, width=16)),
         decode_head=dict(type='FCNHead', in_channels=8 * len(sensors), in_index=0,
                          channels=8 * len(sensors), num_convs=0, concat_input=False,
                          dropout_ratio=0., num_classes=2,

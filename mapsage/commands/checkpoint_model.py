@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -79,8 +79,8 @@ class CheckpointModel:
         self.rank, self.world_size = self._channel.rank, len(self._channel.ranks)
         settings = place_settings(self.config)
         self.places: Optional[PlaceSource] = None if settings is None else open_places(settings)
-        self.folded_norms: List[str] = []
-        self._refused_norms: List[str] = []
+        self.folded_norms: Sequence[str] = ()
+        self._refused_norms: Sequence[str] = ()
         self._say = say if self.rank == 0 else lambda line: say(f'[rank {self.rank}] {line}')
 
     def load(self) -> None:
@@ -117,7 +117,7 @@ class CheckpointModel:
         return dict(checkpoint=file_hash(self._args.checkpoint),
                     model=key_of(dict(model=settings_of(self.config))),
                     **({} if self._amp is None else dict(amp=dtype_name(self._amp))),
-                    **(dict(unfolded_norms=self._refused_norms) if self._refused_norms else {}))
+                    **(dict(unfolded_norms=list(self._refused_norms)) if self._refused_norms else {}))
 
     def describe(self) -> str:
         """Return precision and device as the end of a line."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from mapsage.errors import UserError
 
-from .source import Features, StreamingError
+from .source import Features, StackFeatures, StreamingError
 
 
 class FeatureSourceError(UserError, ValueError):
@@ -99,7 +99,8 @@ def as_levels(features: object, encoder: nn.Module) -> Features:
     """
     if isinstance(features, (tuple, list)) and features and all(
             isinstance(level, torch.Tensor) and level.dim() == 4 for level in features):
-        return tuple(features)
+        return StackFeatures(features) if getattr(encoder, 'returns_facts', False) else tuple(
+            features)
     raise FeatureSourceError(
         f'feature_source needs a backbone that returns a tuple of (N, C, H, W) tensors, and '
         f'{type(encoder).__name__} returned {type(features).__name__}. Take feature_source out of '

@@ -17,6 +17,10 @@ Features = Tuple[torch.Tensor, ...]
 Encode = Callable[[torch.Tensor], Features]
 
 
+class StackFeatures(Tuple[torch.Tensor, ...]):
+    """Features whose last level has the facts of a stack: float32 in any precision."""
+
+
 class StreamingError(UserError, RuntimeError):
     """Features did not arrive; the message says which, why, and what to do.
 

@@ -247,7 +247,7 @@ class StackLayout:
         """Return the model's input: images with planes of days and site behind them.
 
         Args:
-            images: (N, image_channels, H, W), float32.
+            images: (N, image_channels, H, W).
             days: Day numbers of all sensors' dates, (N, dates); 0 for a missing date.
             site: Longitude and latitude in degrees, (N, 2); NaN, or None, if unknown.
 
@@ -260,6 +260,8 @@ class StackLayout:
             raise StackLayoutError(
                 f'images {tuple(images.shape)} and days {tuple(days.shape)}, expected (N, '
                 f'{self.image_channels}, H, W) and (N, {self.dates}).')
+        # 16 bits would round days and degrees.
+        images = images.float()
         offsets = images.new_tensor([_LONGITUDE_OFFSET, _LATITUDE_OFFSET])
         if site is None:
             planes = images.new_zeros(count, 2)

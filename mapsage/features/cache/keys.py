@@ -80,7 +80,12 @@ def keys_of_run(cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Modu
         ValueError: If a setting cannot be written down.
     """
     model = cfg['model']
-    layout = dict(channels_last=True) if (cfg.get('env_cfg') or {}).get('channels_last') else {}
+    layout: Dict[str, Any] = {}
+    if (cfg.get('env_cfg') or {}).get('channels_last'):
+        layout['channels_last'] = True
+    # Caches of earlier versions have days in 16 bits, which cannot hold them.
+    if dtype is not None and getattr(encoder, 'returns_facts', False):
+        layout['facts'] = 'float32'
     settings = canonical(dict(
         layout,
         dataset=_without(cfg['train_dataloader']['dataset'], _LOCATION_SETTINGS),

@@ -18,7 +18,7 @@ _SIZES = tuple(f'size{level}{axis}' for level in range(MAX_LEVELS) for axis in r
 # The layout is among the facts and not in front of the data, so that ranks without the data know it
 # as well.
 FIELDS = ('owner', 'item', 'attempt', 'state', 'total', 'arrived', 'checksum', 'dtype', 'original',
-          'levels') + _SIZES
+          'has_facts', 'levels') + _SIZES
 
 
 class ArrivingItem(Protocol):
@@ -127,7 +127,8 @@ def _layout_facts(layout: Layout) -> Dict[str, int]:
                          f'levels of (n, channels, height, width).')
     sizes = [size for shape in shapes for size in shape]
     return dict(zip(_SIZES, sizes), dtype=DTYPES.index(layout.dtype),
-                original=DTYPES.index(layout.original), levels=len(shapes))
+                original=DTYPES.index(layout.original), has_facts=int(layout.has_facts),
+                levels=len(shapes))
 
 
 def read_agreed(facts: Facts) -> Agreed:
@@ -141,7 +142,7 @@ def read_agreed(facts: Facts) -> Agreed:
         sizes = [facts.max(name) or 0 for name in _SIZES[:DIMS * levels]]
         shapes = tuple(tuple(sizes[DIMS * i:DIMS * (i + 1)]) for i in range(levels))
         layout = Layout(shapes, DTYPES[facts.max('dtype') or 0],
-                        DTYPES[facts.max('original') or 0])
+                        DTYPES[facts.max('original') or 0], bool(facts.max('has_facts')))
     item = facts.max('item')
     return Agreed(owner, -1 if item is None else item, facts.max('attempt') or 0,
                   State.FAILED if failed else State(facts.max('state') or 0), facts.max('total'),

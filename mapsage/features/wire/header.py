@@ -2,8 +2,8 @@
 
 A header travels as int64 words, so it can be sent from and received into a tensor:
 
-    magic | kind | 12 numbers | wire dtype, dtype, original dtype, number of levels | shapes |
-    CRC-32
+    magic | kind | 12 numbers | wire dtype, dtype, original dtype, has facts, number of
+    levels | shapes | CRC-32
 
 Its own checksum covers all other words. A damaged header ends the connection, because its payload's
 length is unknown; a damaged payload only fails its item.
@@ -22,12 +22,12 @@ from mapsage.features.source import StreamingError
 from .payload import DIMS, DTYPES, MAX_LEVELS, Layout
 
 # 'MSF' and the version of the format; both sides of a job must run the same version.
-_MAGIC = int.from_bytes(b'MSF\x01', 'big')
+_MAGIC = int.from_bytes(b'MSF\x02', 'big')
 _NUMBERS = ('item', 'attempt', 'total', 'offset', 'nbytes', 'span', 'block', 'generation',
             'blocks', 'block_bytes', 'digest', 'checksum')
 _LIMIT = 2**63 - 1
 # Index of the first word of the shapes.
-_SHAPES_AT = 2 + len(_NUMBERS) + 4
+_SHAPES_AT = 2 + len(_NUMBERS) + 5
 WORDS = _SHAPES_AT + MAX_LEVELS * DIMS + 1
 
 
@@ -102,14 +102,14 @@ def encode_header(header: Header) -> torch.Tensor:
     shapes: List[int] = []
     fields.append(_encode_dtype(header.wire))
     if header.layout is None:
-        fields += [0, 0, 0]
+        fields += [0, 0, 0, 0]
     else:
         levels = header.layout.shapes
         if len(levels) > MAX_LEVELS or any(len(shape) != DIMS for shape in levels):
             raise ValueError(f'header.layout.shapes={levels}, expected at most {MAX_LEVELS} shapes '
                              f'of {DIMS} sizes.')
         fields += [_encode_dtype(header.layout.dtype), _encode_dtype(header.layout.original),
-                   len(levels)]
+                   int(header.layout.has_facts), len(levels)]
         shapes = [size for shape in levels for size in shape]
     fields += shapes + [0] * (MAX_LEVELS * DIMS - len(shapes))
     return torch.tensor(fields + [_crc(fields)], dtype=torch.int64)
@@ -128,7 +128,7 @@ def decode_header(fields: torch.Tensor) -> Header:
     if values[-1] != _crc(values[:-1]):
         raise HeaderError('the checksum of a header is wrong: it was damaged on its way.')
     numbers = dict(zip(_NUMBERS, values[2:]))
-    dtype_codes = values[_SHAPES_AT - 4:_SHAPES_AT - 1]
+    dtype_codes = values[_SHAPES_AT - 5:_SHAPES_AT - 2]
     try:
         kind = Kind(values[1])
         wire, dtype, original = (_decode_dtype(code) for code in dtype_codes)
@@ -137,7 +137,7 @@ def decode_header(fields: torch.Tensor) -> Header:
                           f'Encoder and head run different versions of MapSage.') from None
     layout = None
     if dtype is not None and original is not None:
-        layout = Layout(_shapes(values), dtype, original)
+        layout = Layout(_shapes(values), dtype, original, values[_SHAPES_AT - 2] == 1)
     header = Header(kind, **numbers, wire=wire, layout=layout)
     size = {Kind.REQUEST: header.nbytes, Kind.OFFER: header.total}.get(kind)
     if min(numbers.values()) < 0 or (

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from mapsage.features.source import Features
+from mapsage.features.source import Features, StackFeatures
 
 MAX_LEVELS = 8
 # n, channels, height, width.
@@ -34,16 +34,27 @@ class Layout:
         dtype: Dtype of the bytes, one of :data:`DTYPES`.
         original: Dtype in which the levels were computed, and which they get again. It differs from
             ``dtype`` if features travel in fewer bytes.
+        has_facts: Whether the last level has the facts of a stack, which travel as float32.
     """
 
     shapes: Tuple[Tuple[int, ...], ...]
     dtype: torch.dtype
     original: torch.dtype
+    has_facts: bool = False
 
     @property
     def nbytes(self) -> int:
         """Size of all levels in bytes."""
-        return sum(_count(shape) for shape in self.shapes) * item_size(self.dtype)
+        return sum(_count(shape) * item_size(dtype)
+                   for shape, (dtype, _) in zip(self.shapes, self._dtypes))
+
+    @property
+    def _dtypes(self) -> List[Tuple[torch.dtype, torch.dtype]]:
+        """Dtype of the bytes and of the features, for each level."""
+        dtypes = [(self.dtype, self.original)] * len(self.shapes)
+        if self.has_facts:
+            dtypes[-1:] = [(torch.float32, torch.float32)]
+        return dtypes
 
     def unpack(self, data: torch.Tensor, device: torch.device) -> Features:
         """Return the levels on ``device``; on the host without a copy.
@@ -58,10 +69,10 @@ class Layout:
         if len(data) != self.nbytes:
             raise ValueError(f'{len(data)} bytes, expected {self.nbytes} for {self}.')
         levels, offset = [], 0
-        for shape in self.shapes:
-            stop = offset + _count(shape) * item_size(self.dtype)
+        for shape, (dtype, original) in zip(self.shapes, self._dtypes):
+            stop = offset + _count(shape) * item_size(dtype)
             # Converted on the device, so that fewer bytes are transferred to it.
-            levels.append(_typed(data[offset:stop], self.dtype, shape).to(device).to(self.original))
+            levels.append(_typed(data[offset:stop], dtype, shape).to(device).to(original))
             offset = stop
         return tuple(levels)
 
@@ -117,14 +128,16 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
     more than the transfer.
 
     Args:
-        levels: One to eight tensors (n, channels, height, width) of one dtype, on any device.
+        levels: One to eight tensors (n, channels, height, width) of one dtype, on any device. The
+            last of ``StackFeatures`` may be float32 beside another dtype, and keeps it.
         wire: Floating-point dtype in which the tensors travel; None for the dtype of ``levels``.
 
     Raises:
         ValueError: If the number of tensors, a shape or a dtype is not supported.
     """
+    has_facts = isinstance(levels, StackFeatures) and len(levels) > 1
     levels = [level.detach() for level in levels]
-    dtypes = {level.dtype for level in levels}
+    dtypes = {level.dtype for level in (levels[:-1] if has_facts else levels)}
     if not 1 <= len(levels) <= MAX_LEVELS or len(dtypes) != 1 \
             or any(level.dim() != DIMS for level in levels):
         got = ', '.join(f'{tuple(level.shape)} {level.dtype}' for level in levels)
@@ -135,8 +148,10 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
     for used in (original, dtype):
         if used not in DTYPES:
             raise ValueError(f'dtype {used}, expected one of {", ".join(map(str, DTYPES))}.')
-    layout = Layout(tuple(tuple(level.shape) for level in levels), dtype, original)
-    return layout, Payload([_bytes(level.to(dtype).to('cpu').contiguous()) for level in levels])
+    layout = Layout(tuple(tuple(level.shape) for level in levels), dtype, original,
+                    has_facts)
+    return layout, Payload([_bytes(level.to(used).to('cpu').contiguous())
+                            for level, (used, _) in zip(levels, layout._dtypes)])
 
 
 def pack_images(images: torch.Tensor) -> Tuple[Layout, torch.Tensor]:

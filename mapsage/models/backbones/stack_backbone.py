@@ -26,6 +26,8 @@ class StackBackbone(BaseModule):
     With ``dates='separate'`` the output has the levels of the encoder, each (N, channels, h, w)
     with all sensors, dates and feature channels in this order, and one more level for the neck
     ``TemporalPool``: the share of valid pixels of each date in each cell, and its day of the year.
+    That level is float32, whatever the encoder computes in: bfloat16 has the even days only from
+    257 on.
 
     With ``dates='channels'`` the encoder sees one image of all bands of all dates and sensors, and
     the output has its levels only. This is the simple rival that any pooling has to beat.
@@ -108,7 +110,9 @@ class StackBackbone(BaseModule):
         return (*joined, _facts(valid, days, joined[0]))
 
     def _encode(self, name: str, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        features = self.encoders[name](images)
+        # Images keep float32 because of their days; the weights may have another dtype.
+        parameter = next(filter(torch.is_floating_point, self.encoders[name].parameters()), images)
+        features = self.encoders[name](images.to(parameter.dtype))
         return tuple(features) if isinstance(features, (tuple, list)) else (features, )
 
 
@@ -131,10 +135,15 @@ def _check_bands(encoder: Mapping[str, Any], bands: int, subject: str) -> None:
 
 
 def _facts(valid: torch.Tensor, days: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    """Return shares of valid pixels and days of the year, (N, 2 * dates, h, w) like ``level``."""
+    """Return shares of valid pixels and days of the year, float32 (N, 2 * dates, h, w).
+
+    Args:
+        valid: Valid pixels, bool (N, dates, H, W).
+        days: Day numbers, float32 (N, dates).
+        level: A level of features, for the size.
+    """
     height, width = level.shape[2:]
-    shares = functional.interpolate(valid.to(level.dtype), (height, width), mode='area')
-    # Day numbers have too many digits for 16 bits, days of the year do not.
+    shares = functional.interpolate(valid.to(torch.float32), (height, width), mode='area')
     is_known = (days > 0).to(torch.int32)
-    planes = (day_of_year(days) * is_known).to(level.dtype)[:, :, None, None]
+    planes = (day_of_year(days) * is_known).to(torch.float32)[:, :, None, None]
     return torch.cat([shares, planes.expand(-1, -1, height, width)], 1)

@@ -145,9 +145,10 @@ class TemporalPool(BaseModule):
 
 
 def _resize_shares(shares: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    if shares.shape[2:] == level.shape[2:]:
-        return shares
-    return functional.interpolate(shares, level.shape[2:], mode='area')
+    """Return shares in the size and the dtype of a level."""
+    if shares.shape[2:] != level.shape[2:]:
+        shares = functional.interpolate(shares, level.shape[2:], mode='area')
+    return shares.to(level.dtype)
 
 
 def _weighted_mean(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from mapsage.features.wire.payload import DTYPES, Layout
 sizes = st.integers(0, 9)
 layouts = st.builds(
     Layout, st.lists(st.tuples(sizes, sizes, sizes, sizes), max_size=8).map(tuple),
-    st.sampled_from(DTYPES), st.sampled_from(DTYPES))
+    st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.booleans())
 
 
 def tick(every: List[Dict[str, int]]) -> Facts:

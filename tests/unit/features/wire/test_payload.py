@@ -6,6 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mapsage.features.encoder_gate import as_levels
+from mapsage.features.wire.header import Header, Kind, decode_header, encode_header
 from mapsage.features.wire.payload import (
     DTYPES,
     checksum,
@@ -43,6 +45,19 @@ def test_levels_that_are_not_such_are_refused():
     layout, data = pack_levels([good])
     with pytest.raises(ValueError, match='95 bytes, expected 96'):
         layout.unpack(data[1:], CPU)
+
+
+@pytest.mark.parametrize('wire', [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_days_of_stacks_travel_exactly(dtype, wire):
+    features, days = torch.rand(1, 2, 3, 4).to(dtype), torch.full((1, 1, 3, 4), 261.)
+    encoder = torch.nn.Identity()
+    encoder.returns_facts = True
+    layout, data = pack_levels(as_levels((features, days), encoder), wire)
+    header = decode_header(encode_header(Header(Kind.OFFER, total=len(data), layout=layout)))
+    assert header.layout == layout and layout.nbytes == len(data)
+    first, last = layout.unpack(data, CPU)
+    assert first.dtype == dtype and last.dtype == torch.float32 and torch.equal(last, days)
 
 
 @pytest.mark.parametrize(('value', 'dtype'), [

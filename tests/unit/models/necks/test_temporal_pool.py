@@ -7,11 +7,13 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mapsage.models import StackBackbone, TemporalPool
+from mapsage.models.necks.temporal_attention import TemporalAttention, _normalize
 from mapsage.stacks import StackLayout, StackLayoutError
 
 SENSORS = dict(s2=dict(bands=['B02', 'B03', 'B04'], max_dates=3),
                sar=dict(bands=['vv', 'vh'], max_dates=2))
 CHANNELS = [16, 32]
+HEADS = dict(heads=8)
 
 
 @MODELS.register_module()
@@ -47,7 +49,7 @@ def inputs_of(valid=None, days=(45000., 45100., 45200., 45000., 45100.), sensors
 @pytest.mark.parametrize('pool, channels', [
     ('mean', [32, 64]), ('max', [32, 64]), ('attention', [32, 64]), ('concat', [80, 160])])
 def test_dates_and_sensors_are_pooled_at_each_level(pool, channels):
-    neck = TemporalPool(SENSORS, CHANNELS, pool)
+    neck = TemporalPool(SENSORS, CHANNELS, pool, attention=HEADS)
     assert neck.out_channels == channels
     levels = neck(backbone_of()(inputs_of()))
     assert [tuple(level.shape) for level in levels] == [
@@ -75,7 +77,7 @@ def test_mean_and_max_are_over_the_valid_dates_of_a_cell():
 @pytest.mark.parametrize('pool', ['mean', 'max', 'attention'])
 def test_what_a_missing_date_holds_changes_nothing(pool):
     torch.manual_seed(0)
-    neck = TemporalPool(SENSORS, CHANNELS, pool).eval()
+    neck = TemporalPool(SENSORS, CHANNELS, pool, attention=HEADS).eval()
     backbone = backbone_of()
     layout = StackLayout.of_config(SENSORS)
     inputs = inputs_of([1., 0., 1., 0., 1.], (45000., 0., 45200., 0., 45100.))
@@ -93,7 +95,7 @@ def test_what_a_missing_date_holds_changes_nothing(pool):
 @pytest.mark.parametrize('fuse', ['concat', 'mean'])
 @pytest.mark.parametrize('pool', ['mean', 'max', 'attention'])
 def test_a_stack_without_any_date_is_zero_and_has_finite_gradients(pool, fuse):
-    backbone, neck = backbone_of(), TemporalPool(SENSORS, CHANNELS, pool, fuse)
+    backbone, neck = backbone_of(), TemporalPool(SENSORS, CHANNELS, pool, fuse, HEADS)
     levels = neck(backbone(inputs_of([0.] * 5, (0., ) * 5)))
     assert not any(level.detach().any() for level in levels)
     sum(level.sum() for level in levels).backward()
@@ -116,7 +118,8 @@ def test_the_mean_of_sensors_leaves_out_those_without_data():
 def test_attention_depends_on_the_dates_and_not_on_their_order():
     torch.manual_seed(0)
     sensors = dict(s2=SENSORS['s2'])
-    neck, backbone = TemporalPool(sensors, CHANNELS, 'attention').eval(), backbone_of(sensors)
+    neck = TemporalPool(sensors, CHANNELS, 'attention', attention=HEADS).eval()
+    backbone = backbone_of(sensors)
     inputs = inputs_of(days=(45000., 45100., 45200.), sensors=sensors)
     swapped = inputs.clone()
     swapped[:, :3], swapped[:, 3:6] = inputs[:, 3:6], inputs[:, :3]
@@ -149,7 +152,9 @@ def test_all_dates_as_channels_are_one_image():
     (lambda: TemporalPool(SENSORS, CHANNELS, 'median'), "pool='median'"),
     (lambda: TemporalPool(SENSORS, dict(s2=[16, 32])), 'expected as many levels'),
     (lambda: TemporalPool(SENSORS, CHANNELS, 'concat', 'mean'), "fuse='mean' of sensors"),
-    (lambda: TemporalPool(SENSORS, [24, 32], 'attention'), 'multiples of heads'),
+    (lambda: TemporalPool(SENSORS, [24, 64], 'attention'), 'multiples of heads'),
+    (lambda: TemporalPool(SENSORS, [64, 32], 'attention'),
+     r'leave 2 channel\(s\) a head.*expected 4 or more: at most 8 heads'),
     (lambda: TemporalPool(SENSORS, [8, 16])(backbone_of()(inputs_of())), 'expected .40, 80. and'),
     (lambda: backbone_of()(torch.zeros(1, 3, 8, 8)), 'need the same sensors'),
 ])
@@ -175,3 +180,76 @@ def test_any_backbone_of_mmsegmentation_reads_stacks():
     levels = TemporalPool(sensors, [64, 512], 'attention')(backbone(
         inputs_of(days=(45000., 45100., 45200.), sensors=sensors)))
     assert [level.shape[1] for level in levels] == [64, 512]
+
+
+def attended(features, valid=(1., 1., 1.), days=(250., 260., 270.), heads=8):
+    """Return what attention over 3 dates makes of features (3 dates, 32 channels, 4, 4)."""
+    torch.manual_seed(0)
+    pool = TemporalAttention([32], heads, width=32).eval()
+    shares = torch.tensor(valid)[None, :, None, None].expand(-1, -1, 4, 4)
+    return pool([features[None]], [shares], torch.tensor([days]))[0]
+
+
+def test_attention_normalizes_over_the_channels_of_a_head_and_the_dates_as_u_tae_does():
+    features = torch.randn(3, 32, 4, 4, generator=torch.Generator().manual_seed(1))
+    pool = TemporalAttention([32], 8, width=32)
+    nn.init.normal_(pool.enter_norm.weight)
+    # U-TAE normalizes (cells, C, T) tensors.
+    expected = pool.enter_norm(features.permute(2, 3, 1, 0).reshape(16, 32, 3))
+    given = _normalize(pool.enter_norm, features[None], torch.ones(1, 3, 1, 4, 4) > 0)
+    assert torch.allclose(given[0].permute(2, 3, 1, 0).reshape(16, 32, 3), expected, atol=1e-5)
+    # A date that is brighter than the others stays so.
+    brighter = features * torch.tensor([1., 3., 1.])[:, None, None, None]
+    assert (attended(features) - attended(brighter)).abs().max() > .01
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_with_a_single_date_attention_still_sees_the_image(dtype):
+    first, second = torch.randn(2, 3, 32, 4, 4, generator=torch.Generator().manual_seed(1))
+    with torch.autocast('cpu', dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        one, other = (attended(features, (1., 0., 0.), (250., 0., 0.))
+                      for features in (first, second))
+    assert (one - other).abs().max() > .1 and torch.isfinite(one).all()
+
+
+SEPTEMBER = 45186.  # 2023-09-18, day 261 of its year
+
+
+def in_bfloat16(backbone, neck, stack, way):
+    """Return the pooled levels of a model in 16 bits, and the days that the neck gets."""
+    if way == 'autocast':
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            levels = backbone(stack)
+            return neck(levels), levels[-1][:, 3:, 0, 0]
+    levels = backbone.to(torch.bfloat16)(stack)
+    return neck.to(torch.bfloat16)(levels), levels[-1][:, 3:, 0, 0]
+
+
+@pytest.mark.parametrize('way', ['autocast', 'weights'])
+@pytest.mark.parametrize('pool', ['attention', 'mean', 'max', 'concat'])
+def test_days_stay_exact_in_16_bits(pool, way):
+    sensors = dict(s2=SENSORS['s2'])
+    stack = inputs_of(days=(SEPTEMBER, SEPTEMBER + 1, 0.), sensors=sensors)
+    later = inputs_of(days=(SEPTEMBER, SEPTEMBER + 2, 0.), sensors=sensors)
+    torch.manual_seed(0)
+    neck = TemporalPool(sensors, CHANNELS, pool, attention=HEADS).eval()
+    expected = neck(backbone_of(sensors)(stack))
+    levels, days = in_bfloat16(backbone_of(sensors), neck, stack, way)
+    assert days[0].tolist() == [261., 262., 0.]
+    for level, wanted in zip(levels, expected):
+        # Autocast itself computes a softmax in float32.
+        assert level.dtype == torch.bfloat16 or (pool, way) == ('attention', 'autocast')
+        assert (level.float() - wanted).abs().max() < .05 * wanted.abs().max()
+    changed = in_bfloat16(backbone_of(sensors), neck, later, way)[0]
+    assert (pool == 'attention') == any(
+        not torch.equal(level, other) for level, other in zip(levels, changed))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_planes_of_days_are_float32_behind_images_of_16_bits(dtype):
+    layout = StackLayout.of_config(dict(s2=SENSORS['s2']))
+    images = torch.ones(1, layout.image_channels, 4, 4, dtype=dtype)
+    stack = layout.split(layout.add_planes(
+        images, torch.tensor([[SEPTEMBER, SEPTEMBER + 1, 0.]]), torch.tensor([[11.53, 48.14]])))
+    assert stack.sensors['s2'].days.tolist() == [[SEPTEMBER, SEPTEMBER + 1, 0.]]
+    assert abs(float(stack.longitude) - 11.53) < 1e-4
