@@ -117,7 +117,8 @@ class CheckpointModel:
         return dict(checkpoint=file_hash(self._args.checkpoint),
                     model=key_of(dict(model=settings_of(self.config))),
                     **({} if self._amp is None else dict(amp=dtype_name(self._amp))),
-                    **(dict(unfolded_norms=list(self._refused_norms)) if self._refused_norms else {}))
+                    **({} if not self._refused_norms
+                       else dict(unfolded_norms=list(self._refused_norms))))
 
     def describe(self) -> str:
         """Return precision and device as the end of a line."""

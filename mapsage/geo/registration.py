@@ -1,7 +1,8 @@
 """The shift between two images of one area, measured by phase correlation of small blocks.
 
 Blocks without texture, such as water, say nothing and are left out. What remains is summarized by
-its median and its spread, because single blocks may lie on ground that has changed.
+its median and by the length that three quarters of the blocks do not exceed: single blocks may lie
+on ground that has changed, and the shifts of a turned image have the median 0.
 
 Shapes:
     gray    (height, width) float32, one band
@@ -28,13 +29,28 @@ _PASSED = .15
 _MIN_PEAK = 30.
 # Least number of blocks that give a median.
 _MIN_BLOCKS = 3
+# Share of the blocks whose shift is not longer than `ShiftReport.extent`.
+_EXTENT_SHARE = .75
+# Rounds of the fit of a similarity, and residual in pixels below which all weigh the same.
+_FIT_ROUNDS, _FIT_ROUNDING = 10, .05
+# Least number of blocks that give a rotation and a scale, which are four unknowns; least deviation
+# from the median shift in pixels for which they are computed; and largest part of this deviation
+# that they leave unexplained.
+_MIN_SIMILARITY_BLOCKS, _MIN_DEVIATION, _UNEXPLAINED = 6, .25, .25
 
 
 class BlockShift(NamedTuple):
-    """Shift of a block: the second image lies ``columns`` to the right and ``rows`` below."""
+    """Shift of a block: the second image lies ``columns`` to the right and ``rows`` below.
+
+    Attributes:
+        columns, rows: Shift in pixels.
+        right, down: Position of the block's center relative to the scene's center, in pixels.
+    """
 
     columns: float
     rows: float
+    right: float = 0.
+    down: float = 0.
 
 
 class ShiftReport(NamedTuple):
@@ -46,6 +62,10 @@ class ShiftReport(NamedTuple):
         spread: Median distance of the blocks' shifts from the median shift, in pixels.
         measured: Number of blocks with texture whose shift could be measured.
         blocks: Number of blocks.
+        extent: Length in pixels that three quarters of the blocks' shifts do not exceed.
+        rotation: Angle in degrees by which the second image is turned, clockwise; NaN if a rotation
+            and a scale do not explain the blocks' shifts.
+        scale: Size of the second image as a multiple of the first; NaN likewise.
     """
 
     columns: float
@@ -53,11 +73,19 @@ class ShiftReport(NamedTuple):
     spread: float
     measured: int
     blocks: int
+    extent: float = float('nan')
+    rotation: float = float('nan')
+    scale: float = float('nan')
 
     @property
     def length(self) -> float:
         """Length of the shift in pixels; NaN if unknown."""
         return float(np.hypot(self.columns, self.rows))
+
+    @property
+    def largest(self) -> float:
+        """The median shift's length or :attr:`extent`, whichever is larger; NaN if unknown."""
+        return max(self.length, self.extent)
 
     def describe(self) -> str:
         """Return the shift as the end of a sentence."""
@@ -66,7 +94,15 @@ class ShiftReport(NamedTuple):
                     f'that both dates share, expected {_MIN_BLOCKS} or more')
         return (f'{self.length:.2f} pixels ({self.columns:+.2f} to the right, {self.rows:+.2f} '
                 f'down; median of {self.measured} of {self.blocks} blocks, which differ from it '
-                f'by {self.spread:.2f})')
+                f'by {self.spread:.2f}; a quarter of the blocks moved by {self.extent:.2f} or more)'
+                + self._describe_similarity())
+
+    def _describe_similarity(self) -> str:
+        if np.isnan(self.rotation):
+            return ''
+        way = 'clockwise' if self.rotation > 0 else 'counterclockwise'
+        return (f'; the second date is turned {way} by {abs(self.rotation):.2f} degrees, and '
+                f'{self.scale:.4f} times as large')
 
 
 def block_shift(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -> Optional[BlockShift]:
@@ -121,13 +157,58 @@ def _top(left: float, peak: float, right: float) -> float:
 
 
 def summarize_shifts(shifts: Sequence[Optional[BlockShift]]) -> ShiftReport:
-    """Return the median and the spread of the shifts of blocks; None: not measured."""
-    known = np.array([shift for shift in shifts if shift is not None], np.float64).reshape(-1, 2)
+    """Return what the shifts of blocks have in common; None: not measured."""
+    known = np.array([shift for shift in shifts if shift is not None], np.float64).reshape(-1, 4)
     if len(known) < _MIN_BLOCKS:
         return ShiftReport(float('nan'), float('nan'), float('nan'), len(known), len(shifts))
-    columns, rows = np.median(known, 0)
-    spread = np.median(np.hypot(*(known - (columns, rows)).T))
-    return ShiftReport(float(columns), float(rows), float(spread), len(known), len(shifts))
+    moved = known[:, :2]
+    median = np.median(moved, 0)
+    deviations = _lengths(moved - median)
+    rotation, scale = _similarity(moved, known[:, 2:])
+    return ShiftReport(*map(float, median), float(np.median(deviations)), len(known), len(shifts),
+                       _extent(_lengths(moved)), rotation, scale)
+
+
+def _similarity(moved: np.ndarray, positions: np.ndarray) -> Tuple[float, float]:
+    """Return rotation (degrees, clockwise) and scale that explain shifts; NaN if none do.
+
+    The four numbers of a similarity are fitted by least absolute deviations (weights that are
+    computed again from the residuals), because single blocks may be wrong.
+
+    Args:
+        moved: Shifts of blocks, float64 (blocks, 2).
+        positions: Their centers relative to the scene's, float64 (blocks, 2).
+    """
+    unknown = float('nan'), float('nan')
+    deviation = _extent(_lengths(moved - np.median(moved, 0)))
+    if len(moved) < _MIN_SIMILARITY_BLOCKS or deviation < _MIN_DEVIATION:
+        return unknown
+    right, down = positions.T
+    one, zero = np.ones(len(moved)), np.zeros(len(moved))
+    # Rows: to the right = a + stretch * right - turn * down; down = b + turn * right + ...
+    design = np.stack([np.stack([one, zero, right, -down], 1),
+                       np.stack([zero, one, down, right], 1)], 1)
+    weights, fitted = one, np.zeros(4)
+    for _ in range(_FIT_ROUNDS):
+        root = np.sqrt(weights)[:, None]
+        fitted = np.linalg.lstsq((design * root[..., None]).reshape(-1, 4),
+                                 (moved * root).reshape(-1), rcond=None)[0]
+        residuals = _lengths(moved - design @ fitted)
+        weights = 1 / np.maximum(residuals, _FIT_ROUNDING)
+    if not _extent(residuals) <= _UNEXPLAINED * deviation:
+        return unknown
+    stretch, turn = fitted[2:]
+    return float(np.degrees(np.arctan2(turn, 1 + stretch))), float(np.hypot(1 + stretch, turn))
+
+
+def _lengths(vectors: np.ndarray) -> np.ndarray:
+    return np.hypot(vectors[:, 0], vectors[:, 1])
+
+
+def _extent(lengths: np.ndarray) -> float:
+    """Return the length that three quarters of some lengths do not exceed."""
+    # Not interpolated: one of three blocks may be wrong, and four of sixteen.
+    return float(np.sort(lengths)[int(_EXTENT_SHARE * (len(lengths) - 1))])
 
 
 def measure_shift(before: str, after: str, bands: Optional[Sequence[int]] = None) -> ShiftReport:
@@ -155,7 +236,9 @@ def pair_shifts(before: str, after: str, bands: Optional[Sequence[int]] = None,
             images, masks = zip(*(raster.read(column, row, side, side)
                                   for raster in (first, second)))
             gray = [image.astype(np.float32).mean(0) for image in images]
-            shifts.append(block_shift(gray[0], gray[1], masks[0] & masks[1]))
+            shift = block_shift(gray[0], gray[1], masks[0] & masks[1])
+            shifts.append(shift and shift._replace(right=column + side / 2 - first.width / 2,
+                                                   down=row + side / 2 - first.height / 2))
     return shifts
 
 

@@ -117,8 +117,9 @@ def day_in_name(path: str) -> Optional[datetime.date]:
 
 def shift_note(report: ShiftReport, max_shift: float) -> Tuple[int, str]:
     """Return a logging level and a text on the shift between two dates."""
-    is_large = report.length > max_shift
+    is_large = report.largest > max_shift
     return logging.WARNING if is_large else logging.INFO, (
         f'shift between the dates: {report.describe()}' + (
             f'. That is more than max_shift={max_shift:g}: borders will look like change. Align '
-            f'the images, or train with ShiftDate (docs/how-to/change.md).' if is_large else ''))
+            + ('the images, or train with ShiftDate' if report.length > max_shift else
+               'the images') + ' (docs/how-to/change.md).' if is_large else ''))

@@ -22,7 +22,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     parser = argparse.ArgumentParser(
         description='Measure the shift between two dates in pixels, by phase correlation of blocks '
-        'with texture. Exit status 3 if it is larger than the bound, or cannot be measured.',
+        'with texture. Exit status 3 if the median, or the shift of a quarter of the blocks, is '
+        'larger than the bound, or if it cannot be measured.',
         **examples(__doc__))
     parser.add_argument('before', help='scene of the first date, or a folder of images')
     parser.add_argument('after', help='scene of the second date, or a folder with equal names')
@@ -40,10 +41,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     report = summarize_shifts([shift for pair in pairs
                                for shift in pair_shifts(*pair, args.bands, most)])
     print(f'shift of {args.after} against {args.before}: {report.describe()}')  # noqa: T201
-    if math.isnan(report.length) or report.length > args.bound:
-        if report.length > args.bound:
+    if math.isnan(report.length) or report.largest > args.bound:
+        if report.largest > args.bound:
             advice = ('align the images, for example with AROSICS or with ground control points '
-                      'and gdalwarp, or train with ShiftDate')
+                      'and gdalwarp'
+                      + ', or train with ShiftDate' * (report.length > args.bound))
             print(f'more than {args.bound:g}: {advice}')  # noqa: T201
         return BEYOND_BOUND
     return 0

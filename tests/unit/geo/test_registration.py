@@ -1,8 +1,9 @@
 """The shift between two dates, measured on pictures that were shifted by known amounts."""
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, List, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -16,11 +17,13 @@ from mapsage.datasets import draw_scene
 from mapsage.datasets.demo.change_ground import draw_change
 from mapsage.geo import GeoError
 from mapsage.geo.registration import (
+    BlockShift,
     block_shift,
     measure_shift,
     pair_shifts,
     summarize_shifts,
 )
+from mapsage.places import shift_note
 
 
 def write(path: Path, image: np.ndarray, crs: Any = 32631, origin: Tuple[float, float] = (0, 0),
@@ -52,8 +55,92 @@ def test_a_known_shift_is_measured_to_a_fraction_of_a_pixel(
     report = measure_shift(write(tmp_path / 'before.tif', town),
                            write(tmp_path / 'after.tif', after))
     assert (report.columns, report.rows) == pytest.approx(shift, abs=.05)
+    assert report.largest == pytest.approx(report.length, abs=.05)
     assert report.measured == report.blocks == 4 and report.spread < .05
     assert report.length == pytest.approx(np.hypot(*shift), abs=.2)
+
+
+@pytest.fixture(scope='module')
+def region() -> np.ndarray:
+    return draw_scene(5, 'town', 768).image
+
+
+def turned(image: np.ndarray, degrees: float, scale: float, columns: float = 0) -> np.ndarray:
+    """Return an image turned clockwise about its center."""
+    height, width = image.shape[:2]
+    grid = cv2.getRotationMatrix2D((width / 2 - .5, height / 2 - .5), -degrees, scale)
+    grid[0, 2] += columns
+    return cv2.warpAffine(image, grid, (width, height), flags=cv2.INTER_CUBIC,
+                          borderMode=cv2.BORDER_REFLECT)
+
+
+@pytest.mark.parametrize('degrees, scale, columns', [
+    (1, 1, 0), (-.6, 1, 0), (0, 1.01, 0), (.5, .99, 0), (.8, 1, 4)])
+def test_rotation_and_scale_are_named_where_they_explain_the_blocks(
+        tmp_path: Path, region: np.ndarray, capsys: pytest.CaptureFixture, degrees: float,
+        scale: float, columns: float) -> None:
+    before = write(tmp_path / 'before.tif', region)
+    after = write(tmp_path / 'after.tif', turned(region, degrees, scale, columns))
+    report = measure_shift(before, after)
+    # The block in the middle does not move.
+    assert report.length == pytest.approx(columns, abs=.4) and report.largest > 1.5
+    assert report.rotation == pytest.approx(degrees, abs=.05)
+    assert report.scale == pytest.approx(scale, abs=.001)
+    assert measure_shift_program.main([before, after]) == 3
+    text = capsys.readouterr().out
+    assert 'clockwise by' in text and 'more than 1' in text
+    # A shift at random in training does not mend a rotation.
+    assert ('ShiftDate' in text) == (columns > 0)
+    assert shift_note(report, 1.)[0] == logging.WARNING
+
+
+def test_a_pair_that_is_turned_is_measured_on_a_scene_that_is_not_square(
+        tmp_path: Path, region: np.ndarray) -> None:
+    wide = region[:512]
+    report = measure_shift(write(tmp_path / 'before.tif', wide),
+                           write(tmp_path / 'after.tif', turned(wide, .7, 1)))
+    assert report.rotation == pytest.approx(.7, abs=.05) and report.blocks == 6
+
+
+def test_a_part_of_the_scene_that_moved_is_reported_and_is_no_rotation(
+        tmp_path: Path, region: np.ndarray) -> None:
+    after = region.copy()
+    after[:, 512:] = moved(region, 5, 0)[:, 512:]
+    report = measure_shift(write(tmp_path / 'before.tif', region),
+                           write(tmp_path / 'after.tif', after))
+    assert report.length < .1 and report.largest > 4 and np.isnan(report.rotation)
+    assert 'clockwise' not in report.describe()
+
+
+def blocks(count: int, **wrong: Tuple[float, float]) -> List[BlockShift]:
+    """Return the shifts of blocks in a row, all 0.2 but those with the numbers b0, b1, ..."""
+    return [BlockShift(*wrong.get(f'b{number}', (.2, 0.)), 256. * number, 128. * (number % 2))
+            for number in range(count)]
+
+
+@pytest.mark.parametrize('shifts', [
+    blocks(16, b1=(9, 9), b5=(-8, 3), b9=(2, -12), b14=(5, 5)), blocks(4, b2=(9, 9)),
+    blocks(3, b0=(9, 9)), [*blocks(5), None, None, None], blocks(64)],
+    ids=['changed ground', 'few blocks', 'three blocks', 'water', 'equal'])
+def test_single_wrong_blocks_are_no_warning(shifts: List[Optional[BlockShift]]) -> None:
+    report = summarize_shifts(shifts)
+    assert report.largest == pytest.approx(.2) and np.isnan(report.rotation)
+    assert shift_note(report, 1.)[0] == logging.INFO
+
+
+def test_blocks_that_are_wrong_do_not_hide_a_rotation() -> None:
+    angle = np.radians(.5)
+    shifts = []
+    for right in (-384, -128, 128, 384):
+        for down in (-384, -128, 128, 384):
+            shifts.append(BlockShift(-angle * down, angle * right, right, down))
+    shifts[3] = shifts[3]._replace(columns=40.)
+    shifts[10] = shifts[10]._replace(rows=-25.)
+    report = summarize_shifts(shifts)
+    assert report.rotation == pytest.approx(.5, abs=.01)
+    # Many small images have one block each, all in the middle.
+    same_place = [shift._replace(right=0., down=0.) for shift in shifts]
+    assert np.isnan(summarize_shifts(same_place).rotation)
 
 
 def test_blocks_of_a_large_scene_are_spread_over_it(tmp_path: Path, town: np.ndarray) -> None:
@@ -72,7 +159,7 @@ def test_changed_ground_under_another_sun_is_not_a_large_shift(tmp_path: Path) -
     ground = draw_change(0, 'village', 640)
     before = write(tmp_path / 'before.tif', ground.before)
     aligned = measure_shift(before, write(tmp_path / 'after.tif', ground.after))
-    assert aligned.length < .3 and aligned.measured >= 3
+    assert aligned.largest < .3 and aligned.measured >= 3 and np.isnan(aligned.rotation)
     badly = measure_shift(before, write(tmp_path / 'moved.tif', moved(ground.after, 3, 0)))
     assert badly.columns - aligned.columns == pytest.approx(3, abs=.1)
 
