@@ -165,8 +165,8 @@ def summarize_shifts(shifts: Sequence[Optional[BlockShift]]) -> ShiftReport:
     median = np.median(moved, 0)
     deviations = _lengths(moved - median)
     rotation, scale = _similarity(moved, known[:, 2:])
-    return ShiftReport(*map(float, median), float(np.median(deviations)), len(known), len(shifts),
-                       _extent(_lengths(moved)), rotation, scale)
+    return ShiftReport(float(median[0]), float(median[1]), float(np.median(deviations)),
+                       len(known), len(shifts), _extent(_lengths(moved)), rotation, scale)
 
 
 def _similarity(moved: np.ndarray, positions: np.ndarray) -> Tuple[float, float]:
