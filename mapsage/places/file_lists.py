@@ -35,8 +35,7 @@ def read_list(path: str, sensors: Mapping[str, SensorFiles]) -> List[Place]:
 
     Raises:
         GeoError: If the list cannot be read, lacks a column, names a sensor that the config does
-            not have, an invalid date, or files that do not exist, or if a place has two images
-            of a sensor and date.
+            not have, an invalid date, or files that do not exist, or names a file twice.
     """
     suffix = Path(path).suffix.lower()
     try:
@@ -85,7 +84,7 @@ def list_text(labeled: Sequence[Tuple[Place, str]], sensors: Mapping[str, Sensor
     writer.writerow([*_REQUIRED, *_OPTIONAL])
     for files, labels in labeled:
         for name, images in files.images.items():
-            for image in images:
+            for image in (tile for tiled in images for tile in tiled.tiles):
                 date = '' if image.date is None else image.date.isoformat()
                 bands = [str(band) for band in sensors[name].bands] if len(
                     image.paths) > 1 or sensors[name].has_band_files else ['']
@@ -131,7 +130,11 @@ def _places(path: str, rows: List[Row], sensors: Mapping[str, SensorFiles]) -> L
 
 def _images(rows: Iterable[Row], sensors: Mapping[str, SensorFiles]
             ) -> Iterator[Tuple[str, str, str, List[Row]]]:
-    """Yield place, sensor, date and rows of each image; files of bands belong to one image."""
+    """Yield place, sensor, date and rows of each image; files of bands belong to one image.
+
+    If several files have a band of one date, the first of each band, by path, belong together, and
+    so do the second ones: tiles have names that differ in the same way for all bands.
+    """
     by_band: Dict[Tuple[str, str, str], List[Row]] = {}
     for row in rows:
         if row.get('band'):
@@ -139,7 +142,13 @@ def _images(rows: Iterable[Row], sensors: Mapping[str, SensorFiles]
         else:
             yield row['place'], row['sensor'], row['date'], [row]
     for key, files in by_band.items():
-        yield (*key, files)
+        counts: Dict[str, int] = {}
+        tiles: Dict[int, List[Row]] = {}
+        for row in sorted(files, key=lambda row: row['path']):
+            number = counts[row['band']] = counts.get(row['band'], 0) + 1
+            tiles.setdefault(number, []).append(row)
+        for tile in tiles.values():
+            yield (*key, tile)
 
 
 def _paths(files: List[Row], sensor: SensorFiles, subject: str) -> Tuple[str, ...]:
@@ -147,7 +156,7 @@ def _paths(files: List[Row], sensor: SensorFiles, subject: str) -> Tuple[str, ..
         return files[0]['path'],
     by_band = {row['band']: row['path'] for row in files}
     missing = [str(band) for band in sensor.bands if str(band) not in by_band]
-    if missing or len(by_band) < len(files):
+    if missing:
         raise GeoError(f'{subject}: files of the bands {[row["band"] for row in files]}, expected '
                        f'one of each of {[str(band) for band in sensor.bands]}.')
     return tuple(by_band[str(band)] for band in sensor.bands)
@@ -210,8 +219,7 @@ def _rows_of_items(path: str, items: Iterable[Mapping[str, Any]],
         if name is None:
             raise GeoError(f'{subject} names no place, expected one of the properties '
                            f'{", ".join(_PLACE_PROPERTIES)}.')
-        date = properties.get('datetime') or properties.get('start_datetime') or ''
-        common = dict(place=name, sensor=sensor.name, date=str(date))
+        common = dict(place=name, sensor=sensor.name, date=_date_of(properties, subject))
         clouds = sensor.clouds
         if clouds is not None and clouds.band is None:
             common['mask'] = _href(assets, clouds.mask or 'mask', subject)
@@ -220,6 +228,23 @@ def _rows_of_items(path: str, items: Iterable[Mapping[str, Any]],
                 yield dict(common, band=str(band), path=_href(assets, str(band), subject))
         else:
             yield dict(common, path=_href(assets, _data_asset(assets, sensor, subject), subject))
+
+
+def _date_of(properties: Mapping[str, Any], subject: str) -> str:
+    """Return the date of a STAC item as text: ``datetime``, or the day in the middle of a range.
+
+    Raises:
+        GeoError: If the range has no dates, or ends before it starts.
+    """
+    start, end = properties.get('start_datetime'), properties.get('end_datetime')
+    if properties.get('datetime') or not (start and end):
+        return str(properties.get('datetime') or start or '')
+    first, last = read_date(str(start), subject), read_date(str(end), subject)
+    assert first is not None and last is not None, 'neither text is empty'
+    if last.date < first.date:
+        raise GeoError(f'{subject} has start_datetime {start} and end_datetime {end}, expected an '
+                       'end that is not before the start.')
+    return (first.date + (last.date - first.date) / 2).isoformat()
 
 
 def _sensor_of(item: Mapping[str, Any], properties: Mapping[str, Any],

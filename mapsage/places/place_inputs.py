@@ -16,7 +16,7 @@ from mapsage.geo import GeoError
 
 from .file_lists import list_text, read_list
 from .place_raster import PlaceRaster, finest_image
-from .places import Place, find_places
+from .places import FIRST_TILE_COUNTS, Place, find_places
 from .sensor_files import SensorFiles, read_sensors
 
 # A date of training counts as missing if no image lies within so many days of it.
@@ -135,6 +135,10 @@ class PlaceInputs:
             elif len(stack.images[name]) < sensor.max_dates:
                 lines.append(f'place {stack.name!r} has {len(stack.images[name])} of max_dates='
                              f'{sensor.max_dates} images of {name}')
+            tiled = [image.date for image in stack.images[name] if len(image.tiles) > 1]
+            if tiled:
+                lines.append(f'place {stack.name!r} has several files of {name} at '
+                             f'{", ".join(map(str, tiled))}: {FIRST_TILE_COUNTS}')
             if stack.unused[name]:
                 lines.append(f'place {stack.name!r}: {stack.unused[name]} image(s) of {name} are '
                              f'not used; those used are {", ".join(map(str, dates))}')

@@ -168,6 +168,52 @@ class _Layer:
         return clear
 
 
+class _TiledLayer:
+    """A date of a sensor that several files show; at each pixel the first with data counts.
+
+    Args:
+        layers: Layers of the files, in the order in which they count.
+
+    Attributes:
+        files, clouds, box: As in ``_Layer``; of all files together.
+    """
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        self._layers = list(layers)
+        self.files = [file for layer in layers for file in layer.files]
+        self.clouds = layers[0].clouds
+        left, top = (min(layer.box[axis] for layer in layers) for axis in (0, 1))
+        right, bottom = (max(layer.box[axis] + layer.box[axis + 2] for layer in layers)
+                         for axis in (0, 1))
+        self.box = left, top, right - left, bottom - top
+
+    @property
+    def rasters(self) -> List[Raster]:
+        """Rasters of the bands and of the masks."""
+        return [raster for layer in self._layers for raster in layer.rasters]
+
+    @property
+    def may_have_gaps(self) -> bool:
+        """Whether a pixel inside the box may be invalid."""
+        return all(layer.may_have_gaps or layer.box != self.box for layer in self._layers)
+
+    def read(self, box: Box, copies: Mapping[str, str], values: np.ndarray) -> np.ndarray:
+        """Read a box of the grid, as ``_Layer`` does."""
+        valid = self._layers[0].read(box, copies, values)
+        for layer in self._layers[1:]:
+            if not valid.all() and _intersection(box, layer.box) is not None:
+                others = np.empty_like(values)
+                added = layer.read(box, copies, others) & ~valid
+                np.copyto(values, others, where=added)
+                valid = valid | added
+        return valid
+
+    def read_reduced_valid(self, factor: int, row: int, height: int, width: int) -> np.ndarray:
+        """Return the valid pixels among every ``factor``-th of the rows from ``row`` on."""
+        valid = [layer.read_reduced_valid(factor, row, height, width) for layer in self._layers]
+        return np.logical_or.reduce(valid)
+
+
 class PlaceRaster(Raster):
     """All images of a place as one raster.
 
@@ -204,12 +250,14 @@ class PlaceRaster(Raster):
             self.validity = reference.validity
         self.bands = tuple(range(1, self.layout.image_channels + 1))
         self.nodata, self.descriptions = None, tuple(None for _ in self.bands)
-        self._layers: List[Optional[_Layer]] = []
+        self._layers: List[Union[_Layer, _TiledLayer, None]] = []
         days: List[int] = []
         for name, sensor in sensors.items():
             images = place.images.get(name, [])
-            self._layers += [_Layer(image, sensor, self.crs, self.transform,
-                                    (self.width, self.height)) for image in images]
+            for image in images:
+                tiles = [_Layer(tile, sensor, self.crs, self.transform, (self.width, self.height))
+                         for tile in image.tiles]
+                self._layers.append(tiles[0] if len(tiles) == 1 else _TiledLayer(tiles))
             days += [NO_DAY if image.date is None else day_number(image.date) for image in images]
             missing = sensor.max_dates - len(images)
             self._layers += [None] * missing

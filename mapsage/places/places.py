@@ -17,6 +17,9 @@ from mapsage.geo import GeoError, acquisition_time, is_gdal_name
 from .dates import ImageDate, parse_date, spread_evenly
 from .sensor_files import SensorFiles
 
+# How several files of one day are joined, for messages.
+FIRST_TILE_COUNTS = 'at each pixel the first of them by path that has data there counts'
+
 # Largest number of names that a message lists.
 _SHOWN = 4
 
@@ -36,6 +39,30 @@ class DatedImage:
     paths: Tuple[str, ...]
     mask: Optional[str] = None
     may_be_next_year: bool = False
+
+    @property
+    def tiles(self) -> Tuple[DatedImage, ...]:
+        """The images of this date; several if a sensor has several files of one day."""
+        return self,
+
+
+@dataclass(frozen=True)
+class TiledImage(DatedImage):
+    """Several images of a sensor at one date, such as neighboring tiles that overlap.
+
+    At each pixel the first image that has data there counts. The other attributes are those of the
+    first image.
+
+    Attributes:
+        others: The images behind the first one, in the order of their paths.
+    """
+
+    others: Tuple[DatedImage, ...] = ()
+
+    @property
+    def tiles(self) -> Tuple[DatedImage, ...]:
+        """The images of this date."""
+        return (DatedImage(self.date, self.paths, self.mask, self.may_be_next_year), *self.others)
 
 
 @dataclass(frozen=True)
@@ -62,7 +89,8 @@ class Place:
         """Return a place, with the dates that are used.
 
         If a sensor has more than ``max_dates`` dates, those are used that are evenly spread over
-        the series, the first and the last date included.
+        the series, the first and the last date included. Several images of one date become one
+        ``TiledImage``.
 
         Args:
             name: Name of the place.
@@ -71,7 +99,8 @@ class Place:
             labels: Path of the labels, or None.
 
         Raises:
-            GeoError: If two images have the same sensor and date, or the name is no file name.
+            GeoError: If a file is named twice, two images of a sensor have no date, or the name is
+                no file name.
         """
         if name in ('', '.', '..') or re.search(r'[/\\\0]', name):
             raise GeoError(f'place {name!r}, expected a name without slashes, because maps are '
@@ -81,17 +110,33 @@ class Place:
             by_sensor[sensor].append(image)
         chosen, unused = {}, {}
         for sensor, series in by_sensor.items():
-            series.sort(key=lambda image: (image.date or datetime.date.min, image.paths))
-            for first, second in zip(series, series[1:]):
-                if first.date == second.date:
-                    raise GeoError(
-                        f'place {name!r} has two images of sensor {sensor!r} '
-                        f'{"without a date" if first.date is None else f"at {first.date}"}: '
-                        f'{first.paths[0]} and {second.paths[0]}. Join them (gdalbuildvrt), '
-                        'remove one, or make them two sensors.')
-            chosen[sensor] = spread_evenly(series, sensors[sensor].max_dates)
-            unused[sensor] = len(series) - len(chosen[sensor])
+            dated = _join_tiles(name, sensor, series)
+            chosen[sensor] = spread_evenly(dated, sensors[sensor].max_dates)
+            unused[sensor] = len(dated) - len(chosen[sensor])
         return cls(name, chosen, unused, labels)
+
+
+def _join_tiles(place: str, sensor: str, images: List[DatedImage]) -> List[DatedImage]:
+    """Return the images of a sensor in the order of time, one for each date.
+
+    Raises:
+        GeoError: If a file is named twice, or two images have no date, so that they may be of
+            different dates.
+    """
+    by_date: Dict[Optional[datetime.date], List[DatedImage]] = {}
+    for image in sorted(images, key=lambda image: (image.date or datetime.date.min, image.paths)):
+        by_date.setdefault(image.date, []).append(image)
+    for date, tiles in by_date.items():
+        for first, second in zip(tiles, tiles[1:]):
+            if date is None or first.paths == second.paths:
+                raise GeoError(
+                    f'place {place!r} has two images of sensor {sensor!r} '
+                    f'{"without a date" if date is None else f"at {date}"}: '
+                    f'{first.paths[0]} and {second.paths[0]}. Join them (gdalbuildvrt), '
+                    'remove one, or make them two sensors.')
+    return [tiles[0] if len(tiles) == 1 else TiledImage(
+        date, tiles[0].paths, tiles[0].mask, any(tile.may_be_next_year for tile in tiles),
+        tuple(tiles[1:])) for date, tiles in by_date.items()]
 
 
 def find_places(root: Optional[str], sensors: Mapping[str, SensorFiles]) -> List[Place]:
@@ -103,7 +148,7 @@ def find_places(root: Optional[str], sensors: Mapping[str, SensorFiles]) -> List
 
     Raises:
         GeoError: If no file is found, a name has an invalid date, a band or mask is missing, or a
-            place has two images of a sensor and date.
+            place has two images of a sensor without a date.
     """
     by_place: Dict[str, List[Tuple[str, DatedImage]]] = {}
     for sensor in sensors.values():

@@ -18,7 +18,7 @@ from mapsage.datasets.geotiff import GeoTiffDataset
 from mapsage.geo import GeoError, LabelFiles, Raster, RasterLabels, locate
 from mapsage.places.file_lists import read_list
 from mapsage.places.place_raster import PlaceRaster
-from mapsage.places.places import Place, find_places
+from mapsage.places.places import FIRST_TILE_COUNTS, Place, find_places
 from mapsage.places.sensor_files import read_sensors
 from mapsage.stacks import StackLayout
 
@@ -219,6 +219,12 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
             yield (f'{unused} image(s) of {sensor.name} are not used, because there are more than '
                    f'max_dates={sensor.max_dates}; those used are evenly spread over the dates of '
                    f'a place', logging.INFO)
+        tiled = [stack.place.name for stack in stacks for image in stack.place.images[sensor.name]
+                 if len(image.tiles) > 1]
+        if tiled:
+            yield (f'{len(tiled)} date(s) of {sensor.name} have several files: '
+                   f'{FIRST_TILE_COUNTS}. The places are '
+                   f'{_some(list(dict.fromkeys(tiled)))}', logging.INFO)
     resampled = [entry for stack in stacks for entry in stack.resampled]
     if resampled:
         reasons = Counter(reason for _, reason in resampled)

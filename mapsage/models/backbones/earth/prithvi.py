@@ -50,13 +50,22 @@ ARCHS: Dict[str, PrithviArch] = {
     '600M_TL': PrithviArch(1280, 32, 16, 14),
 }
 
-# Harmonized Landsat and Sentinel-2, with the names of Sentinel-2. Source: the same file.
+# Harmonized Landsat and Sentinel-2. Source: the same file.
+_MEAN = 1087., 1342., 1433., 2734., 1958., 1363.
+_STD = 2248., 2179., 2178., 1850., 1242., 1049.
 SENSORS: Dict[str, PublishedSensor] = {
-    'HLS': PublishedSensor(
-        ('B02', 'B03', 'B04', 'B8A', 'B11', 'B12'), (1087., 1342., 1433., 2734., 1958., 1363.),
-        (2248., 2179., 2178., 1850., 1242., 1049.), REFLECTANCE, SENTINEL2_ALIASES),
+    # The product S30 and the weights have the names of Sentinel-2.
+    'HLS': PublishedSensor(('B02', 'B03', 'B04', 'B8A', 'B11', 'B12'), _MEAN, _STD, REFLECTANCE,
+                           SENTINEL2_ALIASES),
+    # The product L30 has the names of Landsat 8 and 9: its B05 is near infrared, where that of S30
+    # is a red edge, and its B11 is thermal.
+    'HLSL30': PublishedSensor(
+        ('B02', 'B03', 'B04', 'B05', 'B06', 'B07'), _MEAN, _STD, REFLECTANCE,
+        {'BLUE': 'B2', 'GREEN': 'B3', 'RED': 'B4', 'NIR': 'B5', 'NIR_NARROW': 'B5', 'SWIR_1': 'B6',
+         'SWIR_2': 'B7'}),
 }
-_ALIASES = {'hls': 'HLS', 's2': 'HLS', 's2l2a': 'HLS', 'sentinel2': 'HLS', 'sentinel2l2a': 'HLS'}
+_ALIASES = {'hls': 'HLS', 's2': 'HLS', 's2l2a': 'HLS', 'sentinel2': 'HLS', 'sentinel2l2a': 'HLS',
+            'hlss30': 'HLS', 's30': 'HLS', 'hlsl30': 'HLSL30', 'l30': 'HLSL30'}
 
 
 class LearnedScale(nn.Module):
@@ -88,11 +97,14 @@ class VolumeEmbedding(nn.Module):
 class PrithviEO(EarthEncoder):
     """Prithvi-EO-2.0 encoder, which returns maps that are means over all dates.
 
-    It takes one sensor, ``HLS``: B02, B03, B04, B8A, B11 and B12 with the names of Sentinel-2, as
-    reflectance x 10000. A missing band is 0 after the normalization, which is the same as
-    TerraTorch's removal of its weights; missing dates and pixels are masked. The TL variants take
-    the year, the day of the year and the site of a stack; what is unknown is left out, as at random
-    in the training of the weights.
+    It takes one sensor, as reflectance x 10000: ``HLS`` has the bands B02, B03, B04, B8A, B11 and
+    B12 with the names of Sentinel-2, as the product S30; ``HLSL30`` has the same bands with the
+    names of Landsat, B02 to B07, as the product L30. A missing band is 0 after the normalization,
+    which is the same as TerraTorch's removal of its weights; missing dates and pixels are masked.
+    The TL variants take the year, the day of the year and the site of a stack; what is unknown is
+    left out, as at random in the training of the weights. The day of the year counts from 1, as in
+    the inference of Prithvi's authors; five datasets of TerraTorch 1.2.13 count from 0, and for
+    models that were trained with them features move by up to 0.10.
 
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint='.../Prithvi_EO_V2_300M_TL.pt')``.
 
@@ -106,7 +118,8 @@ class PrithviEO(EarthEncoder):
         out_indices: Indices of the blocks whose output is returned; by default four evenly spaced
             ones. The last block's output is normed.
         frozen: Whether to freeze everything.
-        modalities: ``dict(NAME='HLS')`` if the config's sensor has another name than s2 or hls.
+        modalities: ``dict(NAME='HLS')`` or ``dict(NAME='HLSL30')`` if the config's sensor has
+            another name than s2, hls, hls_s30 or hls_l30.
         init_cfg: Config of the weights.
 
     Raises:

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from affine import Affine
 from geo_scenes import write_raster
 from mmengine.registry import MODELS, DefaultScope
 from rasterio.vrt import WarpedVRT
@@ -23,8 +24,11 @@ from stack_files import (
 )
 
 from mapsage.datasets import GeoTiffDataset
+from mapsage.datasets.stacks.dataset import describe_stacks
 from mapsage.geo import GeoError
 from mapsage.geo.gdal_files import open_file
+from mapsage.places.file_lists import list_text
+from mapsage.places.sensor_files import read_sensors
 from mapsage.stacks import StackLayoutError, calendar
 
 
@@ -261,8 +265,6 @@ def test_the_log_says_what_is_interpolated_missing_and_unused(tmp_path, caplog, 
      "'summer' is no date; expected YYYYMMDD"),
     (lambda root: (root / f's2/a_{DATES[0]}.tif').rename(root / 's2/a_20240231.tif'),
      "'20240231' is no date"),
-    (lambda root: write_raster(root / 's2/a_2024-01-15.tif', np.ones((3, SIZE, SIZE), 'uint16'),
-                               grid()), "two images of sensor 's2' at 2024-01-15"),
     (lambda root: write_raster(root / 's2/a_20240601.tif', np.ones((2, SIZE, SIZE), 'uint16'),
                                grid()), r'has no band \[3\]'),
     (lambda root: write_raster(root / 's2/a_20240601.tif', np.ones((3, SIZE, SIZE), 'uint16'),
@@ -315,10 +317,11 @@ def test_settings_that_do_not_fit_are_errors(tmp_path, arguments, message):
     ([('a', 's2', DATES[0], f's2/a_{DATES[0]}.tif', 'labels/a.tif'),
       ('b', 's2', DATES[0], f's2/a_{DATES[1]}.tif', '')], 'place,sensor,date,path,labels',
      "place 'b' has no labels in the list"),
-    ([('a', 's2', DATES[0], f's2/a_{DATES[0]}.tif'),
-      ('a', 's2', f'{DATES[0]}T230000-0200', f's2/a_{DATES[1]}.tif'),
-      ('a', 's2', '20240116', f's2/a_{DATES[2]}.tif')], 'place,sensor,date,path',
-     "two images of sensor 's2' at 2024-01-16"),
+    ([('a', 's2', f'{DATES[0]}T230000-0200', f's2/a_{DATES[0]}.tif'),
+      ('a', 's2', '20240116', f's2/a_{DATES[0]}.tif')], 'place,sensor,date,path',
+     "two images of sensor 's2' at 2024-01-16: (.*) and \\1"),
+    ([('a', 's2', '', f's2/a_{date}.tif') for date in DATES[:2]], 'place,sensor,date,path',
+     "two images of sensor 's2' without a date"),
 ])
 def test_lists_that_do_not_fit_are_errors(tmp_path, rows, columns, message):
     write_place(tmp_path)
@@ -336,3 +339,111 @@ def test_a_batch_without_dates_or_of_other_sensors_is_an_error(tmp_path):
     del sample['data_samples'].days
     with pytest.raises(StackLayoutError, match='end the pipelines with PackStackInputs'):
         batch_of([sample], 0)
+
+
+WEST, EAST = np.s_[:, :, :40], np.s_[:, :, 24:]
+
+
+def write_tiles(root, folder='tiles', clouds=None):
+    """Write two tiles of one day that share 16 columns; return the values of the whole place.
+
+    Args:
+        root: Folder with the labels of the place.
+        folder: Folder of the tiles. The name of the western one comes first.
+        clouds: Rows of the western tile without data, or None.
+    """
+    random = np.random.RandomState(4)
+    west, east = random.randint(1, 4000, (2, 3, SIZE, 40)).astype('uint16')
+    if clouds is not None:
+        west[:, clouds] = 0
+    for name, values, column in (('T102031', west, 0), ('T102040', east, 24)):
+        place = grid()
+        place['transform'] = place['transform'] * Affine.translation(column, 0)
+        write_raster(root / folder / f'a_{DATES[0]}{name}.tif', values, place, nodata=0)
+    whole = np.zeros((3, SIZE, SIZE), 'uint16')
+    whole[EAST] = east
+    whole[WEST] = np.where(west == 0, whole[WEST], west)
+    return whole
+
+
+TILES = dict(s2=dict(SENSORS['s2'], scenes='tiles/{place}_{date}.tif'))
+
+
+@pytest.mark.parametrize('clouds', [None, np.s_[10:20]])
+def test_the_first_tile_of_a_day_that_has_data_counts_at_each_pixel(tmp_path, clouds):
+    write_place(tmp_path)
+    whole = write_tiles(tmp_path, clouds=clouds)
+    dataset = build_stacks(tmp_path, sensors=TILES, grid='labels')
+    layout, inputs, _ = batch_of(dataset, 0, 1, 2, 3, sensors=TILES)
+    s2 = layout.split(inputs).sensors['s2']
+    for number in range(4):
+        column, row, side = dataset.get_data_info(number)['window']
+        window = np.s_[:, row:row + side, column:column + side]
+        assert np.array_equal(s2.pixels[number, 0], whole[window])
+        assert np.array_equal(s2.valid[number, 0], (whole[window] > 0).all(0))
+        # One date, and the two others are missing.
+        assert (s2.days[number] > 0).tolist() == [True, False, False]
+        assert not s2.valid[number, 1:].any()
+    # Where the western tile lacks data and the eastern one does not reach, nothing is valid.
+    assert s2.valid[:, 0].all() == (clouds is None)
+
+
+def test_clouds_of_a_tile_are_filled_by_the_next_one(tmp_path):
+    write_place(tmp_path)
+    whole = write_tiles(tmp_path)
+    classes = np.full((SIZE, 40), 4, 'uint8')
+    for name, column in (('T102031', 0), ('T102040', 24)):
+        place = grid()
+        place['transform'] = place['transform'] * Affine.translation(column, 0)
+        # The western tile is clouded.
+        write_raster(tmp_path / f'masks/a_{DATES[0]}{name}.tif', classes + 5 * (column == 0), place)
+    sensors = dict(s2=dict(TILES['s2'], clouds=dict(mask='masks/{place}_{date}.tif', clear=[4])))
+    stack = build_stacks(tmp_path, sensors=sensors, grid='labels').get_data_info(0)['stack']
+    values, valid = stack.read(0, 0, SIZE, SIZE)
+    with open_file(tmp_path / f'tiles/a_{DATES[0]}T102040.tif') as file:
+        assert np.array_equal(values[:3][EAST], file.read())
+    assert not valid[:, :24].any() and valid[:, 24:].all() and not np.array_equal(
+        values[:3], whole)
+    assert np.array_equal(stack.read_reduced(4)[1], valid[::4, ::4])
+
+
+@pytest.mark.parametrize('reverse', [False, True])
+def test_tiles_of_a_list_count_in_the_order_of_their_paths(tmp_path, reverse):
+    write_place(tmp_path)
+    whole = write_tiles(tmp_path)
+    rows = [('a', 's2', DATES[0], path) for path in sorted(
+        (f'tiles/a_{DATES[0]}{name}.tif' for name in ('T102031', 'T102040')), reverse=reverse)]
+    settings = dict(sensors=one_sensor(), grid='labels', labels='labels')
+    dataset = build_stacks(tmp_path, places=write_list(tmp_path / 'list.csv', rows), **settings)
+    stack = dataset.get_data_info(0)['stack']
+    assert np.array_equal(stack.read(0, 0, SIZE, SIZE)[0][:3], whole)
+    assert len(stack.source_paths()) == 2
+    # A list of the same place names both files again.
+    files = read_sensors(one_sensor())
+    text = list_text([(stack.place, str(tmp_path / 'labels/a.tif'))], files)
+    (tmp_path / 'again.csv').write_text(text)
+    again = build_stacks(tmp_path, places='again.csv', **settings).get_data_info(0)['stack']
+    assert text.count('/tiles/') == 2 and np.array_equal(
+        again.read(0, 0, SIZE, SIZE)[0][:3], whole)
+    messages = [message for message, _ in describe_stacks([stack])]
+    assert any('1 date(s) of s2 have several files' in message for message in messages)
+
+
+def test_bands_of_several_tiles_belong_together_by_the_order_of_their_paths(tmp_path):
+    write_place(tmp_path)
+    whole = write_tiles(tmp_path)
+    rows = []
+    for band in (1, 2, 3):
+        for name in ('T102040', 'T102031'):
+            with open_file(tmp_path / f'tiles/a_{DATES[0]}{name}.tif') as file:
+                place = dict(crs=file.crs, transform=file.transform)
+                write_raster(tmp_path / f'bands/{name}_{band}.tif', file.read(band), place,
+                             nodata=0)
+            rows.append(('a', 's2', DATES[0], f'bands/{name}_{band}.tif', str(band)))
+    list_name = write_list(tmp_path / 'list.csv', rows, 'place,sensor,date,path,band')
+    settings = dict(sensors=one_sensor(), grid='labels', labels='labels')
+    stack = build_stacks(tmp_path, places=list_name, **settings).get_data_info(0)['stack']
+    assert np.array_equal(stack.read(0, 0, SIZE, SIZE)[0][:3], whole)
+    write_list(tmp_path / 'list.csv', rows[:-1], 'place,sensor,date,path,band')
+    with pytest.raises(GeoError, match='expected one of each of'):
+        build_stacks(tmp_path, places=list_name, **settings)

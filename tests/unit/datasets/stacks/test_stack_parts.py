@@ -94,6 +94,29 @@ def test_stac_items_name_the_files(tmp_path, band_files):
     assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
 
 
+@pytest.mark.parametrize('properties, expected', [
+    (dict(start_datetime='2024-01-01T00:00:00Z', end_datetime='2024-01-31T23:59:59Z'),
+     '2024-01-16'),
+    (dict(datetime=None, start_datetime='2023-12-16T00:00:00Z',
+          end_datetime='2024-01-15T00:00:00Z'), '2023-12-31'),
+    (dict(datetime='2024-01-05T10:00:00Z', start_datetime='2024-01-01T00:00:00Z',
+          end_datetime='2024-01-31T00:00:00Z'), '2024-01-05'),
+    (dict(start_datetime='2024-01-01T00:00:00Z'), '2024-01-01'),
+    (dict(start_datetime='2024-01-03T00:00:00Z', end_datetime='2024-01-01T00:00:00Z'), None)])
+def test_the_middle_of_a_range_of_days_is_the_date_of_an_item(tmp_path, properties, expected):
+    write_place(tmp_path)
+    content = items(False)
+    content['features'] = content['features'][:1]
+    content['features'][0]['properties'] = dict(properties, place='a')
+    (tmp_path / 'items.json').write_text(json.dumps(content))
+    if expected is None:
+        with pytest.raises(GeoError, match="'20240115' has start_datetime 2024-01-03.*not bef"):
+            build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
+        return
+    sample = build_stacks(tmp_path, sensors=one_sensor(), places='items.json')[0]
+    assert sample['data_samples'].days[0] == day_number(datetime.date.fromisoformat(expected))
+
+
 @main_leg
 @pytest.mark.parametrize('kind', ['table', 'bands', 'image'])
 def test_a_parquet_file_names_the_files(tmp_path, kind, monkeypatch):

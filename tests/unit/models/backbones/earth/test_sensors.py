@@ -64,6 +64,23 @@ def test_prithvi_takes_one_sensor() -> None:
         PrithviEO(dict(s2=dict(bands=('B02', )), s1=dict(bands=('VV', ))), arch=TINY)
 
 
+def test_bands_of_hls_have_the_names_of_their_product() -> None:
+    names = {'hls_l30': ('B04', 'B05', 'B06', 'B07', 'B02', 'B03'),
+             'HLSL30': ('RED', 'NIR_NARROW', 'SWIR_1', 'SWIR_2', 'BLUE', 'GREEN'),
+             'hls_s30': ('B04', 'B8A', 'B11', 'B12', 'B02', 'B03'),
+             'hls': ('B04', 'B8A', 'B11', 'B12', 'B02', 'B03')}
+    sensors = [PrithviEO({name: dict(bands=bands)}, arch=TINY).sensors[0]
+               for name, bands in names.items()]
+    assert {sensor.positions for sensor in sensors} == {(4, 5, 0, 1, 2, 3)}
+    assert len({(sensor.published.mean, sensor.published.std) for sensor in sensors}) == 1
+    named = PrithviEO(dict(x=dict(bands=('B7', ))), arch=TINY, modalities=dict(x='HLSL30'))
+    assert named.sensors[0].positions == (None, None, None, None, None, 0)
+    # B11 of L30 is thermal, and B05 of S30 a red edge.
+    for name, band in (('hls_l30', 'B11'), ('hls_l30', 'B8A'), ('hls_s30', 'B05'), ('hls', 'B05')):
+        with pytest.raises(EarthSensorError, match=rf"does not know \['{band}'\]"):
+            PrithviEO({name: dict(bands=('B02', band))}, arch=TINY)
+
+
 def test_dofa_names_the_bands_without_wavelengths_and_statistics() -> None:
     with pytest.raises(EarthSensorError, match=r'wavelengths of its bands \[\'a\', \'b\'\]'):
         DOFA(dict(drone=dict(bands=('a', 'b'))), arch=TINY)
