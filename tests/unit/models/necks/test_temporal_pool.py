@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mmengine.registry import MODELS, DefaultScope
+from support import ON_MAIN_LEG
 from torch import nn
 
 from mapsage.models import StackBackbone, TemporalPool
@@ -228,6 +229,8 @@ def in_bfloat16(backbone, neck, stack, way):
 @pytest.mark.parametrize('way', ['autocast', 'weights'])
 @pytest.mark.parametrize('pool', ['attention', 'mean', 'max', 'concat'])
 def test_days_stay_exact_in_16_bits(pool, way):
+    if not ON_MAIN_LEG and (pool, way) == ('attention', 'weights'):
+        pytest.skip('old versions of PyTorch do not interpolate in bfloat16 on a CPU')
     sensors = dict(s2=SENSORS['s2'])
     stack = inputs_of(days=(SEPTEMBER, SEPTEMBER + 1, 0.), sensors=sensors)
     later = inputs_of(days=(SEPTEMBER, SEPTEMBER + 2, 0.), sensors=sensors)
