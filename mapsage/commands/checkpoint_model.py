@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config

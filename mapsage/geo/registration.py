@@ -185,7 +185,7 @@ def _similarity(moved: np.ndarray, positions: np.ndarray) -> Tuple[float, float]
         return unknown
     right, down = positions.T
     one, zero = np.ones(len(moved)), np.zeros(len(moved))
-    # Rows: to the right = a + stretch * right - turn * down; down = b + turn * right + ...
+    # Rows: to the right = a + stretch * right - skew * down; down = b + skew * right + ...
     design = np.stack([np.stack([one, zero, right, -down], 1),
                        np.stack([zero, one, down, right], 1)], 1)
     weights, fitted = one, np.zeros(4)
@@ -197,8 +197,8 @@ def _similarity(moved: np.ndarray, positions: np.ndarray) -> Tuple[float, float]
         weights = 1 / np.maximum(residuals, _FIT_ROUNDING)
     if not _extent(residuals) <= _UNEXPLAINED * deviation:
         return unknown
-    stretch, turn = fitted[2:]
-    return float(np.degrees(np.arctan2(turn, 1 + stretch))), float(np.hypot(1 + stretch, turn))
+    stretch, skew = fitted[2:]
+    return float(np.degrees(np.arctan2(skew, 1 + stretch))), float(np.hypot(1 + stretch, skew))
 
 
 def _lengths(vectors: np.ndarray) -> np.ndarray:
