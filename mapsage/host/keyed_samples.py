@@ -20,6 +20,7 @@ class KeyedSamples(Protocol):
         keep_keys: Whether ``(index, seed)`` is written into each sample's metainfo.
         show_keys: The same for samples that have metainfo, for display.
         narrow: Whether label maps travel as uint8, which the model's preprocessor must expect.
+        loader_name: Name of the loader in messages, such as ``'train_dataloader'``.
     """
 
     dataset: Any
@@ -28,6 +29,7 @@ class KeyedSamples(Protocol):
     keep_keys: bool
     show_keys: bool
     narrow: bool
+    loader_name: str
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -43,6 +43,11 @@ class ConfigTypos(RunExtension):
         return misspelling_note(run.cfg)
 
 
+# Key of the loader of a phase in the config.
+_LOADERS = {Phase.TRAINING: 'train_dataloader', Phase.VALIDATION: 'val_dataloader',
+            Phase.TEST: 'test_dataloader'}
+
+
 class DataChecks(RunExtension):
     """Compares training data with heads and sensors, and with the ground that is validated.
 
@@ -55,6 +60,9 @@ class DataChecks(RunExtension):
         return band_order_note(run.cfg)
 
     def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
+        samples = keyed_samples(getattr(loop, 'dataloader', None))
+        if samples is not None:
+            samples.loader_name = _LOADERS[phase]
         if phase is Phase.TRAINING:
             compare_heads(run.model, dataset_of(loop))
             compare_sensors(run.model, dataset_of(loop))

@@ -24,6 +24,7 @@ from mapsage.host.runner import dataset_of
 from .data_checks import build_checked, check_labels, explain_error
 from .data_order import ResumableSampler
 from .keyed_loader import KeyedLoader
+from .loader_workers import drop_worker_settings
 
 # A loop of the Runner: built, as a config, or missing.
 Loop = Union[BaseLoop, Dict[str, Any], None]
@@ -53,7 +54,10 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
     If the machine has a GPU, PyTorch pins memory through CUDA, even if the run computes on another
     device. Such a loader therefore pins memory only if the run computes on the GPU, and does so
     there unless the config says otherwise: the host does not wait for copies from pinned memory.
+
+    Settings of workers are dropped from the config of a loader without workers, with a warning.
     """
+    drop_worker_settings(config)
     if is_cuda_available():
         config['pin_memory'] = get_device() == 'cuda' and config.get('pin_memory', True)
     if isinstance(config.get('sampler'), dict):

@@ -24,7 +24,15 @@ from mapsage.distributed import die_with_parent
 from mapsage_launcher.stop_request import is_listening, spare_worker
 
 from .data_order import SampleKey, seed_sample, without_seed
-from .loader_workers import WorkerIterator
+from .loader_workers import (
+    WorkerIterator,
+    Workers,
+    free_shared_memory,
+    name_this_worker,
+    note_crowding,
+    starting_workers,
+    workers_of,
+)
 
 _NUMBER = (int, np.integer)
 # Raises an error for a bad sample; takes the dataset, the index and the sample.
@@ -53,6 +61,8 @@ class KeyedDataset(torch.utils.data.Dataset):
             ``data_samples``, as ``sample_key``.
         show_keys: Like ``keep_keys``, but only for samples that have metainfo. For inspection.
         narrow: Whether label maps travel as uint8, which the model's preprocessor must expect.
+        loader_name: Name of the loader in messages, such as ``'train_dataloader'``.
+        measured: Whether an iterator has compared the size of its batches with shared memory.
     """
 
     def __init__(self, dataset: Any, check: CheckSample, explain: ExplainError) -> None:
@@ -61,7 +71,8 @@ class KeyedDataset(torch.utils.data.Dataset):
         self._tied_to_parent = False
         self.finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]] = None
         self.reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]] = None
-        self.keep_keys = self.show_keys = self.narrow = False
+        self.keep_keys = self.show_keys = self.narrow = self.measured = False
+        self.loader_name = f'the loader of {type(dataset).__name__}'
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -130,9 +141,17 @@ class KeyedLoader(DataLoader):
         # refuses to assign `dataset`.
         loader = copy.copy(self)
         vars(loader)['dataset'] = self.samples
+        if not self.num_workers:
+            return super(KeyedLoader, loader)._get_iterator()
+        needs = workers_of(self.samples.loader_name, self.num_workers, self.prefetch_factor)
+        note_crowding(needs)
         spare = is_listening()
-        loader.worker_init_fn = _WorkerInit(self.worker_init_fn, spare)
-        iterator = WorkerIterator.adopt(super(KeyedLoader, loader)._get_iterator())
+        loader.worker_init_fn = _WorkerInit(self.worker_init_fn, spare, needs)
+        free_bytes = None if self.samples.measured else free_shared_memory()
+        self.samples.measured = True
+        with starting_workers(needs):
+            iterator = WorkerIterator.adopt(super(KeyedLoader, loader)._get_iterator(), needs,
+                                            free_bytes)
         if spare and isinstance(iterator, _MultiProcessingDataLoaderIter):
             workers: List[Any] = iterator._workers
             for worker in workers:
@@ -169,14 +188,17 @@ class _WorkerInit:
     Args:
         user_init: The loader's ``worker_init_fn``.
         spare: Whether signals that ask the rank to stop must not end the worker.
+        workers: The loader's workers, which an error of this one names.
     """
 
-    def __init__(self, user_init: Optional[Callable[[int], Any]], spare: bool) -> None:
-        self._user_init, self._spare = user_init, spare
+    def __init__(self, user_init: Optional[Callable[[int], Any]], spare: bool,
+                 workers: Workers) -> None:
+        self._user_init, self._spare, self._workers = user_init, spare, workers
 
     def __call__(self, worker_id: int) -> None:
         if self._spare:
             spare_worker()
+        name_this_worker(self._workers)
         info: Any = get_worker_info()
         # torch's WorkerInfo refuses a plain assignment.
         object.__setattr__(info, 'dataset', info.dataset.dataset)
