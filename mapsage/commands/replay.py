@@ -14,9 +14,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, cast
 
 import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.registry import RUNNERS
+from mmengine.hooks import EarlyStoppingHook, Hook
+from mmengine.registry import PARAM_SCHEDULERS, RUNNERS
 from mmengine.runner import CheckpointLoader, Runner
+from mmengine.utils import is_method_overridden
 from torch.utils.data import DataLoader
 
 from mapsage.engine.checkpoints.resume import candidates_in, folders_of
@@ -32,6 +33,10 @@ from .replay_files import StepFacts, write_step
 
 # Hooks that write or remove checkpoints, or end a training with a loss that is not finite.
 _LEFT_OUT = ('CheckpointHook', 'NonFiniteLossHook')
+# Packages whose hooks leave the training alone in a validation, but for EarlyStoppingHook.
+_PACKAGES = ('mapsage', 'mmengine', 'mmseg')
+_VALIDATION_POINTS = ('before_val', 'before_val_epoch', 'before_val_iter', 'after_val_iter',
+                      'after_val_epoch', 'after_val')
 
 
 class ReplayError(UserError, ValueError):
@@ -56,7 +61,9 @@ def replay(cfg: Config, iteration: int) -> Path:
     """Repeat a run up to an iteration, and write the batches and numbers of that iteration.
 
     The training continues from the last checkpoint before the iteration, in this process, which
-    runs all virtual ranks. It does not validate, saves no checkpoint and ends after the iteration.
+    runs all virtual ranks. It saves no checkpoint and ends after the iteration. It validates only
+    if something in the run follows the scores: a scheduler, EarlyStoppingHook or a hook of the
+    user.
     All files are in ``WORK_DIR/replay/iter_N``; see
     :func:`~mapsage.commands.replay_files.write_step`. If the iteration fails, its batches are still
     written.
@@ -87,6 +94,8 @@ def replay(cfg: Config, iteration: int) -> Path:
     runner = RUNNERS.build(replay_cfg)
     # A hook of the user may save checkpoints, too.
     runner.save_checkpoint = lambda *args, **kwargs: None
+    if not _follows_scores(runner):
+        runner._val_loop = None
     recorder = StepRecorder(iteration)
     for hook in (_LimitCheck(iteration), recorder, StepEnds(recorder)):
         runner.register_hook(hook)
@@ -95,6 +104,8 @@ def replay(cfg: Config, iteration: int) -> Path:
                        f'{start.path}')
     try:
         runner.train()
+        raise ReplayError(f'--replay {iteration}: the run ended after iteration {runner.iter}, '
+                          f'since a hook stopped it. Give an iteration up to there.')
     except StepDone:
         pass
     finally:
@@ -143,11 +154,10 @@ def checkpoint_before(work_dir: str, iteration: int, folders: Sequence[str] = ()
 
 
 def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
-    """Return the config of the replay: the run's, without validation and with another work dir."""
+    """Return the config of the replay: the run's, without tests and with another work dir."""
     cfg = copy.deepcopy(cfg)
     cfg.work_dir = str(Path(cfg.work_dir) / 'replay' / f'iter_{iteration}')
     cfg.resume, cfg.load_from = True, start.path
-    cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
     cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
     if (cfg.get('feature_source') or {}).get('type') in COMPUTED_IN_A_REPLAY:
         cfg.pop('feature_source')
@@ -164,6 +174,22 @@ def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
         # Set explicitly, so that a config that rules out virtual ranks in one process is an error.
         cfg.env_cfg.virtual_ranks = _virtual_ranks(start)
     return cfg
+
+
+def _follows_scores(runner: Runner) -> bool:
+    """Return whether the training of a run may depend on its validations."""
+    schedulers = runner.param_schedulers or []
+    groups = schedulers.values() if isinstance(schedulers, dict) and 'type' not in schedulers \
+        else [schedulers]
+    configs = [config for group in groups
+               for config in (group if isinstance(group, (list, tuple)) else [group])]
+    kinds = [config.get('type') if isinstance(config, dict) else type(config) for config in configs]
+    return any(getattr(PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind,
+                       'need_val_args', False) for kind in kinds) or any(
+        isinstance(hook, EarlyStoppingHook)
+        or type(hook).__module__.split('.')[0] not in _PACKAGES
+        and any(is_method_overridden(point, Hook, hook) for point in _VALIDATION_POINTS)
+        for hook in runner.hooks)
 
 
 def _virtual_ranks(start: _Start) -> int:

@@ -19,6 +19,7 @@ from training_features import (
 )
 
 BATCHES_TWICE = 'MMEngine begins the epoch anew and trains on its first batches a second time'
+NO_VALIDATION = 'a validation that was due at the checkpoint runs first; MMEngine never runs it'
 DRAWS = 'a step and a sample draw from (seed, epoch, position), so that a resumed run is exact'
 
 DIFFERENCES = (
@@ -27,6 +28,11 @@ DIFFERENCES = (
             type='CheckpointHook', interval=3, by_epoch=False, save_last=False)},
         (({'train_cfg.max_epochs': 1}, 'train'), ({'resume': True}, 'train')),
         differs=BATCHES_TWICE),
+    Feature('resumed_before_a_validation', EPOCHS, (
+        ({'train_cfg.max_epochs': 1}, 'train'), ({'resume': True}, 'train')),
+        differs=NO_VALIDATION),
+    Feature('resumed_at_the_end', stages=(({}, 'train'), ({'resume': True}, 'train')),
+            differs=NO_VALIDATION),
     Feature('resumed_within_an_accumulation', {'optim_wrapper.accumulative_counts': 2}, (
         ({}, 'train'), ({'resume': True, 'load_from': '{work_dir}/iter_3.pth'}, 'train')),
         differs='MMEngine loses the gradients that were accumulated before the checkpoint'),

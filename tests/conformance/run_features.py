@@ -71,14 +71,13 @@ CHECKPOINTS = (
         'default_hooks.checkpoint.backend_args': dict(backend='local')}),
     Feature('resumed_iterations', core=True, stages=(
         ({'train_cfg.max_iters': 3}, 'train'), ({'resume': True}, 'train'))),
-    Feature('resumed_epochs', EPOCHS, core=True, stages=(
+    Feature('resumed_epochs', {**EPOCHS, 'train_cfg.val_interval': 2}, core=True, stages=(
         ({'train_cfg.max_epochs': 1}, 'train'), ({'resume': True}, 'train'))),
     Feature('resumed_from_a_named_checkpoint', stages=(
         ({'train_cfg.max_iters': 4, 'default_hooks.checkpoint.interval': 2}, 'train'),
         ({'resume': True, 'load_from': '{work_dir}/iter_2.pth'}, 'train'))),
-    Feature('resumed_at_the_end', stages=(({}, 'train'), ({'resume': True}, 'train'))),
     Feature('resumed_with_a_best_checkpoint', {
-        'train_cfg.val_interval': 1, 'default_hooks.checkpoint.save_best': 'mIoU',
+        'train_cfg.val_interval': 3, 'default_hooks.checkpoint.save_best': 'mIoU',
         'default_hooks.checkpoint.interval': 1, 'default_hooks.checkpoint.max_keep_ckpts': 2},
         (({'train_cfg.max_iters': 4}, 'train'), ({'resume': True}, 'train'))),
     Feature('resumed_where_there_is_nothing', {'resume': True}),

@@ -61,7 +61,8 @@ def stopped_and_resumed(folder: Path, ask: Callable[[], Ask], changes: Dict[str,
         losses=(seen.losses, first.losses + left.losses),
         rates=(seen.rates, first.rates + left.rates),
         samples=(seen.samples, first.samples + left.samples),
-        figures=(seen.figures, first.figures + left.figures),
+        # The checkpoint of a complete run was written before its last validation.
+        figures=(seen.figures, first.figures + (left.figures if status else left.figures[1:])),
         files=[sorted(path.name for path in (folder / name).glob('*_*.pth'))
                for name in ('whole', 'cut')],
         same=same_weights(dict(_model(whole).named_parameters()),
@@ -102,7 +103,9 @@ CASES: Dict[str, Any] = {
         3, lambda: Ask([0, 1, 2], 'before_train_iter', 4,
                        [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM]), ITERATIONS, 5),
     'before the validation behind the step': (
-        2, lambda: Ask([1], 'before_train_iter', 3), ITERATIONS, 5),
+        2, lambda: Ask([1], 'before_train_iter', 3), ITERATIONS, 4),
+    'before the validation behind an epoch': (
+        2, lambda: Ask([0], 'before_train_iter', 7), EPOCHS, 8),
     'during a validation': (2, lambda: Ask([1], 'before_val_iter', 4), ITERATIONS, 5),
     'during the first step': (2, lambda: Ask([1], 'before_train_iter', 0), ITERATIONS, 1),
     'before training': (2, lambda: Ask([1], 'before_run', 0), ITERATIONS, 0),
@@ -112,7 +115,7 @@ CASES: Dict[str, Any] = {
     'inside an accumulation cycle': (
         2, lambda: Ask([1], 'before_train_iter', 3), {**EPOCHS, **ACCUMULATED}, 6),
     'virtual ranks': (
-        3, lambda: Ask([2], 'before_train_iter', 4), {**ITERATIONS, 'env_cfg.virtual_ranks': 5}, 5),
+        3, lambda: Ask([2], 'before_train_iter', 3), {**ITERATIONS, 'env_cfg.virtual_ranks': 5}, 4),
     'workers are signaled too': (
         2, lambda: Ask([0, 1], 'before_train_iter', 2, [signal.SIGTERM, signal.SIGUSR1], True),
         {**ITERATIONS, 'train_dataloader.num_workers': 1}, 3),

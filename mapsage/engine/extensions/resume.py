@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -25,6 +25,7 @@ from mapsage.engine.checkpoints.resume import (
     not_read_again,
 )
 from mapsage.engine.checkpoints.resume_report import kept_settings, settings_of
+from mapsage.engine.guards import ValidationRecordHook
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
@@ -34,8 +35,13 @@ from .virtual_ranks import log_virtual_ranks, settle_ranks_of_run
 class Resume(RunExtension):
     """Continues a run with the seed, the virtual ranks and the position of its checkpoint."""
 
+    def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
+        return [dict(type=ValidationRecordHook)]
+
     @contextmanager
     def training(self, run: EngineRun) -> Iterator[None]:
+        # A validation is complete when all other hooks, later registered ones too, have acted.
+        run._hooks.sort(key=lambda hook: isinstance(hook, ValidationRecordHook))
         if run._resume and run.resume_choice is None:
             run.resume_choice = choose_for_all_ranks(run)
             _check_virtual_ranks(run)

@@ -14,9 +14,11 @@ from .reproducibility_hook import ReproducibilityHook
 from .slowest_rank_hook import SlowestRankHook
 from .stop_hook import StopHook
 from .trained_weights_hook import TrainedWeightsHook
+from .validation_record_hook import ValidationRecordHook
 
 __all__ = [
     'AcceleratorHook', 'AccumulatedGradientsHook', 'CrossCheckError', 'CrossCheckHook',
     'DeviceCheckError', 'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError',
-    'NonFiniteLossHook', 'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook'
+    'NonFiniteLossHook', 'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
+    'ValidationRecordHook'
 ]

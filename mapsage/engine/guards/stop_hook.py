@@ -13,7 +13,6 @@ import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
-from mmengine.runner import IterBasedTrainLoop
 
 from mapsage.atomic_write import atomic_write
 from mapsage.distributed import (
@@ -43,9 +42,10 @@ class StopHook(Hook):
     status 85. Rerun the same command with ``--resume`` to continue; the result is bit-identical to
     a run without the interruption.
 
-    A pending or running validation, and an open gradient-accumulation cycle, are completed first:
-    the ranks end after the next step. A request before the first step ends them without a
-    checkpoint. A request in the last step changes nothing, since the run is complete.
+    A running validation and an open gradient-accumulation cycle are completed first: the ranks end
+    after the next step. A validation that follows the step runs at the resume. A request before the
+    first step ends them without a checkpoint. A request in the last step changes nothing, since the
+    run is complete.
 
     Hooks' ``after_run`` is called, where they clean up. Their ``after_train`` is not called, since
     the training is not complete.
@@ -74,8 +74,7 @@ class StopHook(Hook):
             StoppedEarly: On every rank.
             RankError: On every rank but the main process, if the main process cannot save.
         """
-        if (inside_cycle(runner.optim_wrapper) or runner.iter + 1 >= runner.max_iters
-                or _validation_follows(runner)):
+        if inside_cycle(runner.optim_wrapper) or runner.iter + 1 >= runner.max_iters:
             return
         if self._any_rank_asked():
             path = self._save(runner)
@@ -120,16 +119,6 @@ class StopHook(Hook):
         # When the first rank ends, srun may kill the others. So all ranks leave together.
         self._channel.max(torch.ones(1, dtype=torch.int64))
         raise leave()
-
-
-def _validation_follows(runner: HostRunner) -> bool:
-    """Return whether the loop validates after this step, as IterBasedTrainLoop.run decides it.
-
-    A resumed iteration-based run would skip that validation. An epoch-based run repeats it.
-    """
-    loop, done = runner.train_loop, runner.iter + 1
-    return (isinstance(loop, IterBasedTrainLoop) and runner.val_loop is not None
-            and done >= loop.val_begin and done % loop.val_interval == 0)
 
 
 __all__ = ['CHECKPOINT', 'StopHook', 'StoppedEarly']
