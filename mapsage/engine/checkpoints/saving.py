@@ -37,6 +37,7 @@ from torch import nn
 from mapsage.console import make_lenient
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none, error_text
 from mapsage.distributed.groups.process_group import kept_when_interrupted
+from mapsage.errors import UserError
 from mapsage.host.hook import MapSageHook, mapsage_hooks
 from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out
@@ -134,9 +135,18 @@ class SavingRunner(Runner):
 
         Raises:
             CheckpointFitError: If the checkpoint does not fit the whole model.
+            RuntimeError: If another state in it, of the optimizer or a hook, has a wrong form.
         """
         with self._whole_loads(evaluates=False):
-            super().resume(*args, **kwargs)
+            try:
+                super().resume(*args, **kwargs)
+            except UserError:
+                raise
+            except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise RuntimeError(
+                    f'{self._loading} cannot be resumed: a state in it does not have the form that '
+                    f'this run expects ({error_text(error)}). Resume from another checkpoint, or '
+                    f'begin with its weights by load_from') from error
 
     def val(self) -> Dict[str, Any]:
         """Validate as MMEngine does; the checkpoint of ``load_from`` must fit the whole model."""

@@ -247,3 +247,17 @@ def test_nobody_else_writes_once_the_checkpoint_is_chosen(
     monkeypatch.setenv(ELASTIC_VARIABLE, '1:2')
     rest, _ = toy_train(tmp_path, resume=True, **{**ITERATIONS, 'train_cfg.max_iters': 2})
     assert rest.iter == 2 and held == [(tmp_path / '.writer').read_text()]
+
+
+@pytest.mark.parametrize(('entry', 'value'), [
+    ('message_hub', 'text'), ('message_hub', {}), ('optimizer', [1]), ('optimizer', 'text'),
+    ('param_schedulers', 7)])
+def test_a_state_of_a_wrong_form_is_named_with_its_file(entry: str, value: Any, tmp_path: Path
+                                                        ) -> None:
+    toy_train(tmp_path, param_scheduler=SCHEDULE)
+    path = tmp_path / 'iter_8.pth'
+    checkpoint = torch.load(str(path), **LOAD)
+    checkpoint[entry] = value
+    torch.save(checkpoint, str(path))
+    with pytest.raises(RuntimeError, match=r'iter_8\.pth cannot be resumed: .*load_from'):
+        toy_train(tmp_path, param_scheduler=SCHEDULE, resume=True)
