@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, List
 
 from mapsage_launcher import shipped, stop_request
+from mapsage_launcher.addresses import wait_explained
 from mapsage_launcher.drivers import no_plugins_loaded
 from mapsage_launcher.nodes import elastic, elastic_agent
 from mapsage_launcher.ranks.failure_report import describe_failure
@@ -132,6 +133,8 @@ def _prepare_job(torchrun: Any, args: argparse.Namespace,
     is_elastic = ':' in args.nnodes and args.nnodes != '1:1'
     stop_request.take_requests(processes, notes, nodes_leave=is_elastic)
     if not is_elastic:
+        if args.rdzv_backend == 'static':
+            _explain_meeting()
         return torchrun.run
     try:
         settings = elastic.read_settings(args.nnodes, os.environ,
@@ -150,6 +153,19 @@ def _prepare_job(torchrun: Any, args: argparse.Namespace,
             sys.exit(f'error: {error}')
 
     return run_elastic
+
+
+def _explain_meeting() -> None:
+    """Let the wait of torchrun's launchers for each other be explained if it takes long."""
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+    meet = StaticTCPRendezvous.next_rendezvous
+
+    def meet_explained(meeting: StaticTCPRendezvous) -> Any:
+        with wait_explained(meeting.master_addr, meeting.master_port, meeting.rank == 0,
+                            meeting.timeout.total_seconds()):
+            return meet(meeting)
+
+    StaticTCPRendezvous.next_rendezvous = meet_explained  # type: ignore[method-assign]
 
 
 def _run_or_exit(run_job: Callable[[argparse.Namespace], None], args: argparse.Namespace,

@@ -19,8 +19,10 @@ SAMPLES = 16  # of the training data
 
 # How a run must end: with an error that names the rank; with the bits of an undisturbed run; by
 # leaving with a checkpoint, as it was asked to; with an error that says what is wrong, whoever
-# reports it; with such an error or the bits of an undisturbed run.
-NAMED, GOES_ON, LEAVES, REFUSED, HARMLESS = 'named', 'goes on', 'leaves', 'refused', 'harmless'
+# reports it; with such an error or the bits of an undisturbed run; not at all, if it has said what
+# it waits for.
+NAMED, GOES_ON, LEAVES, REFUSED, HARMLESS, WAITS = (
+    'named', 'goes on', 'leaves', 'refused', 'harmless', 'waits')
 
 # When a fault strikes: while a training runs; between a training and its resume; while scenes are
 # mapped.
@@ -40,7 +42,7 @@ class Kind:
         places: Where it happens, one of them.
         end: How the run must end, or the resumed run if the fault strikes at rest.
         says: Pattern of what the last error says beside the rank; ``{file}`` stands for the file
-            that was struck.
+            (or address) that was struck.
         workers: Workers of the loader; None for any number.
         role: Who is struck: 'any' head rank, 'writer' (rank 0), or an 'encoder'.
         plain: Whether the run has neither sampling nor a feature source.
@@ -140,7 +142,8 @@ FILE_KINDS: Dict[str, Kind] = {
     'no space': Kind(('ENOSPC', 'EDQUOT', 'no inodes'), ('scalars.json', '.pth'),
                      says='{file}', role='writer', plain=True),
     'MASTER_ADDR elsewhere': Kind(('launcher', 'no launcher'), ('203.0.113.7', 'no-host.invalid'),
-                                  HARMLESS, says='{file}', plain=True, deadline=90),
+                                  WAITS, says=r"MASTER_ADDR='{file}' stands for .*\bthis machine "
+                                  r'has \S', plain=True, deadline=60),
     # between a training and its resume
     'flipped bit': Kind(('weights', 'optimizer', 'pickle', 'directory'), (
         'newest checkpoint', 'two checkpoints'), GOES_ON, when=AT_REST),

@@ -41,6 +41,7 @@ from fault_kinds import (  # noqa: E402
     PLANTED,
     REFUSED,
     SCENES,
+    WAITS,
     Fault,
     config_of,
     draw,
@@ -158,6 +159,9 @@ class FaultRuns:
         except AssertionError as error:
             outcome.output = str(error)
             outcome.struck = records(folder)
+            if KINDS[outcome.fault.kind].end == WAITS:
+                outcome.wrong = judge_wait(outcome)
+                return None
             outcome.wrong = [('in time', 'it does not end' + (
                 '' if outcome.struck else ' though nothing struck'))]
             return None
@@ -423,6 +427,9 @@ def judge_end(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[
             wrong.append(('named', f'status {finished.status}, and it may go on'))
     elif kind.end == HARMLESS:
         wrong += _judge_refusal(fault, finished, outcome) if finished.status else []
+    elif kind.end == WAITS:
+        wrong += judge_wait(outcome)
+        wrong += [] if finished.status else [('named', 'it ended with status 0')]
     elif finished.status == 0:
         wrong += _judge_success(fault, finished, outcome)
     elif not error:
@@ -450,6 +457,13 @@ def judge_resumed(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tu
             r'WARNING.*\b(data|train_dataloader)', finished.output):
         return [('named', f'nothing warns of other data, and {struck_file} was replaced')]
     return []
+
+
+def judge_wait(outcome: Outcome) -> List[Tuple[str, str]]:
+    """Return what is wrong with the output of a run whose ranks cannot meet."""
+    return [('named', f'nothing says {pattern!r}')
+            for pattern in patterns_of(outcome.fault, outcome)
+            if not re.search(pattern, outcome.output)]
 
 
 def _judge_refusal(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[str, str]]:

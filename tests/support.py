@@ -203,7 +203,7 @@ class Launch:
         except subprocess.TimeoutExpired:
             self._kill_all()
             output, _ = self.process.communicate()
-            raise AssertionError(f'still running after {timeout} s:\n{output[-4000:]}') from None
+            raise AssertionError(f'still running after {timeout} s:\n{output[-20_000:]}') from None
         seconds = time.monotonic() - self._start
         # A killed process may take an instant to leave the process table.
         deadline = time.monotonic() + 20

@@ -26,6 +26,7 @@ from typing import Dict, List, Mapping, Optional, Set, Union
 
 import torch.distributed as dist
 
+from mapsage_launcher.addresses import wait_explained
 from mapsage_launcher.trust.job_secret import job_secret
 from mapsage_launcher.trust.private_store import (
     PrivateStoreError,
@@ -97,21 +98,29 @@ def shared_store(timeout: float) -> dist.Store:
     Args:
         timeout: Seconds to wait for the other ranks, and for the answer to a request.
     """
-    limit, host = timedelta(seconds=timeout), os.environ['MASTER_ADDR']
+    host, port = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
+    keeps_store = (os.environ['RANK'] == '0'
+                   and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True')
+    # One rank of a machine speaks for all.
+    if os.environ.get('LOCAL_RANK', '0') != '0':
+        return _open_shared_store(host, port, keeps_store, timedelta(seconds=timeout))
+    with wait_explained(host, port, keeps_store, timeout):
+        return _open_shared_store(host, port, keeps_store, timedelta(seconds=timeout))
+
+
+def _open_shared_store(host: str, port: int, keeps_store: bool, limit: timedelta) -> dist.Store:
     descriptor: Optional[int] = None
-    if (os.environ['RANK'] == '0' and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
-            and 'master_listen_fd' in (dist.TCPStore.__init__.__doc__ or '')):
+    if (keeps_store and 'master_listen_fd' in (dist.TCPStore.__init__.__doc__ or '')):
         # Suppressed: MASTER_ADDR is a host name, or an address of another machine.
         with contextlib.suppress(ValueError, OSError):
             family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-            with socket.create_server((host, int(os.environ['MASTER_PORT'])), family=family,
-                                      backlog=1024) as listener:
+            with socket.create_server((host, port), family=family, backlog=1024) as listener:
                 descriptor = os.dup(listener.fileno())
     if descriptor is None:
         store: dist.Store = next(dist.rendezvous('env://', timeout=limit))[0]
         return store
     # multi_tenant: if this process opens env:// later, it gets this store.
-    return dist.TCPStore(host, int(os.environ['MASTER_PORT']), int(os.environ['WORLD_SIZE']), True,
+    return dist.TCPStore(host, port, int(os.environ['WORLD_SIZE']), True,
                          timeout=limit, multi_tenant=True, master_listen_fd=descriptor)
 
 

@@ -16,8 +16,9 @@ from ranks import free_port
 from socket_table import listening
 
 from mapsage.distributed import job_store
-from mapsage.distributed.job_store import private_store
+from mapsage.distributed.job_store import private_store, shared_store
 from mapsage.distributed.store import LockedStore, silent_ranks
+from mapsage_launcher import addresses
 from mapsage_launcher.trust.private_store import PrivateStoreError, file_path
 
 SECRET = 'a1' * 32
@@ -280,3 +281,20 @@ def test_without_a_private_file_the_store_is_on_loopback(
         return
     assert fork_ranks(use_fallback, 3, tmp_path, free_port()) == [['127.0.0.1'], [], []]
     assert capfd.readouterr().err.count('torch unpickles what is in it') == 1
+
+
+@pytest.mark.parametrize('rank, local_rank, lines', [(0, 0, 1), (1, 0, 1), (1, 1, 0)])
+def test_ranks_of_several_machines_say_where_they_wait(
+        rank: int, local_rank: int, lines: int, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks without a launcher, as a queue of jobs starts them."""
+    monkeypatch.setattr(addresses, '_PATIENCE_SECONDS', 0.1)
+    for name, value in dict(RANK=rank, LOCAL_RANK=local_rank, WORLD_SIZE=2, MASTER_PORT=free_port(),
+                            MASTER_ADDR='no-host.invalid').items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv('TORCHELASTIC_USE_AGENT_STORE', raising=False)
+    # torch 1.10 raises a ValueError
+    with pytest.raises((RuntimeError, ValueError)):
+        shared_store(2.0)
+    assert capsys.readouterr().err.count(
+        "warning: MASTER_ADDR='no-host.invalid' stands for no address here (") == lines

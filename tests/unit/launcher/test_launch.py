@@ -3,14 +3,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from socket_table import listening
-from support import on_host
+from support import ROOT, on_host
 from warm_python import warm_python
 
 from mapsage_launcher import launch
@@ -108,3 +111,23 @@ def test_a_folder_for_notes_that_others_could_write_to(
         launch.private_folder()
     assert 'mode 0777' in str(error.value) and 'Set TMPDIR' in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('node_rank', [0, 1])
+def test_a_launcher_says_where_it_waits_for_the_others(node_rank: int) -> None:
+    hasty = ('import sys; from mapsage_launcher import addresses, launch; '
+             'addresses._PATIENCE_SECONDS = 0.2; launch.run()')
+    launcher = subprocess.Popen(
+        [sys.executable, '-c', hasty, '--nnodes', '2', '--node_rank', str(node_rank),
+         '--nproc_per_node', '1', '--master_addr', 'no-host.invalid', '--master_port', '0',
+         'tools/train.py'], cwd=str(ROOT), env={**os.environ, 'MAPSAGE_SECRET': 'a1' * 32},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
+        start_new_session=True)
+    try:
+        assert launcher.stdout
+        # Without the warning, these lines end with torch's own error, after 900 s.
+        assert any(line.startswith("warning: MASTER_ADDR='no-host.invalid' stands for no address")
+                   for line in launcher.stdout)
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
