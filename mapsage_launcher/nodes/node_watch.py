@@ -7,8 +7,9 @@ every rank of its node; a rank says goodbye before it ends. The watch reports a 
 
 - A connection breaks without a goodbye: the rank has ended.
 - The kernel reports for longer than the timeout that a rank is stopped (SIGSTOP): it is frozen.
-- A node is silent for longer than the timeout: it is frozen, switched off or cut off. The first
-  sign may take a minute, because a loaded machine starts processes late.
+- A node is silent for longer than the timeout: it is frozen, switched off or cut off, or large
+  packets do not arrive. The first sign may take a minute, because a loaded machine starts processes
+  late.
 
 The first report goes to all nodes. Ranks have a grace period in which their collectives may break
 and report the loss with more detail; then they end, or are killed. The ranks' side is in
@@ -42,6 +43,9 @@ _HANDSHAKE_SECONDS = 5.0
 _NO_DESCRIPTOR_SECONDS = 0.1
 # Time for a node's first sign of life.
 _FIRST_SECONDS = 60.0
+# A beat between nodes fills whole packets, also on links with jumbo frames (MTU 9000). Where only
+# small packets arrive, beats stop with the gradients.
+_BEAT = 'x' * 9000
 # States of a process, in the letters of the kernel.
 _ENDED = ('Z', 'X', '')
 _NOT_RUNNING = ('T', *_ENDED)
@@ -288,7 +292,7 @@ class Watch:
 
     def _beat(self, peer: int) -> None:
         if peer in self._nodes:
-            self._nodes[peer].send(beat=1)
+            self._nodes[peer].send(beat=_BEAT)
 
     def _hear_node(self, peer: int, message: Message) -> None:
         self._liveness.heard(peer)
@@ -313,7 +317,8 @@ class Watch:
         cut = (', or this machine is cut off from it' if peer == self._root else
                ', or it is cut off')
         self._report(self._ranks[peer], f'{self._name(peer)}: nothing was heard from it for '
-                     f'{seconds:.1f} s: it is frozen or switched off{cut}', 0.0)
+                     f'{seconds:.1f} s: it is frozen or switched off{cut}, or only small packets '
+                     f'pass between them (then the MTU of a link is wrong)', 0.0)
 
     def _check_ranks(self) -> None:
         """Look whether the kernel says that a rank of this node is stopped or has ended."""

@@ -342,6 +342,20 @@ def halves(job: Struck) -> Outcome:
     return outcome
 
 
+@scenario('small packets pass to and from a machine, large ones are lost (nftables)', steps=200)
+def large_packets_lost(job: Struck) -> Outcome:
+    job.train()
+    node = job.node_of_rank(1)
+    job.strike(node.drop_large)
+    job.until(lambda: job.noticed(r'rank\(s\) \[[01]\] on host .*MTU'), 60, 'word of the MTU')
+    outcome = job.recovered('named, with the MTU as a possible cause; the other two continue', 2,
+                            [node])
+    node.heal()
+    job.wait_for('step', world=3, after=time.time())
+    job.finish()
+    return outcome
+
+
 @scenario('link of a machine at 200 kbit/s', steps=60)
 def link_throttled(job: Struck) -> Outcome:
     job.train()

@@ -217,6 +217,14 @@ class Machine:
         _in(self.namespace, 'nft', f'add table ip faults; add chain ip faults {hook} '
             f'{{ type filter hook {hook} priority 0; }}; add rule ip faults {hook} {match} drop')
 
+    def drop_large(self) -> None:
+        """Drop packets of more than 1000 bytes in both directions, as a link with a small MTU does.
+        """
+        _in(self.namespace, 'nft', 'add table ip faults; ' + ' '.join(
+            f'add chain ip faults {hook} {{ type filter hook {hook} priority 0; }}; '
+            f'add rule ip faults {hook} {interface} veth0 ip length > 1000 drop;'
+            for hook, interface in (('input', 'iifname'), ('output', 'oifname'))))
+
     def throttle(self, rate: str) -> None:
         """Limit both directions, to ``'200kbit'`` for example."""
         for namespace, device in ((self.namespace, 'veth0'), (self._switch, self._port)):

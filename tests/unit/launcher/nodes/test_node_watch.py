@@ -129,6 +129,18 @@ def test_who_says_no_node_of_this_job_is_closed(watched: Watched, hello: Dict[st
         assert is_closed(node)
 
 
+def test_a_beat_fills_packets_of_jumbo_frames(watched: Watched) -> None:
+    """Otherwise beats pass where only small packets do, and gradients wait without a word."""
+    with watched.node() as node:
+        line = Line(node)
+        node.settimeout(60)
+        line.send(node=OTHER)
+        data = b''
+        while b'"beat"' not in data or not data.endswith(b'\n'):
+            data += node.recv(4096)
+    assert max(map(len, data.split(b'\n'))) >= 9000
+
+
 @pytest.mark.parametrize('rank', [1, -1, True, str(RANK), None])
 def test_who_says_no_rank_of_this_node_is_closed(watched: Watched, rank: Any) -> None:
     line = watched.rank()
