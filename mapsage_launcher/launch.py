@@ -36,6 +36,7 @@ from mapsage_launcher.trust import job_secret, private_store
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 # Stores that must live as long as the job.
 _stores: List[TCPStore] = []
@@ -160,12 +161,12 @@ def _explain_meeting() -> None:
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
     meet = StaticTCPRendezvous.next_rendezvous
 
-    def meet_explained(meeting: StaticTCPRendezvous) -> Any:
+    def meet_explained(meeting: StaticTCPRendezvous) -> RendezvousInfo:
         with wait_explained(meeting.master_addr, meeting.master_port, meeting.rank == 0,
                             meeting.timeout.total_seconds()):
             return meet(meeting)
 
-    StaticTCPRendezvous.next_rendezvous = meet_explained  # type: ignore[method-assign]
+    StaticTCPRendezvous.next_rendezvous = meet_explained  # type: ignore[method-assign,assignment]
 
 
 def _run_or_exit(run_job: Callable[[argparse.Namespace], None], args: argparse.Namespace,
