@@ -17,7 +17,8 @@ from mapsage.errors import UserError
 # Keys of MMEngine, then of MapSage.
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',
          'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',
-         'cross_check', 'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32')
+         'cross_check', 'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32',
+         'accept_other_data')
 _DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',
               'heartbeat_timeout')
 _REDUCTIONS = ('ordered', 'native')
@@ -58,6 +59,8 @@ class EnvCfg:
             ``'high'`` (TF32) or ``'medium'`` (bfloat16); None for PyTorch's default, highest.
         cudnn_allow_tf32: Whether float32 convolutions on cuda may use TF32; None for PyTorch's
             default, True.
+        accept_other_data: Whether a run may be resumed although the number or the order of its
+            training samples, or its classes, differ from the checkpoint's.
     """
 
     accelerator: str = 'auto'
@@ -73,6 +76,7 @@ class EnvCfg:
     float32_matmul_precision: Optional[str] = None
     cudnn_allow_tf32: Optional[bool] = None
     cross_check_interval: Optional[int] = None
+    accept_other_data: bool = False
 
 
 def parse_env_cfg(env_cfg: Mapping[str, Any],
@@ -128,7 +132,8 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
                   channels_last=_channels_last(env_cfg.get('channels_last')),
                   float32_matmul_precision=_precision(env_cfg.get('float32_matmul_precision')),
                   cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')),
-                  cross_check_interval=_cross_check(env_cfg.get('cross_check')))
+                  cross_check_interval=_cross_check(env_cfg.get('cross_check')),
+                  accept_other_data=_accept_other_data(env_cfg.get('accept_other_data')))
 
 
 def _port(value: object) -> Optional[int]:
@@ -179,6 +184,14 @@ def _channels_last(value: object) -> bool:
         raise ConfigError(
             f'env_cfg.channels_last={value!r}: expected True (convolutions keep the channels last '
             f'in memory) or False (first, as torch does by default).')
+    return bool(value)
+
+
+def _accept_other_data(value: object) -> bool:
+    if not (value is None or value is True or value is False):
+        raise ConfigError(
+            f'env_cfg.accept_other_data={value!r}: expected True (a run is resumed although its '
+            f'samples or classes differ from those of the checkpoint) or False (that is an error).')
     return bool(value)
 
 

@@ -7,10 +7,11 @@ one.
 from __future__ import annotations
 
 import bisect
+import pickle
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from mmcv.transforms import LoadAnnotations
-from mmengine.dataset import ClassBalancedDataset, RepeatDataset
+from mmengine.dataset import BaseDataset, ClassBalancedDataset, RepeatDataset
 from mmengine.runner.runner import _SlicedDataset
 from torch.utils.data import ConcatDataset, Subset
 
@@ -65,6 +66,23 @@ def lists_samples(dataset: object) -> bool:
     Other datasets of torch and of users have no ``get_data_info``.
     """
     return hasattr(dataset, 'get_data_info')
+
+
+def listed_samples(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield what a dataset knows of each sample; nothing if it does not name its samples' files.
+
+    The contents are for reading: they may belong to the dataset.
+    """
+    method = getattr(getattr(dataset, 'get_data_info', None), '__func__', None)
+    if method is BaseDataset.get_data_info and dataset.serialize_data \
+            and dataset._fully_initialized:
+        # MMEngine keeps a list of pickled samples, which its own method reads five times as slowly.
+        content, start = memoryview(dataset.data_bytes), 0
+        for end in dataset.data_address.tolist():
+            yield pickle.loads(content[start:end])
+            start = end
+    elif lists_samples(dataset) and hasattr(dataset, '__len__'):
+        yield from map(dataset.get_data_info, range(len(dataset)))
 
 
 def metainfo_of(dataset: object) -> Dict[str, Any]:

@@ -31,7 +31,7 @@ RUNNERS = {'stock': Runner, 'ours': MapSageRunner}
 # What MapSage writes beside MMEngine's files; docs/reference/conformance.md says why.
 OUR_FILES = ('preview.png', 'report.html', 'run.json')
 OUR_CHECKPOINT_KEYS = ('gradients', 'accumulative_counts')
-OUR_META_KEYS = ('reproducibility', 'validations', 'virtual_ranks')
+OUR_META_KEYS = ('data', 'reproducibility', 'validations', 'virtual_ranks')
 # Figures that a clock or the process decides, and the lines that name them.
 _MEASURED = ('time', 'data_time', 'eta', 'memory')
 _ITERATION = re.compile(r'(?:Iter|Epoch)\((?:train|val|test)\).*')

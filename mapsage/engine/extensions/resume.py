@@ -25,7 +25,7 @@ from mapsage.engine.checkpoints.resume import (
     not_read_again,
 )
 from mapsage.engine.checkpoints.resume_report import kept_settings, settings_of
-from mapsage.engine.guards import ValidationRecordHook
+from mapsage.engine.guards import DataRecordHook, ValidationRecordHook
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
@@ -36,7 +36,8 @@ class Resume(RunExtension):
     """Continues a run with the seed, the virtual ranks and the position of its checkpoint."""
 
     def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
-        return [dict(type=ValidationRecordHook)]
+        return [dict(type=DataRecordHook, accept=run.env.accept_other_data),
+                dict(type=ValidationRecordHook)]
 
     @contextmanager
     def training(self, run: EngineRun) -> Iterator[None]:

@@ -6,6 +6,7 @@ registers them; `engine/runner_parts.py` has those that every run gets.
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook
 from .cross_check_hook import CrossCheckError, CrossCheckHook
+from .data_record_hook import DataRecordHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .equal_buffers_hook import EqualBuffersHook
 from .nodes_hook import NodesHook
@@ -18,7 +19,7 @@ from .validation_record_hook import ValidationRecordHook
 
 __all__ = [
     'AcceleratorHook', 'AccumulatedGradientsHook', 'CrossCheckError', 'CrossCheckHook',
-    'DeviceCheckError', 'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError',
-    'NonFiniteLossHook', 'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
-    'ValidationRecordHook'
+    'DataRecordHook', 'DeviceCheckError', 'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook',
+    'NonFiniteLossError', 'NonFiniteLossHook', 'ReproducibilityHook', 'SlowestRankHook', 'StopHook',
+    'TrainedWeightsHook', 'ValidationRecordHook'
 ]

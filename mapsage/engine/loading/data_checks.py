@@ -44,6 +44,7 @@ from mapsage.host.batch_images import packed_mask
 from mapsage.host.dataset_parts import (
     ignored_label,
     innermost,
+    listed_samples,
     lists_samples,
     loads_images,
     loads_masks,
@@ -190,8 +191,7 @@ def _local_file_keys(dataset: object) -> Tuple[str, ...]:
 def _check_files(dataset: Any, keys: Sequence[str]) -> None:
     # Folder -> file name -> key of the file in the sample.
     expected: Dict[str, Dict[str, str]] = defaultdict(dict)
-    for index in range(len(dataset)):
-        info = dataset.get_data_info(index)
+    for info in listed_samples(dataset):
         for key in keys:
             path = info.get(key)
             if isinstance(path, str) and '://' not in path:
