@@ -33,6 +33,8 @@ LOOPS = (
         'val_cfg': ..., 'val_dataloader': ..., 'val_evaluator': ...}),
     Feature('validation_alone', stages=(({}, 'val'),), core=True, preview=True),
     Feature('test_alone', stages=TEST, core=True, preview=True),
+    Feature('tested_before_trained', stages=(({}, 'test train'),), core=True),
+    Feature('validated_and_tested_before_trained', stages=(({}, 'val test train'),)),
     Feature('half_precision_validation', {'val_cfg.fp16': True, 'test_cfg.fp16': True},
             TRAIN_AND_TEST),
     Feature('a_loop_of_the_users', {'train_cfg.type': 'TwiceAsOftenLoop'}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import random
+from contextlib import contextmanager
 from typing import Any, Dict, Hashable, Iterator, Sequence, Tuple
 
 import numpy as np
@@ -74,6 +75,18 @@ def seed_sample(entropy: Tuple[int, ...]) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """Give the generators of :func:`seed_sample` their states back at the end of a block."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
 
 
 class ResumableSampler(Sampler):

@@ -23,7 +23,7 @@ from mapsage.datasets.byte_labels import narrow_labels
 from mapsage.distributed import die_with_parent
 from mapsage_launcher.stop_request import is_listening, spare_worker
 
-from .data_order import SampleKey, seed_sample, without_seed
+from .data_order import SampleKey, generators_restored, seed_sample, without_seed
 from .loader_workers import (
     WorkerIterator,
     Workers,
@@ -78,10 +78,17 @@ class KeyedDataset(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitem__(self, key: Hashable) -> Any:
-        if not self._tied_to_parent and get_worker_info() is not None:
+        if get_worker_info() is None:
+            # What is drawn later in this process, such as weights, must not follow from a sample.
+            with generators_restored():
+                return self._load(key)
+        if not self._tied_to_parent:
             # torch's workers check only every five seconds whether their rank is alive.
             die_with_parent()
             self._tied_to_parent = True
+        return self._load(key)
+
+    def _load(self, key: Hashable) -> Any:
         index, seed = without_seed(key)
         if (self.finish or self.reseed or self.keep_keys) and not isinstance(index, _NUMBER):
             raise ValueError(
@@ -105,7 +112,7 @@ class KeyedDataset(torch.utils.data.Dataset):
 
     def load(self, index: int, seed: Tuple[int, ...]) -> Any:
         """Return the sample at ``index``, drawn with ``seed``."""
-        return self[SampleKey(index, tuple(seed))]
+        return self._load(SampleKey(index, tuple(seed)))
 
 
 def _has_metainfo(sample: object) -> bool:
