@@ -1,6 +1,6 @@
 """Dynamic sampling in a loop with accelerate, with checkpoints that hold the pool of every rank.
 
-    accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
+    torchrun --nproc_per_node 2 examples/accelerate_loop.py
 
 The policy, its answers and the loss are those of ``plain_ddp.py``. Tried with accelerate 1.15.
 """

@@ -1,6 +1,6 @@
 """DynamicGRPOTrainer on a tiny model that is made here, without a download.
 
-    accelerate launch --cpu --num_processes 2 examples/trl_grpo.py
+    torchrun --nproc_per_node 2 examples/trl_grpo.py
 
 A model of two layers learns which of twelve words follows a prompt. Tried with trl 1.16.
 """

@@ -40,8 +40,25 @@ def run_ranks(program: Path, *arguments: Any, ranks: int = 2, timeout: float = 2
     return Ranks([process.returncode for process in processes], outputs)
 
 
-def run_example(name: str, *arguments: Any) -> List[str]:
-    """Run an example on two ranks to its end; return what they printed."""
-    run = run_ranks(EXAMPLES / name, *arguments)
-    assert run.statuses == [0, 0], '\n'.join(run.outputs)[-4000:]
-    return run.outputs
+def run_command(command: str, *arguments: Any, timeout: float = 240) -> str:
+    """Run a page's ``torchrun`` command in the repository to its end; return what it printed."""
+    launcher, *words = command.split()
+    assert launcher == 'torchrun', command
+    # On no fixed port, unlike torchrun's default.
+    run = subprocess.run(
+        [sys.executable, '-m', 'torch.distributed.run', '--standalone', *words,
+         *map(str, arguments)], text=True, cwd=str(ROOT), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, timeout=timeout, env=dict(
+            os.environ, OMP_NUM_THREADS='1',
+            PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES)))))
+    assert run.returncode == 0, run.stdout[-4000:]
+    return run.stdout
+
+
+def command_of_page(page: str, program: str) -> str:
+    """Return the command of a page of ``docs/how-to`` that runs an example."""
+    lines = (ROOT / 'docs' / 'how-to' / page).read_text().splitlines()
+    command, = (line.split('#')[0].strip() for line in lines
+                if line.split('#')[0].strip().endswith(f' examples/{program}'))
+    assert command in (EXAMPLES / program).read_text()
+    return command
