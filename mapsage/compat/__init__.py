@@ -30,6 +30,8 @@ from . import (  # noqa: E402
     tta_scores,
 )
 
+# Before the next patches, some of which import mmseg's datasets.
+quiet_import.apply()
 checkpoint_contents.apply()
 checkpoint_loading.apply()
 config_text.apply()
@@ -46,5 +48,4 @@ mask_values.apply()
 mlflow_store.apply()
 pinned_samples.apply()
 printable_log.apply()
-quiet_import.apply()
 tta_scores.apply()

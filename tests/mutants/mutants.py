@@ -584,7 +584,7 @@ MUTANTS = (
            ('tests/unit/geo/test_mosaic.py',)),
     Mutant('nodata', 'mapsage/geo/pixel_validity.py',
            'the last band alone says where there is no data',
-           'hidden &= np.isnan(band)', 'hidden = np.isnan(band)',
+           'hidden &= _equals(band, nodata)', 'hidden = _equals(band, nodata)',
            ('tests/unit/geo/test_pixel_validity.py::test_one_band_that_equals_no_data_keeps_its_value',)),
     Mutant('kept_handle', 'mapsage/geo/file_handles.py',
            'a mosaic whose source is missing is read on, with zeros',
