@@ -41,11 +41,11 @@ def test_forked_processes_open_their_own_handle(tmp_path: Path) -> None:
 
 def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
     values = paint(draw_classes())
-    raster = Raster(write_raster(tmp_path / 'a.tif', values))
-    path = Path(raster.path)
-    assert count_open_files(path) == 0
+    path = Path(write_raster(tmp_path / 'a.tif', values))
     # A file that has just been written is opened again, because its times may not show a change.
     time.sleep(0.1)
+    raster = Raster(path)
+    assert count_open_files(path) == 0
     barrier = threading.Barrier(4)
 
     def read_rows(thread: int) -> int:
