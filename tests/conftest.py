@@ -76,26 +76,37 @@ elif no_simulated_cards() is None:
 # Besides files that say so themselves by `pytestmark`: folders and files that not every leg runs.
 # No device makes these different, and the xla leg has the Python of the main leg.
 NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
-    'unit/geo', 'unit/drawing', 'unit/report', 'unit/viewer', 'unit/labeling', 'unit/sampling',
-    'unit/features', 'unit/datasets/demo', 'unit/datasets/prepare', 'unit/datasets/geotiff',
-    'unit/accuracy', 'unit/launcher', 'unit/test_configs.py',
-    'unit/commands/test_assess_command.py', 'unit/commands/test_error_reports.py',
-    'unit/commands/doctor/test_tuning.py', 'unit/distributed/test_launcher.py',
-    'unit/models/backbones/test_dinov3_parity.py', 'unit/test_scripts.py', 'unit/test_mutants.py',
-    'distributed/test_sampling_runs.py', 'distributed/test_jaccard_ranks.py',
-    'integration/test_wheel.py'))
+    'unit/geo', 'unit/sampling', 'unit/features', 'unit/datasets/geotiff', 'unit/launcher',
+    'unit/maps', 'unit/test_configs.py', 'unit/distributed/test_launcher.py',
+    'unit/models/backbones/test_dinov3_parity.py', 'distributed/test_sampling_runs.py',
+    'distributed/test_jaccard_ranks.py', 'integration/test_wheel.py'))
 # Of these folders: hooks, which train on the device.
 ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/features/hooks', 'unit/sampling/hooks/test_group_reward_settings.py',
     'unit/sampling/hooks/test_group_rewards_on_devices.py'))
-# Neither device nor the version of torch or Python makes these different, and they take minutes.
+# Neither device nor the version of torch or Python makes these different: pages, pictures, the text
+# of the repository, and commands whose model and device other tests of a leg try.
 ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
-    'unit/features/remote', 'unit/viewer/test_view_review.py', 'unit/viewer/test_view_server.py',
-    'unit/drawing/test_sampling_plot.py', 'unit/commands/test_replay.py',
-    'distributed/test_lora_runs.py', 'distributed/test_mask_ranks.py',
-    'distributed/test_saving_alone.py', 'distributed/test_group_reward_ranks.py',
-    'integration/test_accept_machine.py', 'integration/test_one_writer.py',
-    'integration/test_geotiff_pictures.py'))
+    'unit/accuracy', 'unit/commands', 'unit/datasets/demo', 'unit/datasets/prepare', 'unit/drawing',
+    'unit/labeling', 'unit/places', 'unit/report', 'unit/viewer', 'unit/features/remote',
+    'unit/test_check_wording.py', 'unit/test_docker_files.py', 'unit/test_docs.py',
+    'unit/test_errors.py', 'unit/test_mutants.py', 'unit/test_notebooks_kept.py',
+    'unit/test_page_blocks.py', 'unit/test_rooms.py', 'unit/test_scripts.py',
+    'distributed/test_calibration_ranks.py', 'distributed/test_fixmatch_runs.py',
+    'distributed/test_group_reward_ranks.py', 'distributed/test_head_replicas.py',
+    'distributed/test_lora_runs.py', 'distributed/test_mask_equivalence.py',
+    'distributed/test_mask_ranks.py', 'distributed/test_neighbor_copy.py',
+    'distributed/test_saving_alone.py', 'integration/test_accept_machine.py',
+    'integration/test_cache_features.py', 'integration/test_cache_of_scenes.py',
+    'integration/test_change_configs.py', 'integration/test_change_maps.py',
+    'integration/test_earth_runs.py', 'integration/test_geotiff_pictures.py',
+    'integration/test_map_colors.py', 'integration/test_mask_maps.py',
+    'integration/test_model_card.py', 'integration/test_one_writer.py',
+    'integration/test_predict_aoi.py', 'integration/test_predict_broken.py',
+    'integration/test_predict_companions.py', 'integration/test_predict_full_disk.py',
+    'integration/test_predict_mosaic.py', 'integration/test_predict_probabilities.py',
+    'integration/test_pseudo_label', 'integration/test_stack_tools.py',
+    'integration/test_suggest_label', 'integration/test_windows_of_scenes.py'))
 
 # Folders of tests whose processes mostly wait for each other.
 WAITING = (('distributed', ), ('integration', ))

@@ -209,15 +209,18 @@ class Run:
         """Return the validations or tests in order.
 
         Validations after the checkpoint that a later start resumed are left out: their weights
-        were lost.
+        were lost. So is the validation of that checkpoint if the later start repeats it.
         """
         evaluations: List[Evaluation] = []
         for start in self.starts:
             if start.trains and phase == 'val':
                 while evaluations and evaluations[-1].iteration > start.begin:
                     evaluations.pop()
-            evaluations += [evaluation for evaluation in start.evaluations
-                            if evaluation.phase == phase]
+            added = [evaluation for evaluation in start.evaluations if evaluation.phase == phase]
+            if phase == 'val' and added and evaluations \
+                    and evaluations[-1].iteration == added[0].iteration:
+                evaluations.pop()
+            evaluations += added
         return evaluations
 
     def final(self) -> Optional[Evaluation]:

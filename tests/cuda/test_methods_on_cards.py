@@ -68,7 +68,8 @@ def test_two_cards_train_like_two_cpu_ranks(name: str, tiny_data: Path, tmp_path
         assert f'accelerator {accelerator} ' in finished.output
     losses, expected = (logged(tmp_path / name) for name in ('cuda', 'cpu'))
     assert len(set(losses)) == len(losses) > 2
-    assert losses == expected
+    # Operators of the double and of the CPU take other paths; some processors show it in last bits.
+    assert losses == pytest.approx(expected, rel=1e-6)
     cards, ranks = (load(max((tmp_path / name).glob('iter_*.pth'))) for name in ('cuda', 'cpu'))
     for key, value in ranks['state_dict'].items():
         torch.testing.assert_close(cards['state_dict'][key], value, rtol=1e-5, atol=1e-6, msg=key)
