@@ -13,6 +13,8 @@
 #                  again by themselves, in one process; they do not fail the run. No test runs again
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
+# MAPSAGE_LONG_PART=2/5 runs the third of five parts of tests/long; .ci/run takes one by the date.
+#
 # Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
 # pytest runs them in one process. Without arguments of pytest, tests/long, tests/cluster,
 # tests/browser and tests/trl are left out, which .ci/run runs by themselves, the main leg also runs
@@ -89,7 +91,10 @@ if [ $# -eq 0 ]; then  # they take minutes; tests/cluster also wants the machine
     case "${legs[*]}" in
         browser) paths=(tests/browser) ;;
         trl) paths=(tests/trl) ;;
-        cuda) paths=(tests/cuda tests/contract tests/distributed tests/integration) ;;
+        # and what trains, resumes and fails on one device or several: equal losses with another torch
+        cuda) paths=(tests/cuda tests/contract tests/distributed/test_{equivalence,metric_ranks,ordered_sum}.py
+                     tests/distributed/test_{resume,sampling_exchange,simulated_cards}.py
+                     tests/integration/test_{device_faults,golden_losses,lazy_device}.py) ;;
     esac
 fi
 if [ "${legs[*]}" = browser ] && ! command -v chromium >/dev/null; then

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
@@ -108,19 +109,34 @@ ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
     'integration/test_pseudo_label', 'integration/test_stack_tools.py',
     'integration/test_suggest_label', 'integration/test_windows_of_scenes.py'))
 
+# What takes minutes: each run of CI takes a part of it, by the date.
+LONG = tuple(str(ROOT / 'tests' / name) for name in ('long', 'cuda/test_on_gpu.py'))
+
 # Folders of tests whose processes mostly wait for each other.
 WAITING = (('distributed', ), ('integration', ))
 
 STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process go
 
 
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    part = os.environ.get('MAPSAGE_LONG_PART')
+    if part:
+        left_out = {item for item in items
+                    if str(item.path).startswith(LONG) and not in_part(item.nodeid, part)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if str(item.path).startswith(NOT_ON_XLA) and not str(item.path).startswith(ON_XLA_TOO):
             item.add_marker(on_host)
         if str(item.path).startswith(ON_MAIN_LEG_ALONE):
             item.add_marker(main_leg)
     items[:] = spread_waiting_files(items)
+
+
+def in_part(name: str, part: str) -> bool:
+    """Return whether a test belongs to a part, such as '2/5': the third of five, by its name."""
+    number, parts = map(int, part.split('/'))
+    return zlib.crc32(name.encode()) % parts == number % parts
 
 
 def spread_waiting_files(items: List[pytest.Item]) -> List[pytest.Item]:
