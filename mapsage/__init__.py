@@ -1,8 +1,9 @@
 """MapSage: train remote-sensing segmentation models on GCU, CUDA, XLA or CPU clusters.
 
 Importing the package has two effects: `compat` closes gaps in the host packages, and the other
-rooms register their classes with MMEngine. Without the host packages only the version is there,
-which is enough to make maps from an exported model. So it is where only a help text is printed.
+rooms, and the extras that are there, register their classes with MMEngine. Without the host
+packages only the version is there, which is enough to make maps from an exported model. So it is
+where only a help text is printed.
 """
 import gc
 
@@ -25,6 +26,11 @@ if not is_only_help() and not absent_hosts():
         models,
         wrappers,
     )
+    from .extras import register_extras
     from .features import hooks as _feature_hooks  # noqa: F401
     from .sampling import hooks as _sampling_hooks  # noqa: F401
+    register_extras()
+from .compat_paths import keep_old_paths
 from .version import __version__  # noqa: F401
+
+keep_old_paths()

@@ -1,10 +1,11 @@
 """The command ``mapsage``: a word for each program, and the launcher.
 
 A program is a module with the functions ``main()`` and ``run()``; most of them are in
-`mapsage/commands/programs/`, and a file of `tools/` with the same name starts the same module. The
-module is imported only after the checks here: if PyTorch or an MM package is missing, the error is
-the line that installs it. A word's ``--help`` needs neither (`program_start.py`). To add a word,
-add a row to ``COMMANDS``.
+`mapsage/commands/programs/` or in an extra, and a file of `tools/` with the same name starts the
+same module. The module is imported only after the checks here: if PyTorch or an MM package is
+missing, the error is the line that installs it. A word's ``--help`` needs neither
+(`program_start.py`). To add a word, add a row to ``COMMANDS``, or to the ``extra.json`` of an extra
+(`extras.py`).
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, NoReturn
 
 from mapsage_launcher import hosts, shipped
+from mapsage_launcher.extras import list_extras, missing_extra
 from mapsage_launcher.program_start import asks_for_help, import_program
 from mapsage_launcher.version import __version__
 
@@ -33,25 +35,22 @@ class Command(NamedTuple):
     without_hosts: bool = False
 
 
+EXTRAS = list_extras()
 COMMANDS: Dict[str, Command] = {
     'train': Command('train', 'train a config on one device'),
     'test': Command('test', 'evaluate a checkpoint'),
     'predict': Command('predict', 'make maps of images and scenes'),
-    'export': Command('export', 'write a model as one ONNX file'),
-    'view': Command('view', 'show maps in a browser', without_hosts=True),
     'doctor': Command('doctor', 'say whether a training would start here, and why'),
-    'prepare': Command('prepare_data', 'write LoveDA, Potsdam, Vaihingen or iSAID for training, or '
-                       'fast copies of scenes'),
     'suggest': Command('suggest_labels', 'choose the windows to label next'),
     'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
     'compare': Command('compare', 'compare runs: scores, classes, settings, curves',
                        without_hosts=True),
-    'assess': Command('assess', 'how right is a map: areas and accuracies with intervals',
-                      without_hosts=True),
     'configs': Command('list_configs', 'list the configs that come with MapSage, or copy them',
                        without_hosts=True),
+    **{word: Command(**row) for extra in EXTRAS.values() for word, row in extra.commands.items()},
 }
-_MORE_WITHOUT_HOSTS = ('geotiff_statistics', 'measure_shift')
+_MORE_WITHOUT_HOSTS = ('geotiff_statistics', 'measure_shift', *(
+    program for extra in EXTRAS.values() for program in extra.without_hosts))
 
 # Script that `mapsage launch` starts on all cards, by the next word of the command line.
 LAUNCHED = {'train': 'start_8card_training.sh', 'test': 'test.sh', 'predict': 'predict.sh',
@@ -99,6 +98,8 @@ def program_modules() -> Dict[str, str]:
     folder = shipped.PACKAGE / 'commands' / 'programs'
     modules = {path.stem: f'mapsage.commands.programs.{path.stem}'
                for path in folder.glob('[!_]*.py')}
+    for extra in EXTRAS.values():
+        modules.update(extra.programs)
     return {**modules, 'rendezvous': 'mapsage_launcher.rendezvous'}
 
 
@@ -112,6 +113,9 @@ def run_program(name: str, arguments: List[str]) -> None:
     command = COMMANDS.get(name) or Command(name.replace('-', '_'), '')
     module = program_modules().get(command.program)
     if module is None:
+        missing = missing_extra('programs', name)
+        if missing is not None:
+            _stop(f'mapsage {missing}', 2)
         known = ['launch', *COMMANDS]
         near = difflib.get_close_matches(name, known, 1)
         _stop(f'mapsage {name}: there is no such command.'

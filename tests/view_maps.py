@@ -14,9 +14,9 @@ import rasterio
 from affine import Affine
 from rasterio.transform import from_origin
 
+from mapsage.extras.viewer import ViewServer
 from mapsage.geo import ClassMapWriter, MapInfo, confidence_path, write_cog, write_polygons
 from mapsage.geo.gdal_files import open_file
-from mapsage.viewer import ViewServer
 
 Server = TypeVar('Server', bound=ViewServer)
 

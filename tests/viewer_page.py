@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from view_maps import Folders
 
-from mapsage.viewer import ViewServer, ViewSession, find_maps
+from mapsage.extras.viewer import ViewServer, ViewSession, find_maps
 
 PATIENCE = 120000  # milliseconds
 

@@ -13,6 +13,9 @@ def run(module: str) -> None:
         from mapsage_launcher.program_start import import_program
         program = import_program(module)
     except ModuleNotFoundError as error:
+        if (error.name or '').startswith('mapsage.extras.'):
+            sys.exit(f'problem: this program is in {error.name.replace(".", "/")}, which is not '
+                     f'installed here. Install the whole package of mapsage.')
         if (error.name or 'mapsage').startswith('mapsage'):
             raise
         sys.exit(f'problem: {error.name} is not installed in {sys.executable}. Use the Python that '

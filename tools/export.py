@@ -1,8 +1,8 @@
 """Write a trained model as one ONNX file for QGIS, Enflame's runtimes, or anything that reads ONNX.
 
-The program is mapsage/commands/programs/export.py.
+The program is mapsage/extras/export/programs/export.py.
 """
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.programs.export')
+    run('mapsage.extras.export.programs.export')

@@ -20,6 +20,7 @@ from mmengine.model import revert_sync_batchnorm
 from mapsage.distributed import local_rank
 from mapsage.drawing.tiles import resize
 from mapsage.engine.loading.data_checks import DataError
+from mapsage.extras.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.geo import GeoError
 from mapsage.labeling.exclusions import Exclusions, split_reviews
 from mapsage.labeling.known_labels import UNKNOWN, KnownLabels
@@ -35,7 +36,6 @@ from mapsage.maps.model import check_labeling, place_settings
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.progress import ProgressLine
-from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.wrappers import place_module
 
 from .checkpoint_model import (

@@ -22,6 +22,7 @@ from mmengine.runner import Runner
 
 from mapsage.host.optim_wrappers import built_wrappers
 from mapsage.host.runner import OptimWrappers
+from mapsage_launcher.extras import missing_extra
 
 from .env_cfg import ConfigError
 
@@ -257,6 +258,9 @@ def _type_mistake(build: FrameType) -> Optional[str]:
                 f"expected dict(type='NAME', ...).")
     if not isinstance(kind, str) or build.f_locals.get('obj_cls') is not None:
         return None
+    missing = missing_extra('names', kind)
+    if missing is not None:
+        return f'type={kind!r}: {missing}'
     return (f'type={kind!r} is no known {registry.name}.' + did_you_mean(kind, _names(registry))
             + ' List the module of your own class in custom_imports of the config.')
 

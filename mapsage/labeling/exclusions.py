@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import List, NamedTuple, Sequence, Set, Tuple
 
+from mapsage.extras.viewer.decisions import WRONG_LABEL, WRONG_MAP, read_windows
 from mapsage.geo import AreaOfInterest, SceneArea
-from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, read_windows
 
 from .known_labels import KnownLabels, labeled_share
 from .outlines import overlap

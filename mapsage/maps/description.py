@@ -74,7 +74,7 @@ class ExportedDescription:
         scores: Number of scores of a pixel.
         threshold: Score above which a model with a single score means class 1.
         checkpoint: SHA-256 of the checkpoint.
-        target: Target of the export, a key of ``mapsage.export.targets.TARGETS``.
+        target: Target of the export, a key of ``mapsage.extras.export.targets.TARGETS``.
         version: Version of MapSage that wrote the file.
         places: Settings of the places that a model of several dates takes, as
             ``mapsage.maps.model.place_settings`` returns them, with ``training_days`` by sensor;

@@ -2,7 +2,7 @@
 
 A window is one array in the order of the model's test pipeline. A file of single scenes has one
 input, `image`; a file of scene stacks has an input for pixels, valid pixels and days of every
-sensor, and `site`. `mapsage/export/module.py` has the reverse, which is the beginning of the graph.
+sensor, and `site`. `mapsage/extras/export/module.py` has the reverse, the beginning of the graph.
 
 Shapes: N windows of a batch, B bands, S pixels of a side, T dates and C bands of a sensor.
 """

@@ -12,8 +12,8 @@ from support import main_leg
 from view_maps import NOWHERE, TURNED, Folders, add_map, folders, name_scene
 from viewer_page import Page, serving
 
-from mapsage.viewer import Review, ViewServer, ViewSession, find_maps
-from mapsage.viewer.decisions import read_windows
+from mapsage.extras.viewer import Review, ViewServer, ViewSession, find_maps
+from mapsage.extras.viewer.decisions import read_windows
 
 pytestmark = main_leg
 

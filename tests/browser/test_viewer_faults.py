@@ -19,7 +19,7 @@ from support import PATIENT, ROOT
 from view_maps import NOWHERE, UTM, WRONG, Folders, add_large_map, add_map, folders, write_raster
 from viewer_page import Page, serving, viewing
 
-from mapsage.viewer import ViewSession, find_maps, write_static
+from mapsage.extras.viewer import ViewSession, find_maps, write_static
 
 WRONG_COLOR = [230, 0, 200]
 RIGHT = 475 / 600, 225 / 400  # a place, in shares of width and height, that is the map's half

@@ -8,7 +8,7 @@ import pytest
 from cards import launch_on_cards
 from support import check_finished
 
-from mapsage.datasets import DemoParams, write_demo_data
+from mapsage.extras.demo import DemoParams, write_demo_data
 
 STAGES = ['tests/contract', 'tests/unit/wrappers', 'all_devices', 'one_device', 'step_overhead.py',
           'dinov3_training.py', 'segmentors_gpu.py', 'feature_sources.py', 'feature_sources.py',

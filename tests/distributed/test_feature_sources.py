@@ -24,7 +24,7 @@ from support import (
 )
 from support import write_tiny_config as write_config
 
-from mapsage.datasets import DemoParams, write_demo_data
+from mapsage.extras.demo import DemoParams, write_demo_data
 
 ON_XLA_LEG = importlib.util.find_spec('torch_xla') is not None
 LOAD: Dict[str, Any] = dict(map_location='cpu')

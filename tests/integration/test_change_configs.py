@@ -10,7 +10,7 @@ from mmengine.registry import RUNNERS
 from support import ROOT, main_leg
 
 from mapsage.commands import cli
-from mapsage.datasets import ChangeParams, write_change_pairs
+from mapsage.extras.demo import ChangeParams, write_change_pairs
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 

@@ -13,7 +13,7 @@ from support import ROOT, main_leg
 
 from mapsage.commands import cli
 from mapsage.commands.programs import cache_features
-from mapsage.datasets.demo.crop_places import CropParams, write_crop_places
+from mapsage.extras.demo.crop_places import CropParams, write_crop_places
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 

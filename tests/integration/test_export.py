@@ -33,11 +33,11 @@ from mapsage.commands.predict import (  # noqa: E402
     open_model,
     run_prediction,
 )
-from mapsage.commands.programs import export as command  # noqa: E402
-from mapsage.export.errors import ExportError  # noqa: E402
-from mapsage.export.graph import most_opset  # noqa: E402
-from mapsage.export.proof import Proof  # noqa: E402
-from mapsage.export.quantize import is_close  # noqa: E402
+from mapsage.extras.export.errors import ExportError  # noqa: E402
+from mapsage.extras.export.graph import most_opset  # noqa: E402
+from mapsage.extras.export.programs import export as command  # noqa: E402
+from mapsage.extras.export.proof import Proof  # noqa: E402
+from mapsage.extras.export.quantize import is_close  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
 from mapsage.maps.exported import ExportedPredictor  # noqa: E402
 from mapsage.maps.prediction import Prediction  # noqa: E402

@@ -23,9 +23,9 @@ pytest.importorskip('onnxruntime')
 from test_export import command, write_tiles  # noqa: E402
 
 from mapsage.commands.checkpoint_model import load_model  # noqa: E402
-from mapsage.commands.model_card import draw, license_of  # noqa: E402
-from mapsage.export.card import Card  # noqa: E402
-from mapsage.export.errors import ExportError  # noqa: E402
+from mapsage.extras.export.card import Card  # noqa: E402
+from mapsage.extras.export.errors import ExportError  # noqa: E402
+from mapsage.extras.export.model_card import draw, license_of  # noqa: E402
 from mapsage.maps.description import Bands, ExportedDescription  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
 

@@ -39,9 +39,9 @@ from support import ON_MAIN_LEG, ROOT, check_finished, launch, main_leg
 from mapsage.commands.checkpoint_model import load_model
 from mapsage.commands.programs import browse_dataset, cache_features, doctor, suggest_labels
 from mapsage.commands.programs import predict as predict_command
-from mapsage.datasets import CropParams, write_crop_places
 from mapsage.engine import MapSageRunner
 from mapsage.engine.loading.ground_checks import ground_note
+from mapsage.extras.demo import CropParams, write_crop_places
 from mapsage.features.cache.shards import CacheError
 from mapsage.labeling.window_facts import FileWindow, WindowJudge
 from mapsage.maps.errors import PredictError
@@ -277,7 +277,7 @@ def test_an_exported_file_makes_the_map_of_its_checkpoint(
     """Place c lacks a date, which both say; without radar, the page's own code gives the map."""
     onnx = pytest.importorskip('onnx')
     pytest.importorskip('onnxruntime')
-    from mapsage.commands.programs import export
+    from mapsage.extras.export.programs import export
     config, _ = model
     config.write_text(config.read_text() + "val_dataloader = dict(train_dataloader, batch_size=1)\n"
                       "val_cfg = dict(type='ValLoop')\n")
@@ -307,7 +307,7 @@ def test_an_exported_file_makes_the_map_of_its_checkpoint(
     maps = [read(tmp_path / name / 'c.tif') for name in ('onnx', 'torch')]
     assert np.array_equal(*maps) and len(np.unique(maps[0])) == 2
 
-    from mapsage.export.errors import ExportError
+    from mapsage.extras.export.errors import ExportError
     with pytest.raises(ExportError, match='--int8: models of several dates are written in float32'):
         export.main([str(config), str(checkpoint), '--out', str(path), '--overwrite', '--int8'])
 

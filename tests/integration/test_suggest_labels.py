@@ -31,8 +31,8 @@ from rasterio.transform import Affine
 from support import on_host
 
 from mapsage.engine.loading.data_checks import DataError
+from mapsage.extras.viewer.decisions import ReviewFile, ReviewKey
 from mapsage.maps.errors import PredictError
-from mapsage.viewer.decisions import ReviewFile, ReviewKey
 
 pytestmark = on_host
 

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 from support import ROOT
 
-from mapsage.datasets import DemoParams, write_demo_data
+from mapsage.extras.demo import DemoParams, write_demo_data
 from mapsage.version import __version__
 
 BYTES = 3_000_000
@@ -98,7 +98,8 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     for package in ('mapsage', 'mapsage_launcher'):
         for path in (ROOT / package).rglob('*.py'):
             assert path.relative_to(ROOT).as_posix() in names
-    assert {'mapsage/viewer/web/viewer.js', 'mapsage/viewer/web/LICENSES.txt', 'mapsage/py.typed',
+    assert {'mapsage/extras/viewer/web/viewer.js', 'mapsage/extras/viewer/web/LICENSES.txt',
+            'mapsage/extras/viewer/extra.json', 'mapsage/extras/known.json', 'mapsage/py.typed',
             'mapsage/accelerator/simulator/backend.cpp',
             'mapsage/accelerator/simulator/narrowing.h', 'mapsage_launcher/command.py',
             'mapsage/operators/s60_torch_gcu_2.10.txt'} <= names

@@ -25,9 +25,9 @@ onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
 from mapsage.commands.configs import build_model  # noqa: E402
-from mapsage.commands.programs import export as command  # noqa: E402
-from mapsage.export.graph import open_session  # noqa: E402
-from mapsage.export.targets import TARGETS  # noqa: E402
+from mapsage.extras.export.graph import open_session  # noqa: E402
+from mapsage.extras.export.programs import export as command  # noqa: E402
+from mapsage.extras.export.targets import TARGETS  # noqa: E402
 from mapsage.maps.exported import ExportedPredictor  # noqa: E402
 from mapsage.maps.file_inputs import IMAGE  # noqa: E402
 
@@ -106,7 +106,7 @@ def kind(model: Dict[str, Any]) -> Tuple[Any, ...]:
 @main_leg
 def test_every_shipped_config_has_a_segmentor_here() -> None:
     known = {kind(Config.fromfile(str(path)).model) for path, *_ in SEGMENTORS.values()}
-    # tests/unit/export/test_module.py exports models of several dates.
+    # tests/extras/export/test_module.py exports models of several dates.
     shipped = [path for path in sorted(CONFIGS.glob('*/*.py'))
                if path.parent.name not in ('_base_', 'change', 'earth', 'stacks')]
     assert len(shipped) > 30

@@ -18,14 +18,14 @@ pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
 from mapsage.commands.configs import build_model  # noqa: E402
-from mapsage.commands.programs import export as command  # noqa: E402
-from mapsage.datasets import (  # noqa: E402
+from mapsage.extras.demo import (  # noqa: E402
     ChangeParams,
     CropParams,
     write_change_pairs,
     write_crop_places,
 )
-from mapsage.export.graph import open_session  # noqa: E402
+from mapsage.extras.export.graph import open_session  # noqa: E402
+from mapsage.extras.export.programs import export as command  # noqa: E402
 
 pytestmark = main_leg
 

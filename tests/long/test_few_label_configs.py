@@ -19,7 +19,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from support import ROOT, check_finished, launch, main_leg, no_simulated_cards
 
-from mapsage.datasets import DemoParams, write_demo_data
+from mapsage.extras.demo import DemoParams, write_demo_data
 
 pytestmark = main_leg
 NO_SIM = no_simulated_cards()

@@ -190,7 +190,7 @@ def test_a_shorter_list_of_labeled_images_begins_the_longer_one(folder: str, lon
 def test_demo_values_are_loveda_class_names() -> None:
     from mmseg.datasets import LoveDADataset
 
-    from mapsage.datasets.demo import ground_canvas
+    from mapsage.extras.demo import ground_canvas
     for index, name in enumerate(LoveDADataset.METAINFO['classes']):
         assert getattr(ground_canvas, name.upper()) == index + 1
 

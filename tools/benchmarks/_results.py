@@ -141,7 +141,7 @@ def spread(values: Sequence[float]) -> str:
 
 def write_demo(root: Path) -> str:
     """Write the demo's tiles if they are not there, and return their folder."""
-    from mapsage.datasets import write_demo_data
+    from mapsage.extras.demo import write_demo_data
     if not (root / 'ann_dir/val').is_dir():
         write_demo_data(root)
     return str(root)

@@ -4,9 +4,9 @@
 
 A scenario is a population (share of each stratum, and in it the shares of map class and true class)
 and the number of points in each stratum. The surveys are drawn from it at random and go through the
-estimators of `mapsage/accuracy/`, all at a time. A row is one estimate of a scenario: coverage of
-the textbook interval (+- 1.96 standard errors) and of the printed one, the share of surveys with a
-warning, and the share of surveys that miss the truth without a warning. The exit status is 1 if a
+estimators of `mapsage/extras/assess/`, all at a time. A row is one estimate of a scenario: coverage
+of the textbook interval (+- 1.96 standard errors) and of the printed one, the share of surveys with
+a warning, and the share of surveys that miss the truth without a warning. The exit status is 1 if a
 row that warns in less than a tenth of its surveys covers less than 93 or more than 97 %.
 
 With --degrees the scenarios are a rare class of few pixels on a map in degrees, most of which are
@@ -20,8 +20,8 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.accuracy.estimators import Survey, estimate_mean, estimate_ratio
-from mapsage.accuracy.intervals import Z, find_interval, span_of_cells
+from mapsage.extras.assess.estimators import Survey, estimate_mean, estimate_ratio
+from mapsage.extras.assess.intervals import Z, find_interval, span_of_cells
 
 
 class Scenario(NamedTuple):

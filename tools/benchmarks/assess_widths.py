@@ -19,12 +19,12 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.accuracy.allocation import allocate
-from mapsage.accuracy.assessment import AREA, Assessment, Sample, assess
-from mapsage.accuracy.census import MapCensus
-from mapsage.accuracy.intervals import Z
-from mapsage.accuracy.map_reader import LEVELS
-from mapsage.accuracy.strata import build_strata
+from mapsage.extras.assess.allocation import allocate
+from mapsage.extras.assess.assessment import AREA, Assessment, Sample, assess
+from mapsage.extras.assess.census import MapCensus
+from mapsage.extras.assess.intervals import Z
+from mapsage.extras.assess.map_reader import LEVELS
+from mapsage.extras.assess.strata import build_strata
 
 _PIXELS = 1000000
 

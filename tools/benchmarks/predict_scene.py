@@ -36,7 +36,7 @@ from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.commands.predict import map_options, open_model  # noqa: E402
 from mapsage.commands.programs import predict as predict_program  # noqa: E402
-from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
+from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import Bands  # noqa: E402
 from mapsage.maps.prediction import Prediction  # noqa: E402

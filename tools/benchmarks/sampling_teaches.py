@@ -40,7 +40,8 @@ TASKS: Dict[str, Dict[str, Any]] = dict(
 
 def dull_demo(root: Path) -> Path:
     """Write demo data and ``dull.txt``, a list of training tiles of which 70 % are dull."""
-    from mapsage.datasets import LabelScore, write_demo_data
+    from mapsage.datasets import LabelScore
+    from mapsage.extras.demo import write_demo_data
     write_demo_data(root)
     entropy, score = [], LabelScore()
     for number in range(600):

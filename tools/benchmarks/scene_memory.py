@@ -27,7 +27,7 @@ from rasterio.windows import Window  # noqa: E402
 
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.configs import build_model  # noqa: E402
-from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
+from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 
 TILE = 512
 CONFIG = '''

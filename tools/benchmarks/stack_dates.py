@@ -26,7 +26,7 @@ from torch.nn import functional
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 import mapsage  # noqa: E402, F401  (registers the classes)
-from mapsage.datasets import CROP_CLASSES  # noqa: E402
+from mapsage.extras.demo import CROP_CLASSES  # noqa: E402
 
 _BANDS, _RADAR = ['B03', 'B04', 'B08', 'B11'], ['vv', 'vh']
 _MEAN = dict(s2=[1000., 1100., 3000., 2500.], s1=[-10.4, -17.8])

@@ -136,7 +136,7 @@ def main() -> None:
         args.out.write_text(json.dumps(run_one(*json.loads(args.run))))
         # Once in ten runs, a thread of a library aborted the interpreter's end.
         os._exit(0)
-    from mapsage.datasets import write_demo_data
+    from mapsage.extras.demo import write_demo_data
     args.out.mkdir(parents=True, exist_ok=True)
     data, results = args.out / 'data', args.out / 'results.jsonl'
     if not data.exists():

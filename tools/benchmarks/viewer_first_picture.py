@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from _common import describe_machine  # noqa: E402
 
+from mapsage.extras.viewer import ViewServer, ViewSession, find_maps  # noqa: E402
 from mapsage.geo import ClassMapWriter, MapInfo, confidence_path, write_cog  # noqa: E402
 from mapsage.geo.gdal_files import open_file  # noqa: E402
-from mapsage.viewer import ViewServer, ViewSession, find_maps  # noqa: E402
 
 PATTERN = 5000  # side in pixels of the content, which repeats
 COLORS = [(255, 255, 255), (255, 0, 0), (255, 255, 0), (0, 0, 255), (159, 129, 183), (0, 255, 0),

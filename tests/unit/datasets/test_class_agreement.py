@@ -17,10 +17,9 @@ from mmengine.registry import DATASETS, DefaultScope
 from support import ROOT
 
 import mapsage  # noqa: F401  (registers what the configs name)
-from mapsage.datasets import DemoParams, write_demo_data
-from mapsage.datasets.demo import demo_map
-from mapsage.datasets.prepare.layouts import LAYOUTS
-from mapsage.datasets.prepare.tiling import ColorClasses
+from mapsage.extras.demo import DemoParams, demo_map, write_demo_data
+from mapsage.extras.demo.prepare.layouts import LAYOUTS
+from mapsage.extras.demo.prepare.tiling import ColorClasses
 
 Row = Tuple[int, str, Tuple[int, int, int]]  # stored value, class, RGB
 
@@ -133,7 +132,7 @@ def test_the_demo_draws_what_its_values_mean(tmp_path: Path) -> None:
     """Through the writer: water is dark, roofs lie where buildings are; the map's colors too."""
     import rasterio
 
-    from mapsage.datasets.demo import ground_canvas
+    from mapsage.extras.demo import ground_canvas
     for value, name, _ in LOVEDA:
         assert getattr(ground_canvas, name.upper()) == value
     write_demo_data(tmp_path / 'demo', DemoParams(0, 1, 1, 128, 64))

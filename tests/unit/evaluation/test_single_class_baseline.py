@@ -11,8 +11,8 @@ from mmseg.datasets import LoveDADataset
 from mmseg.evaluation import IoUMetric
 from support import count_class_pixels
 
-from mapsage.datasets import DemoParams, write_demo_data
 from mapsage.evaluation import SingleClassBaseline, single_class_miou
+from mapsage.extras.demo import DemoParams, write_demo_data
 
 
 def test_agrees_with_mmseg_metric(tmp_path: Path) -> None:

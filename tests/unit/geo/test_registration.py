@@ -13,8 +13,8 @@ from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
 from mapsage.commands.programs import measure_shift as measure_shift_program
-from mapsage.datasets import draw_scene
-from mapsage.datasets.demo.change_ground import draw_change
+from mapsage.extras.demo import draw_scene
+from mapsage.extras.demo.change_ground import draw_change
 from mapsage.geo import GeoError
 from mapsage.geo.registration import (
     BlockShift,

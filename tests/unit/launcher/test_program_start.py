@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from mapsage.commands.programs import assess, check_weights, make_demo_data, predict, prepare_data
+from mapsage.commands.programs import check_weights, predict
+from mapsage.extras.assess.programs import assess
+from mapsage.extras.demo.programs import make_demo_data, prepare_data
 from mapsage_launcher import command
 from mapsage_launcher.only_help import is_only_help
 from mapsage_launcher.program_start import asks_for_help, import_program
@@ -95,10 +97,10 @@ def test_a_mistake_beside_help_is_still_a_usage_error(monkeypatch: Any) -> None:
 
 def test_constants_that_programs_repeat() -> None:
     """A help text names values of modules that it must not import."""
-    from mapsage.accuracy.allocation import ALLOCATIONS
-    from mapsage.datasets import DemoParams, NeighborParams
     from mapsage.datasets.geotiff.fast_copies import DEFAULT_SIZE
-    from mapsage.datasets.prepare.layouts import LAYOUTS
+    from mapsage.extras.assess.allocation import ALLOCATIONS
+    from mapsage.extras.demo import DemoParams, NeighborParams
+    from mapsage.extras.demo.prepare.layouts import LAYOUTS
     from mapsage.maps.exported import RUNTIMES
     from mapsage.models.backbones import dinov3_reference, dinov3_weights
     assert assess._ALLOCATIONS == ALLOCATIONS

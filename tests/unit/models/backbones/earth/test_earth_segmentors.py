@@ -14,8 +14,8 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from mapsage.commands.model_card import license_of
 from mapsage.engine.guards.reproducibility_hook import ReproducibilityHook
+from mapsage.extras.export.model_card import license_of
 from mapsage.models.weight_license import find_licenses
 
 SENSORS = dict(s2=dict(bands=('B02', 'B03', 'B04', 'B8A'), max_dates=2))
@@ -130,7 +130,7 @@ def test_the_license_is_in_checkpoints_of_all_runs_that_follow(tmp_path: Any) ->
 def test_the_license_is_in_the_model_card(tmp_path: Any, from_checkpoint: bool) -> None:
     """The config names the weights, or a checkpoint of an earlier run does that the run began with.
     """
-    from mapsage.export.card import _license
+    from mapsage.extras.export.card import _license
     init_default_scope('mmseg')
     model, cfg = licensed(tmp_path)
     meta: Dict[str, Any] = {}

@@ -1,0 +1,86 @@
+"""Import paths of version 0.5 that work for one more version, with a DeprecationWarning.
+
+A row of ``MODULES`` is a module or package that has moved, a row of ``NAMES`` a public name that
+its package no longer exports. Remove this file and its call in ``__init__.py`` with version 0.7.
+"""
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Dict, Optional, Sequence
+
+MODULES: Dict[str, str] = {
+    'mapsage.accuracy': 'mapsage.extras.assess',
+    'mapsage.datasets.demo': 'mapsage.extras.demo',
+    'mapsage.datasets.prepare': 'mapsage.extras.demo.prepare',
+    'mapsage.export': 'mapsage.extras.export',
+    'mapsage.viewer': 'mapsage.extras.viewer',
+}
+NAMES: Dict[str, Dict[str, str]] = {
+    'mapsage.datasets': dict.fromkeys((
+        'CROP_CLASSES', 'CROP_PALETTE', 'ChangeParams', 'CropParams', 'DemoParams', 'DemoScene',
+        'NeighborParams', 'draw_scene', 'write_change_pairs', 'write_crop_places',
+        'write_demo_data', 'write_neighbor_scenes'), 'mapsage.extras.demo'),
+}
+
+
+def keep_old_paths() -> None:
+    """Let old import paths lead to the new ones."""
+    if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
+        # Before Python's own finder, which would load a second copy of a moved submodule.
+        sys.meta_path.insert(0, _MovedModules())
+    for package, names in NAMES.items():
+        if package in sys.modules:
+            vars(sys.modules[package])['__getattr__'] = _attributes(package, names)
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    """Finds a moved module under its old name; both names are the same module."""
+
+    def find_spec(self, fullname: str, path: Optional[Sequence[str]],
+                  target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
+        if not fullname.startswith('mapsage.') or _new_name(fullname) is None:
+            return None
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = _new_name(spec.name)
+        assert new is not None
+        _warn(spec.name, new)
+        module = importlib.import_module(new)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give a module back its own spec, which Python has replaced by that of the old name."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def _new_name(name: str) -> Optional[str]:
+    """Return the new name of a moved module or of a module in a moved package, else None."""
+    parts = name.split('.')
+    for length in range(len(parts), 1, -1):
+        new = MODULES.get('.'.join(parts[:length]))
+        if new is not None:
+            return '.'.join([new, *parts[length:]])
+    return None
+
+
+def _attributes(package: str, names: Dict[str, str]) -> Any:
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f'module {package!r} has no attribute {name!r}')
+        _warn(f'{package}.{name}', f'{names[name]}.{name}')
+        return getattr(importlib.import_module(names[name]), name)
+
+    return __getattr__
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f'{old} has moved to {new}; the old path works until version 0.7',
+                  DeprecationWarning, stacklevel=3)

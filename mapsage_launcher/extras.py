@@ -1,0 +1,64 @@
+"""The extras of MapSage: each folder of `mapsage/extras/` is one capability and can be deleted.
+
+A folder has its code, its programs (`programs/NAME.py`), and a file ``extra.json``, the table by
+which the core finds it:
+
+    commands        words of the command line, each with "program", "about" and, if it runs without
+                    PyTorch and the MM packages, "without_hosts": true
+    without_hosts   further programs that run without them
+    registers       modules that ``import mapsage`` imports, because they register classes
+
+`mapsage/extras/known.json` lists the words, programs and registered names of all extras, so that
+an error can say which extra is missing.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+# Next to this package.
+FOLDER = Path(__file__).resolve().parents[1] / 'mapsage' / 'extras'
+
+
+class Extra(NamedTuple):
+    """What an extra adds.
+
+    Attributes:
+        commands: Arguments of ``Command`` by the word of the command line.
+        programs: Module of each program by its name.
+        without_hosts: Programs that have no command and run without PyTorch and the MM packages.
+        registers: Modules that register classes when they are imported.
+    """
+
+    commands: Dict[str, Dict[str, Any]]
+    programs: Dict[str, str]
+    without_hosts: List[str]
+    registers: List[str]
+
+
+def list_extras() -> Dict[str, Extra]:
+    """Return the extras that are there, by the names of their folders."""
+    extras = {}
+    for path in sorted(FOLDER.glob('*/extra.json')):
+        name, table = path.parent.name, json.loads(path.read_text(encoding='utf-8'))
+        programs = {file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
+                    for file in sorted(path.parent.glob('programs/[!_]*.py'))}
+        extras[name] = Extra(table.get('commands', {}), programs, table.get('without_hosts', []),
+                             table.get('registers', []))
+    return extras
+
+
+def missing_extra(kind: str, name: str) -> Optional[str]:
+    """Return a sentence if something belongs to an extra that is not there, else None.
+
+    Args:
+        kind: ``'programs'`` or ``'names'``.
+        name: Word of the command line, name of a program, or a registered name.
+    """
+    known = json.loads((FOLDER / 'known.json').read_text(encoding='utf-8'))[kind]
+    extra = next((extra for extra, names in known.items() if name in names), None)
+    if extra is None or (FOLDER / extra / 'extra.json').is_file():
+        return None
+    return (f'{name} belongs to the extra {extra!r}, which is not installed here: the folder '
+            f'{FOLDER / extra} is missing. Install the whole package of mapsage.')
