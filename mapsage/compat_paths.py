@@ -15,16 +15,41 @@ from typing import Any, Dict, Optional, Sequence
 
 MODULES: Dict[str, str] = {
     'mapsage.accuracy': 'mapsage.extras.assess',
+    'mapsage.commands.pseudo_labels': 'mapsage.extras.labels.pseudo_labels',
+    'mapsage.commands.suggest_labels': 'mapsage.extras.labels.suggest_labels',
+    'mapsage.datasets.change': 'mapsage.extras.change',
     'mapsage.datasets.demo': 'mapsage.extras.demo',
     'mapsage.datasets.prepare': 'mapsage.extras.demo.prepare',
+    'mapsage.datasets.semi_supervised': 'mapsage.extras.labels.unlabeled',
+    'mapsage.evaluation.change_metric': 'mapsage.extras.change.metric',
     'mapsage.export': 'mapsage.extras.export',
+    'mapsage.few_labels': 'mapsage.extras.labels.fixmatch',
+    'mapsage.labeling': 'mapsage.extras.labels',
+    'mapsage.models.backbones.earth': 'mapsage.extras.earth',
+    'mapsage.models.backbones.siamese_backbone': 'mapsage.extras.change.siamese_backbone',
+    'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
     'mapsage.viewer': 'mapsage.extras.viewer',
 }
+_CHANGE = ('ChangeDataError', 'ChangeDataset', 'ExchangeDates', 'JitterDates', 'LoadChangeLabels',
+           'LoadChangePair', 'ShiftDate')
+_DEMO = ('CROP_CLASSES', 'CROP_PALETTE', 'ChangeParams', 'CropParams', 'DemoParams', 'DemoScene',
+         'NeighborParams', 'draw_scene', 'write_change_pairs', 'write_crop_places',
+         'write_demo_data', 'write_neighbor_scenes')
+_UNLABELED = ('HideLabels', 'LabeledUnlabeledSampler', 'PackUnlabeledInputs',
+              'SemiSupervisedDataset', 'UnlabeledImages')
+_BACKBONES = {
+    **dict.fromkeys(('DOFA', 'EarthSensorError', 'OlmoEarth', 'PrithviEO', 'TerraMind'),
+                    'mapsage.extras.earth'),
+    'SiameseBackbone': 'mapsage.extras.change'}
 NAMES: Dict[str, Dict[str, str]] = {
-    'mapsage.datasets': dict.fromkeys((
-        'CROP_CLASSES', 'CROP_PALETTE', 'ChangeParams', 'CropParams', 'DemoParams', 'DemoScene',
-        'NeighborParams', 'draw_scene', 'write_change_pairs', 'write_crop_places',
-        'write_demo_data', 'write_neighbor_scenes'), 'mapsage.extras.demo'),
+    'mapsage.datasets': {**dict.fromkeys(_CHANGE, 'mapsage.extras.change'),
+                         **dict.fromkeys(_DEMO, 'mapsage.extras.demo'),
+                         **dict.fromkeys(_UNLABELED, 'mapsage.extras.labels.unlabeled')},
+    'mapsage.evaluation': dict.fromkeys(
+        ('ChangeMetric', 'change_scores', 'land_confusion', 'separated_kappa'),
+        'mapsage.extras.change.metric'),
+    'mapsage.models': _BACKBONES,
+    'mapsage.models.backbones': _BACKBONES,
 }
 
 

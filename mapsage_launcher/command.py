@@ -41,7 +41,6 @@ COMMANDS: Dict[str, Command] = {
     'test': Command('test', 'evaluate a checkpoint'),
     'predict': Command('predict', 'make maps of images and scenes'),
     'doctor': Command('doctor', 'say whether a training would start here, and why'),
-    'suggest': Command('suggest_labels', 'choose the windows to label next'),
     'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
     'compare': Command('compare', 'compare runs: scores, classes, settings, curves',
                        without_hosts=True),

@@ -7,12 +7,14 @@ which the core finds it:
                     PyTorch and the MM packages, "without_hosts": true
     without_hosts   further programs that run without them
     registers       modules that ``import mapsage`` imports, because they register classes
+    extends         module that adds options to a program, by the program's name
 
 `mapsage/extras/known.json` lists the words, programs and registered names of all extras, so that
 an error can say which extra is missing.
 """
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
@@ -29,12 +31,16 @@ class Extra(NamedTuple):
         programs: Module of each program by its name.
         without_hosts: Programs that have no command and run without PyTorch and the MM packages.
         registers: Modules that register classes when they are imported.
+        extends: Module by the name of the program to which it adds options. It has the functions
+            ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
+            command line for which that is true, ``run(args)`` in place of the program's own work.
     """
 
     commands: Dict[str, Dict[str, Any]]
     programs: Dict[str, str]
     without_hosts: List[str]
     registers: List[str]
+    extends: Dict[str, str]
 
 
 def list_extras() -> Dict[str, Extra]:
@@ -45,8 +51,14 @@ def list_extras() -> Dict[str, Extra]:
         programs = {file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
                     for file in sorted(path.parent.glob('programs/[!_]*.py'))}
         extras[name] = Extra(table.get('commands', {}), programs, table.get('without_hosts', []),
-                             table.get('registers', []))
+                             table.get('registers', []), table.get('extends', {}))
     return extras
+
+
+def extensions_of(program: str) -> List[Any]:
+    """Return the modules of extras that add options to a program."""
+    return [importlib.import_module(extra.extends[program]) for extra in list_extras().values()
+            if program in extra.extends]
 
 
 def missing_extra(kind: str, name: str) -> Optional[str]:

@@ -23,7 +23,7 @@ from earth_oracles import Oracles  # noqa: E402
 from earth_states import fill, images, stack, summarize  # noqa: E402
 from mmengine.logging import MMLogger  # noqa: E402
 
-from mapsage.models.backbones import earth  # noqa: E402
+from mapsage.extras import earth  # noqa: E402
 
 Maps = List[torch.Tensor]
 Case = Tuple[str, Maps, Maps]

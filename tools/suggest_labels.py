@@ -1,8 +1,8 @@
 """Choose the windows to label next, or windows whose labels a confident model contradicts.
 
-The program is mapsage/commands/programs/suggest_labels.py.
+The program is mapsage/extras/labels/programs/suggest_labels.py.
 """
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.programs.suggest_labels')
+    run('mapsage.extras.labels.programs.suggest_labels')

@@ -4,10 +4,10 @@ Formulas are pure functions on counts (`confusion_matrix`, `boundary`, `calibrat
 classes sum integer counts over images and ranks, so the scores do not depend on the number of
 ranks.
 """
+
 from .boundary import boundary_counts, boundary_iou
 from .calibration import calibration_error, count_confidence, reliability
 from .calibration_metric import CalibrationError
-from .change_metric import ChangeMetric, change_scores, land_confusion, separated_kappa
 from .confusion_matrix import confusion_matrix, count_pixels, scores
 from .confusion_matrix_metric import ConfusionMatrixMetric
 from .reward_metric import MeanReward
@@ -16,9 +16,8 @@ from .rewards import ComponentsFound, PolygonCount, UnbrokenLength
 from .single_class_baseline import SingleClassBaseline, single_class_miou
 
 __all__ = [
-    'CalibrationError', 'ChangeMetric', 'ComponentsFound', 'ConfusionMatrixMetric', 'MeanReward',
-    'PolygonCount', 'SingleClassBaseline', 'UnbrokenLength', 'boundary_counts', 'boundary_iou',
-    'calibration_error', 'change_scores', 'confusion_matrix', 'count_confidence', 'count_pixels',
-    'land_confusion', 'reliability', 'reward_variance', 'scores', 'separated_kappa',
-    'single_class_miou'
+    'CalibrationError', 'ComponentsFound', 'ConfusionMatrixMetric', 'MeanReward', 'PolygonCount',
+    'SingleClassBaseline', 'UnbrokenLength', 'boundary_counts', 'boundary_iou',
+    'calibration_error', 'confusion_matrix', 'count_confidence', 'count_pixels', 'reliability',
+    'reward_variance', 'scores', 'single_class_miou'
 ]

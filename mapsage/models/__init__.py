@@ -2,20 +2,14 @@
 
 Nothing here communicates with other ranks: where a loss needs a sum over all ranks, the model
 wrapper supplies it (mapsage/wrappers/batch_counts.py). Start with ``backbones/`` and ``losses/``;
-``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters, ``semi_supervised/`` FixMatch.
+``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters.
 """
 from .backbones import (
-    DOFA,
     BackboneInputError,
     DINOv3ConvNeXt,
     DINOv3ViT,
-    EarthSensorError,
     EfficientNetLite,
-    OlmoEarth,
-    PrithviEO,
-    SiameseBackbone,
     StackBackbone,
-    TerraMind,
     WeightsError,
 )
 from .checkpoint_fit import CheckpointFitError
@@ -28,10 +22,10 @@ from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 from .necks import TemporalPool
 
 __all__ = [
-    'DOFA', 'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt',
-    'DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EarthSensorError', 'EfficientNetLite', 'EoMT',
+    'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt',
+    'DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EfficientNetLite', 'EoMT',
     'EoMTHead', 'FrozenWeightsError', 'JaccardLoss', 'LinearHead', 'LoRAError', 'MaskClassLoss',
-    'OlmoEarth', 'PMTHead', 'PrithviEO', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
-    'SegTverskyLoss', 'SiameseBackbone', 'StackBackbone', 'TemporalPool', 'TerraMind',
+    'PMTHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
+    'SegTverskyLoss', 'StackBackbone', 'TemporalPool',
     'WeightsError'
 ]

@@ -5,9 +5,16 @@ hold. The datasets write this tensor, and the models read it; neither knows the 
 imported in functions only, because maps from an exported model do without it.
 """
 from .dates import NO_DAY, calendar, day_number, day_of_year
-from .layout import SceneStack, SensorImages, SensorLayout, StackLayout, StackLayoutError
+from .layout import (
+    SceneStack,
+    SensorImages,
+    SensorLayout,
+    StackLayout,
+    StackLayoutError,
+    canonical_band,
+)
 
 __all__ = [
     'NO_DAY', 'SceneStack', 'SensorImages', 'SensorLayout', 'StackLayout', 'StackLayoutError',
-    'calendar', 'day_number', 'day_of_year',
+    'calendar', 'canonical_band', 'day_number', 'day_of_year',
 ]

@@ -18,6 +18,7 @@ the end.
 from __future__ import annotations
 
 import math
+import re
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     import torch
 
 _LONGITUDE_OFFSET, _LATITUDE_OFFSET = 360., 180.
+
+
+def canonical_band(band: str) -> str:
+    """Return a band's name in capitals, without zeros before its number."""
+    return re.sub(r'^B0+(?=\d)', 'B', band.upper())
 
 
 class StackLayoutError(UserError, ValueError):

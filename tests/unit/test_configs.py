@@ -16,8 +16,8 @@ from mmseg.structures import SegDataSample
 
 import mapsage  # noqa: F401  (registers what the configs name)
 from mapsage.datasets import StackDataPreProcessor
+from mapsage.extras.earth import dofa, olmoearth, prithvi, terramind
 from mapsage.models.backbones.dinov3_weights import ARCHS
-from mapsage.models.backbones.earth import dofa, olmoearth, prithvi, terramind
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(p for p in (ROOT / 'configs').rglob('*.py')

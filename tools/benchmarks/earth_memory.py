@@ -31,7 +31,7 @@ def _measure(side: int, patch: int, fused: bool, training: bool) -> None:
     """Print the peak memory and the processor time of one step as JSON."""
     import torch
 
-    from mapsage.models.backbones.earth import OlmoEarth, attention
+    from mapsage.extras.earth import OlmoEarth, attention
     from mapsage.stacks import StackLayout
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from typing import Optional, Sequence
 
 from mapsage.commands import options
 from mapsage.console import accept_any_text, examples
+from mapsage_launcher.extras import extensions_of
 
 # As in mapsage.maps.exported, which imports GDAL.
 _RUNTIMES = ('onnxruntime', 'openvino')
@@ -24,10 +25,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = build_parser(argv)
     args = parser.parse_args(argv)
     check_arguments(parser, args)
-    if args.pseudo_labels:
-        # Needs PyTorch, unlike a prediction with --model.
-        from mapsage.commands.pseudo_labels import predict_pseudo_labels
-        return predict_pseudo_labels(args)
+    for extension in extensions_of('predict'):
+        if extension.is_asked(args):
+            return extension.run(args)
     from mapsage.commands.predict import predict
     return predict(args)
 
@@ -60,11 +60,11 @@ def build_parser(argv: Optional[Sequence[str]]) -> argparse.ArgumentParser:
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images, scenes, and other names that GDAL opens: '
                         'https://..., s3://..., /vsizip/..., subdatasets')
-    parser.add_argument('--out', help='folder of the maps (with --pseudo-labels, default: its '
-                        'folder maps)')
+    parser.add_argument('--out', help='folder of the maps')
     _add_window_options(parser)
     _add_file_options(parser)
-    _add_pseudo_label_options(parser)
+    for extension in extensions_of('predict'):
+        extension.add_options(parser)
     parser.add_argument('--overwrite', action='store_true',
                         help='make existing maps again')
     parser.add_argument('--skip-broken', action='store_true',
@@ -115,19 +115,6 @@ def _add_file_options(parser: argparse.ArgumentParser) -> None:
                         help='classes without polygons, such as the background')
 
 
-def _add_pseudo_label_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--pseudo-labels', metavar='DIR',
-                        help='folder for masks of the confident pixels, 255 elsewhere, and a '
-                        'config that trains on them and the labeled data')
-    parser.add_argument('--min-confidence', type=float, metavar='P',
-                        help='least confidence of a pixel in a mask (default: 0.9)')
-    parser.add_argument('--min-share', type=float, metavar='SHARE',
-                        help="share of each class's pixels, the most confident ones, that is in "
-                        'the masks in any case, so that rare classes are not lost: the quantile of '
-                        'class-balanced self-training, Zou et al., ECCV 2018 (default: 0.2; 0: '
-                        '--min-confidence holds for all classes)')
-
-
 def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """End the program with the parser's error if options contradict each other."""
     if args.model is not None and args.amp:
@@ -152,29 +139,10 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
                      'pixels, 0 or more')
     if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
         parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
-    if args.pseudo_labels is not None:
-        _check_pseudo_label_arguments(parser, args)
-        return
+    for extension in extensions_of('predict'):
+        extension.check_options(parser, args)
     if not args.out:
         parser.error('--out is missing: the folder of the maps')
-    if args.min_confidence is not None or args.min_share is not None:
-        parser.error('--min-confidence and --min-share shape masks: add --pseudo-labels')
-
-
-def _check_pseudo_label_arguments(parser: argparse.ArgumentParser,
-                                  args: argparse.Namespace) -> None:
-    if args.model is not None:
-        parser.error('--pseudo-labels with --model: the masks join the labels of a config; give '
-                     'CONFIG and CHECKPOINT')
-    if args.mosaic is not None:
-        parser.error('--mosaic with --pseudo-labels: a mask has the grid of its scene, and a '
-                     'mosaic has the grid of none; leave --mosaic out')
-    args.min_confidence = 0.9 if args.min_confidence is None else args.min_confidence
-    args.min_share = 0.2 if args.min_share is None else args.min_share
-    for option, value in (('--min-confidence', args.min_confidence),
-                          ('--min-share', args.min_share)):
-        if not 0 <= value <= 1:
-            parser.error(f'{option} {value:g}: expected 0 to 1')
 
 
 def run() -> None:

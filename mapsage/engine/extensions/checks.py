@@ -28,7 +28,6 @@ from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.engine.loading.input_checks import watch_inputs
 from mapsage.engine.loading.sensor_checks import compare_sensors
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
-from mapsage.few_labels import FixMatchHook
 from mapsage.host.keyed_samples import keyed_samples
 from mapsage.host.runner import dataset_of, hooks_of_type, plain_model
 from mapsage.sampling.hooks import DynamicSamplingHook
@@ -116,8 +115,6 @@ def cross_check_obstacle(run: EngineRun) -> str:
          f'different graphs, and rounds them differently'),
         (run.cfg.get('feature_source'),
          'feature_source, whose features of a batch only one rank has'),
-        (hooks_of_type(run, FixMatchHook),
-         'FixMatchHook, whose teacher changes with the step'),
         (any(hook.weighs_losses for hook in hooks_of_type(run, DynamicSamplingHook)),
          "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where weights of "
          'the losses are not part of the batch'),
@@ -136,7 +133,9 @@ def cross_check_obstacle(run: EngineRun) -> str:
     ):
         if applies:
             return reason
-    return ''
+    # A hook that changes the step declares why another rank cannot repeat it.
+    return next((hook.cross_check_obstacle for hook in run.hooks
+                 if getattr(hook, 'cross_check_obstacle', None)), '')
 
 
 class ModelInputs(RunExtension):

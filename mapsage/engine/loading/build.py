@@ -16,7 +16,7 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader, IterableDataset
 
-from mapsage.datasets import ChangeDataset, GeoTiffDataset
+from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff.summary import summarize
 from mapsage.host.dataset_parts import innermost, parts
 from mapsage.host.runner import dataset_of
@@ -91,11 +91,13 @@ def score_once(dataset: object) -> None:
 
 
 def notes_on_scenes(dataset: object) -> List[Tuple[int, str]]:
-    """Return a summary of a dataset's scenes or pairs, and warnings: a logging level and a text."""
+    """Return a summary of a dataset's scenes, and warnings: a logging level and a text.
+
+    A dataset of another kind has its own in a method ``start_notes``.
+    """
     inside = [innermost(part, 0)[0] for part in parts(dataset)]
     return [note for scenes in datasets_of_scenes(dataset) for note in summarize(scenes)] + [
-        note for candidate in inside if isinstance(candidate, ChangeDataset)
-        for note in candidate.notes()]
+        note for candidate in inside for note in getattr(candidate, 'start_notes', list)()]
 
 
 def datasets_of_scenes(dataset: object) -> List[GeoTiffDataset]:

@@ -10,8 +10,7 @@ from typing import Dict, Iterator, Optional, Tuple
 from torch import nn
 
 from mapsage.host.dataset_parts import parts
-from mapsage.models.backbones.earth.sensors import canonical_band
-from mapsage.stacks import SensorLayout, StackLayout
+from mapsage.stacks import SensorLayout, StackLayout, canonical_band
 
 from .data_checks import DataError
 

@@ -19,7 +19,7 @@ from mapsage.commands import cli
 from mapsage.distributed import RankError, RankLostError, WeightsDifferError
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.mask_annealing_hook import AnnealingError
-from mapsage.few_labels import SemiSupervisedError
+from mapsage.extras.labels.fixmatch import SemiSupervisedError
 from mapsage.geo import GeoError
 
 FILE = UNDECODABLE + '.tif'

@@ -1,5 +1,0 @@
-"""Training with few labels: masks from the predictions of a model, and windows to label next.
-
-`pseudo_masks` and `joined_config` serve `tools/predict.py --pseudo-labels`; the other modules serve
-`tools/suggest_labels.py`. Existing labels are in `known_labels` for both.
-"""
