@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any, Dict, Optional, Sequence
 
 MODULES: Dict[str, str] = {
+    'mapsage.accelerator.sim': 'mapsage.extras.simulator.accelerator',
+    'mapsage.accelerator.simulator': 'mapsage.extras.simulator',
     'mapsage.accuracy': 'mapsage.extras.assess',
     'mapsage.commands.pseudo_labels': 'mapsage.extras.labels.pseudo_labels',
     'mapsage.commands.suggest_labels': 'mapsage.extras.labels.suggest_labels',

@@ -8,6 +8,7 @@ which the core finds it:
     without_hosts   further programs that run without them
     registers       modules that ``import mapsage`` imports, because they register classes
     extends         module that adds options to a program, by the program's name
+    accelerators    classes of accelerators that are chosen by their names, as "module:class"
 
 `mapsage/extras/known.json` lists the words, programs and registered names of all extras, so that
 an error can say which extra is missing.
@@ -34,6 +35,7 @@ class Extra(NamedTuple):
         extends: Module by the name of the program to which it adds options. It has the functions
             ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
             command line for which that is true, ``run(args)`` in place of the program's own work.
+        accelerators: Classes of accelerators, as ``'module:class'``.
     """
 
     commands: Dict[str, Dict[str, Any]]
@@ -41,6 +43,7 @@ class Extra(NamedTuple):
     without_hosts: List[str]
     registers: List[str]
     extends: Dict[str, str]
+    accelerators: List[str]
 
 
 def list_extras() -> Dict[str, Extra]:
@@ -51,7 +54,8 @@ def list_extras() -> Dict[str, Extra]:
         programs = {file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
                     for file in sorted(path.parent.glob('programs/[!_]*.py'))}
         extras[name] = Extra(table.get('commands', {}), programs, table.get('without_hosts', []),
-                             table.get('registers', []), table.get('extends', {}))
+                             table.get('registers', []), table.get('extends', {}),
+                             table.get('accelerators', []))
     return extras
 
 
@@ -59,6 +63,12 @@ def extensions_of(program: str) -> List[Any]:
     """Return the modules of extras that add options to a program."""
     return [importlib.import_module(extra.extends[program]) for extra in list_extras().values()
             if program in extra.extends]
+
+
+def accelerators_of_extras() -> List[Any]:
+    """Return the classes of accelerators that extras have."""
+    names = [name.split(':') for extra in list_extras().values() for name in extra.accelerators]
+    return [getattr(importlib.import_module(module), kind) for module, kind in names]
 
 
 def missing_extra(kind: str, name: str) -> Optional[str]:

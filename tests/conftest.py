@@ -49,11 +49,8 @@ from support import main_leg, no_simulated_cards, on_host, write_tiny_config, wr
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
-from mapsage.accelerator import (  # noqa: E402
-    resolve_accelerator,
-    set_current_accelerator,
-    simulator,
-)
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
+from mapsage.extras import simulator  # noqa: E402
 from mapsage_launcher.stop_request import SIGNALS  # noqa: E402
 
 PID = os.getpid()

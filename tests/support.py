@@ -42,7 +42,7 @@ def no_simulated_cards() -> Optional[str]:
     There, tests/contract, one file with ranks and one with launches try the simulator with another
     version of torch. They ask the simulator itself.
     """
-    from mapsage.accelerator import simulator
+    from mapsage.extras import simulator
     if importlib.util.find_spec('torch_xla') is not None:
         return 'the main leg runs this; time is short on the xla leg'
     return simulator.why_unavailable()
@@ -275,7 +275,7 @@ def why_no_make() -> str:
 
     They are devices of the simulator under other names, in processes where it is not loaded.
     """
-    from mapsage.accelerator.simulator.build import compiler
+    from mapsage.extras.simulator.build import compiler
     version = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2]))
     if version < (2, 13) or compiler() is None or torch.version.cuda is not None:
         return 'the simulated backend is for the main leg, with a C++ compiler'

@@ -59,7 +59,7 @@ class Accelerator(abc.ABC):
         supports: Capabilities of the stack.
         amp_dtype: Data type of autocast if a config does not name one.
         simulated: Whether the devices are simulated, so that no measurement on them says anything
-            about the vendor's.
+            about the vendor's, and :meth:`register_backend` brings their backend.
         native_group: Whether :attr:`communication` is a separate library of the vendor, with its
             own process group and DDP, instead of a backend of torch.distributed.
         silent_backend: Whether the native backend raises no error for a collective that does not
@@ -77,6 +77,8 @@ class Accelerator(abc.ABC):
     supports: Supports = Supports()
     amp_dtype: torch.dtype = torch.bfloat16
     simulated: ClassVar[bool] = False
+    # Why this process can no longer use cards: set by what has loaded other devices.
+    taken: ClassVar[Optional[str]] = None
     native_group: ClassVar[bool] = False
     silent_backend: ClassVar[bool] = False
     collectives_of_64_bits: ClassVar[bool] = True
@@ -91,6 +93,10 @@ class Accelerator(abc.ABC):
             AcceleratorError: If the vendor's software is installed but broken; the message quotes
                 the vendor's.
         """
+
+    def register_backend(self) -> None:
+        """Register the backend of simulated devices with ``torch.distributed``."""
+        raise NotImplementedError(f'{self.name} has the backends of PyTorch')
 
     @abc.abstractmethod
     def device_count(self) -> int:

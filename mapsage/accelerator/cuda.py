@@ -10,7 +10,6 @@ from typing import Any, Dict, Optional
 import torch
 from torch import nn
 
-from . import simulator
 from .base import Accelerator, AcceleratorError, Supports
 
 # Version of ROCm; PyTorch for the CPU or for CUDA may lack the name.
@@ -76,9 +75,8 @@ class CudaAccelerator(Accelerator):
     def why_unavailable(cls) -> Optional[str]:
         if torch.version.cuda is None and _HIP is None:
             return f'torch {torch.__version__} is a CPU build'
-        if simulator.is_loaded():
-            return (f'simulated devices are loaded in this process, and '
-                    f'{simulator.ONE_OF_BOTH}: use another process for CUDA')
+        if Accelerator.taken is not None:
+            return f'{Accelerator.taken}: use another process for CUDA'
         if torch.cuda.is_available():
             return None
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import List, Optional, Tuple, Type
 
 from mapsage_launcher.drivers import PLUGINS
+from mapsage_launcher.extras import accelerators_of_extras, missing_extra
 
 from .base import Accelerator, AcceleratorError
 from .cpu import CpuAccelerator
@@ -11,13 +12,13 @@ from .cuda import CudaAccelerator
 from .gcu import GcuAccelerator
 from .gcu_t20 import GcuT20Accelerator
 from .private_use1 import PrivateUse1Accelerator, is_plugin_device, why_no_device
-from .sim import SimAccelerator
 from .xla import XlaAccelerator
 
-# The order in which `auto` searches. The CPU is always available, so the simulator is not reached.
+# The order in which `auto` searches. The CPU is always available, so it does not reach those of
+# extras.
 ACCELERATORS: Tuple[Type[Accelerator], ...] = (
     CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, PrivateUse1Accelerator,
-    CpuAccelerator, SimAccelerator)
+    CpuAccelerator, *accelerators_of_extras())
 
 _current: Optional[Accelerator] = None
 
@@ -46,6 +47,8 @@ def resolve_accelerator(name: str = 'auto') -> Accelerator:
         reason = why_no_device(name)
         if reason is None:
             return PrivateUse1Accelerator(name)
+    elif missing_extra('names', name):
+        raise AcceleratorError(f"accelerator {missing_extra('names', name)}")
     else:
         devices = [device for device in PLUGINS.values() if device not in kinds]
         raise AcceleratorError(

@@ -12,8 +12,8 @@ from ranks import run_ranks
 from support import check_finished, launch, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
+from mapsage.extras.simulator.accelerator import SimAccelerator
 
 reason = SimAccelerator.why_unavailable()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import launch, write_tiny_config
 
-from mapsage.accelerator.sim import SimAccelerator
+from mapsage.extras.simulator.accelerator import SimAccelerator
 
 reason = SimAccelerator.why_unavailable()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))

@@ -100,8 +100,8 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
             assert path.relative_to(ROOT).as_posix() in names
     assert {'mapsage/extras/viewer/web/viewer.js', 'mapsage/extras/viewer/web/LICENSES.txt',
             'mapsage/extras/viewer/extra.json', 'mapsage/extras/known.json', 'mapsage/py.typed',
-            'mapsage/accelerator/simulator/backend.cpp',
-            'mapsage/accelerator/simulator/narrowing.h', 'mapsage_launcher/command.py',
+            'mapsage/extras/simulator/backend.cpp',
+            'mapsage/extras/simulator/narrowing.h', 'mapsage_launcher/command.py',
             'mapsage/operators/s60_torch_gcu_2.10.txt'} <= names
     unwanted = ('tests/', 'benchmarks', 'node_modules', '__pycache__', 'run_tests', 'accept_')
     assert not [name for name in names if any(word in name for word in unwanted)]

@@ -54,15 +54,15 @@ MUTANTS = (
            'two ranks on one GCU with different masks are not found',
            'uuid = _efml_uuid(uuids, position, index)', 'pass',
            ('tests/unit/accelerator/test_vendor.py',)),
-    Mutant('fault_rank', 'mapsage/accelerator/simulator/settings.py',
+    Mutant('fault_rank', 'mapsage/extras/simulator/settings.py',
            'a simulated fault of one rank strikes by the rank on its node',
            "if rank in (None, environ.get('RANK', '0')):",
            "if rank in (None, environ.get('LOCAL_RANK', '0')):",
-           ('tests/unit/accelerator/simulator/test_simulator_settings.py',)),
-    Mutant('device_context', 'mapsage/accelerator/simulator/devices.py',
+           ('tests/extras/simulator/test_simulator_settings.py',)),
+    Mutant('device_context', 'mapsage/extras/simulator/devices.py',
            'a device context does not restore the device that was current',
            'set_device(self._before)', 'set_device(self._index)',
-           ('tests/unit/accelerator/simulator/test_simulator.py::test_eight_devices_of_the_vendors_surface',)),
+           ('tests/extras/simulator/test_simulator.py::test_eight_devices_of_the_vendors_surface',)),
 
     # distributed
     Mutant('sum_tree', 'mapsage/distributed/ordered_sum.py',
@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant('watchdog_first', 'mapsage/distributed/groups/process_group.py',
            'the watchdog of eccl aborts the ranks before they name the one at fault',
            'extra = SILENT_BACKEND_EXTRA_SECONDS if', 'extra = 0 if',
-           ('tests/unit/distributed/groups/test_simulated_eccl.py::'
+           ('tests/extras/simulator/test_simulated_eccl.py::'
             'test_eccl_waits_longer_than_the_ranks',)),
     Mutant('victim_named', 'mapsage/distributed/channels/main_thread.py',
            'a rank that waits for the missing one is named as well',

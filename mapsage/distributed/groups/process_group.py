@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, AcceleratorError
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed.descriptors import check_descriptors
 from mapsage.distributed.host_address import keep_on_loopback, reachable_host
 from mapsage.distributed.job_store import private_store, shared_store
@@ -118,10 +117,8 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         # gloo without a device type: the default group never gets device tensors, which gloo may
         # return unreduced.
         resolved = 'gloo'
-    elif isinstance(accelerator, SimAccelerator):
-        # Not at the top of the file, because torch 1.10 has no groups written in Python.
-        from .simulated_eccl import register_simulated_backend
-        register_simulated_backend(accelerator)
+    elif accelerator.simulated:
+        accelerator.register_backend()
     elif not PER_DEVICE_BACKENDS:
         # In torch < 2.0 a group has a single backend. MMEngine then sends CPU tensors over nccl.
         resolved = resolved.rsplit(':', 1)[-1]

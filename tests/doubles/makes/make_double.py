@@ -18,8 +18,8 @@ from typing import Any, Callable, Iterable
 import torch
 import torch.distributed as dist
 
-from mapsage.accelerator.simulator import device_module, read_settings
-from mapsage.accelerator.simulator.load import add_devices
+from mapsage.extras.simulator import device_module, read_settings
+from mapsage.extras.simulator.load import add_devices
 
 # Functions of a make's module that the simulated one has under the same name.
 FULL = ('is_available', 'is_initialized', 'device_count', 'current_device', 'set_device',

@@ -29,8 +29,8 @@ print(tried.summary(), tried.supports.compile, sep=', ')
 # A card that keeps 64-bit numbers.
 WHOLE = '''
 from dataclasses import replace
-from mapsage.accelerator.simulator.devices import library, settings
-from mapsage.accelerator.simulator.load import set_profile
+from mapsage.extras.simulator.devices import library, settings
+from mapsage.extras.simulator.load import set_profile
 set_profile(library(), replace(settings().profile, int64_wraps=False, float64_narrows=False))
 '''
 # A plugin's kernel that does nothing.

@@ -10,9 +10,9 @@ from support import main_leg
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.cuda import CudaAccelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.accelerator.xla import XlaAccelerator
 from mapsage.engine.replica_settings import check_head_replicas, ranks_per_head
+from mapsage.extras.simulator.accelerator import SimAccelerator
 from mapsage.features import FeatureSourceError
 
 SOURCE = dict(type='Streamed', encoders=1, ranks_per_head=4)

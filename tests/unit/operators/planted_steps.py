@@ -9,7 +9,7 @@ from support import ROOT
 from torch import nn
 from torch.nn import functional
 
-from mapsage.accelerator.sim import SimAccelerator
+from mapsage.extras.simulator.accelerator import SimAccelerator
 
 sys.path.append(str(ROOT / 'tools' / 'benchmarks'))
 

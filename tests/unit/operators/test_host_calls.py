@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import no_simulated_cards
 
-from mapsage.accelerator.sim import SimAccelerator
+from mapsage.extras.simulator.accelerator import SimAccelerator
 from mapsage.operators.host_calls import HostCall, run_on_host
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ import torch
 from planted_steps import SmallStep
 from support import no_simulated_cards
 
-from mapsage.accelerator.sim import SimAccelerator
+from mapsage.extras.simulator.accelerator import SimAccelerator
 from mapsage.operators.comparison import OperatorComparison
 
 pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,

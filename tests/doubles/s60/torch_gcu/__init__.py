@@ -26,8 +26,8 @@ if 'TORCH_GCU_DOUBLE_BROKEN' in os.environ:
 
 import torch.distributed as dist  # noqa: E402
 
-from mapsage.accelerator.simulator import device_module, read_settings  # noqa: E402
-from mapsage.accelerator.simulator.load import add_devices  # noqa: E402
+from mapsage.extras.simulator import device_module, read_settings  # noqa: E402
+from mapsage.extras.simulator.load import add_devices  # noqa: E402
 
 __version__ = '2.10.0.double'
 

@@ -7,9 +7,9 @@ import pytest
 
 from mapsage.accelerator import ACCELERATORS
 from mapsage.accelerator.gcu import INT64_VARIABLE
-from mapsage.accelerator.simulator import read_settings
 from mapsage.commands.doctor.environment import check_environment
 from mapsage.commands.doctor.finding import Finding
+from mapsage.extras.simulator import read_settings
 
 KINDS = {kind.name: kind for kind in ACCELERATORS}
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from support import ROOT
 
-from mapsage.accelerator.simulator.profiles import DEFAULT, PROFILES, GcuProfile, Wire64
+from mapsage.extras.simulator.profiles import DEFAULT, PROFILES, GcuProfile, Wire64
 
 QUIRKS = {quirk.name: quirk.metadata for quirk in dataclasses.fields(GcuProfile)
           if quirk.name not in ('name', 'software')}

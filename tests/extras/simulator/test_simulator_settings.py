@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from mapsage.accelerator.simulator import (
+from mapsage.extras.simulator import (
     SimulatorError,
     SimulatorSettings,
     Wire64,

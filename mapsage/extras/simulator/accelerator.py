@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Optional
 
-from . import simulator
-from .base import Supports
-from .cuda import set_workspace
-from .gcu import GcuAccelerator, int64_problem
+from mapsage.accelerator.base import Supports
+from mapsage.accelerator.cuda import set_workspace
+from mapsage.accelerator.gcu import GcuAccelerator, int64_problem
+from mapsage.extras import simulator
 
 
 class SimAccelerator(GcuAccelerator):
@@ -24,6 +24,11 @@ class SimAccelerator(GcuAccelerator):
 
     def __init__(self) -> None:
         self.settings = simulator.load_simulator()
+
+    def register_backend(self) -> None:
+        # Not at the top of the file, because torch 1.10 has no groups written in Python.
+        from .simulated_eccl import register_simulated_backend
+        register_simulated_backend(self)
 
     def make_deterministic(self) -> Optional[str]:
         return set_workspace() if self.settings.needs_workspace_setting else None

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from warm_python import warm_python
 
-from mapsage.accelerator import resolve_accelerator, simulator
-from mapsage.accelerator.simulator import SimulatorError
-from mapsage.accelerator.simulator.build import library_path
+from mapsage.accelerator import resolve_accelerator
+from mapsage.extras import simulator
+from mapsage.extras.simulator import SimulatorError
+from mapsage.extras.simulator.build import library_path
 
 reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -313,7 +314,7 @@ def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
 
 
 def test_a_real_backend_in_its_place_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('mapsage.accelerator.simulator.load._loaded', None)
+    monkeypatch.setattr('mapsage.extras.simulator.load._loaded', None)
     reason = simulator.why_unavailable()
     assert reason is not None and "'gcu' is loaded" in reason
     with pytest.raises(SimulatorError, match="'gcu' is loaded"):

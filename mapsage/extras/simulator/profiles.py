@@ -2,7 +2,7 @@
 
 A profile describes one version of torch_gcu with its environment; each field is a quirk, with the
 evidence for it. Nobody has run this code on a real card. ``backend.cpp`` and ``device_module.py``
-imitate the quirks of a card, ``mapsage/distributed/groups/simulated_eccl.py`` imitates the quirks
+imitate the quirks of a card, ``mapsage/extras/simulator/simulated_eccl.py`` imitates the quirks
 of ``eccl``, and docs/reference/simulator.md has the table of all quirks.
 
 Evidence is quoted as file:line of torch_gcu 2.10.0 (github.com/sunnygui-L/torch-gcu, commit

@@ -11,9 +11,9 @@ from test_simulator import run_python
 from torch import nn
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.accelerator.simulator.devices import library
-from mapsage.accelerator.simulator.load import set_profile
-from mapsage.accelerator.simulator.profiles import DEFAULT, PROFILES
+from mapsage.extras.simulator.devices import library
+from mapsage.extras.simulator.load import set_profile
+from mapsage.extras.simulator.profiles import DEFAULT, PROFILES
 
 reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))

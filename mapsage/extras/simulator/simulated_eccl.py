@@ -2,7 +2,7 @@
 
 It makes a program fail on a machine without GCUs where it would fail with them. Collectives are
 asynchronous and never report a dead peer (``eccl_stream.py``). The quirks of a version of the
-vendor's software are in ``mapsage/accelerator/simulator/profiles.py``, the other settings in
+vendor's software are in ``mapsage/extras/simulator/profiles.py``, the other settings in
 ``settings.py`` there.
 """
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Un
 import torch
 import torch.distributed as dist
 
-from mapsage.accelerator.sim import SimAccelerator
-from mapsage.accelerator.simulator import device_module
-from mapsage.accelerator.simulator.profiles import Wire64
-from mapsage.accelerator.simulator.settings import SimulatorSettings
+from mapsage.distributed.groups.staged import register_staged_backend
+from mapsage.extras.simulator import device_module
+from mapsage.extras.simulator.accelerator import SimAccelerator
+from mapsage.extras.simulator.profiles import Wire64
+from mapsage.extras.simulator.settings import SimulatorSettings
 
 from .eccl_stream import Call, EcclStream, EcclWork, Watchdog, poison
-from .staged import register_staged_backend
 
 Tensors = Sequence[torch.Tensor]
 

@@ -11,14 +11,7 @@ from typing import Any, Iterator, List, Sequence, Tuple
 
 import torch
 
-from .devices import (
-    DeviceLike,
-    current_device,
-    device_count,
-    device_index,
-    initialize,
-    library,
-)
+from .devices import DeviceLike, current_device, device_count, device_index, initialize, library
 
 
 def manual_seed(seed: int) -> None:

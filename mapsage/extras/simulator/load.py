@@ -9,6 +9,8 @@ from typing import Optional
 
 import torch
 
+from mapsage.accelerator.base import Accelerator
+
 from . import device_module
 from .build import build_library, compiler, library_path
 from .profiles import GcuProfile
@@ -22,11 +24,6 @@ _MIN_TORCH = (2, 6)
 ONE_OF_BOTH = "PyTorch's backward pass fails on CUDA once simulated devices are loaded"
 
 _loaded: Optional[SimulatorSettings] = None
-
-
-def is_loaded() -> bool:
-    """Return whether the devices ``gcu:N`` of this process are simulated ones."""
-    return _loaded is not None
 
 
 def why_unavailable() -> Optional[str]:
@@ -71,6 +68,7 @@ def load_simulator() -> SimulatorSettings:
                              f'process for the simulator.')
     add_devices(settings, 'gcu', device_module)
     _loaded = settings
+    Accelerator.taken = f'simulated devices are loaded in this process, and {ONE_OF_BOTH}'
     return settings
 
 
