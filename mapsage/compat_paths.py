@@ -17,6 +17,9 @@ MODULES: Dict[str, str] = {
     'mapsage.accelerator.sim': 'mapsage.extras.simulator.accelerator',
     'mapsage.accelerator.simulator': 'mapsage.extras.simulator',
     'mapsage.accuracy': 'mapsage.extras.assess',
+    'mapsage.commands.doctor.kernels': 'mapsage.extras.forensics.kernels',
+    'mapsage.commands.doctor.operators': 'mapsage.extras.forensics.operator_report',
+    'mapsage.commands.doctor.tuning': 'mapsage.extras.forensics.tuning',
     'mapsage.commands.pseudo_labels': 'mapsage.extras.labels.pseudo_labels',
     'mapsage.commands.suggest_labels': 'mapsage.extras.labels.suggest_labels',
     'mapsage.datasets.change': 'mapsage.extras.change',
@@ -30,6 +33,7 @@ MODULES: Dict[str, str] = {
     'mapsage.models.backbones.earth': 'mapsage.extras.earth',
     'mapsage.models.backbones.siamese_backbone': 'mapsage.extras.change.siamese_backbone',
     'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
+    'mapsage.operators': 'mapsage.extras.forensics.operators',
     'mapsage.viewer': 'mapsage.extras.viewer',
 }
 _CHANGE = ('ChangeDataError', 'ChangeDataset', 'ExchangeDates', 'JitterDates', 'LoadChangeLabels',

@@ -85,8 +85,9 @@ ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
 # Neither device nor the version of torch or Python makes these different: pages, pictures, the text
 # of the repository, and commands whose model and device other tests of a leg try.
 ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
-    'extras/assess', 'extras/demo', 'extras/viewer', 'unit/commands', 'unit/drawing',
-    'unit/labeling', 'unit/places', 'unit/report', 'unit/features/remote',
+    'extras/assess', 'extras/demo', 'extras/labels/test_', 'extras/viewer', 'unit/commands',
+    'unit/drawing',
+    'unit/places', 'unit/report', 'unit/features/remote',
     'unit/test_check_wording.py', 'unit/test_docker_files.py', 'unit/test_docs.py',
     'unit/test_errors.py', 'unit/test_mutants.py', 'unit/test_notebooks_kept.py',
     'unit/test_page_blocks.py', 'unit/test_rooms.py', 'unit/test_scripts.py',

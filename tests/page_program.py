@@ -44,7 +44,7 @@ def shorten(program: str, options: list) -> list:
 
 def shorten_tuning() -> None:
     """Give `doctor --tune` less time."""
-    from mapsage.commands.doctor.tuning import command
+    from mapsage.extras.forensics.tuning import command
     command.BUDGET = command.LEAST_BUDGET = TUNING
 
 

@@ -102,7 +102,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
             'mapsage/extras/viewer/extra.json', 'mapsage/extras/known.json', 'mapsage/py.typed',
             'mapsage/extras/simulator/backend.cpp',
             'mapsage/extras/simulator/narrowing.h', 'mapsage_launcher/command.py',
-            'mapsage/operators/s60_torch_gcu_2.10.txt'} <= names
+            'mapsage/extras/forensics/operators/s60_torch_gcu_2.10.txt'} <= names
     unwanted = ('tests/', 'benchmarks', 'node_modules', '__pycache__', 'run_tests', 'accept_')
     assert not [name for name in names if any(word in name for word in unwanted)]
 

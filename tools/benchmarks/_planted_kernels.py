@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
-from mapsage.operators.dispatch import tensors_in
-from mapsage.operators.host_calls import run_on_host, written_positions
+from mapsage.extras.forensics.operators.dispatch import tensors_in
+from mapsage.extras.forensics.operators.host_calls import run_on_host, written_positions
 
 # Elements above which a kernel of the kind 'above a size' is wrong.
 _SIZE = 1000

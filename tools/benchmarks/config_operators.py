@@ -16,10 +16,10 @@ sys.path.insert(0, str(ROOT))
 
 from mapsage.commands import cli
 from mapsage.commands.configs import read_config
-from mapsage.commands.doctor.operators import record_config
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.operators.placement import S60Table
-from mapsage.operators.verdict import estimate_step
+from mapsage.extras.forensics.operator_report import record_config
+from mapsage.extras.forensics.operators.placement import S60Table
+from mapsage.extras.forensics.operators.verdict import estimate_step
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ def compare(case: str, threads: int, rounds: int, budget: float) -> str:
     init_default_scope('mmseg')
     torch.set_num_threads(threads)
     from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-    from mapsage.commands.doctor.tuning.command import Tuning
-    from mapsage.commands.doctor.tuning.options import Variant, combine, step_options
+    from mapsage.extras.forensics.tuning.command import Tuning
+    from mapsage.extras.forensics.tuning.options import Variant, combine, step_options
     with tempfile.TemporaryDirectory() as folder:
         data = write_tiles(Path(folder) / 'data', size=int(case.split('-')[1]))
         cfg = make_config(case, data, Path(folder) / 'work', 1)

@@ -31,8 +31,8 @@ from mmengine.config import Config
 from mapsage.accelerator import Accelerator, resolve_accelerator
 from mapsage.commands import cli
 from mapsage.commands.configs import read_config
-from mapsage.commands.doctor.kernels import bisect_step, card_step, compare_step
-from mapsage.commands.doctor.synthetic_step import SyntheticStep
+from mapsage.extras.forensics.kernels import bisect_step, card_step, compare_step
+from mapsage.extras.forensics.synthetic_step import SyntheticStep
 
 DEMO, VIT, EOMT = (f'configs/demo/{name}_demo.py' for name in (
     'efficientnet_lite0_fpn', 'vit_tiny_lora', 'eomt_tiny'))

@@ -7,11 +7,11 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
-from mapsage.commands.doctor.tuning.bench import Visit
-from mapsage.commands.doctor.tuning.command import thread_counts
-from mapsage.commands.doctor.tuning.options import Option, Variant, combine
-from mapsage.commands.doctor.tuning.race import Race, Speed, measure_speed
-from mapsage.commands.doctor.tuning.workers import candidate_workers
+from mapsage.extras.forensics.tuning.bench import Visit
+from mapsage.extras.forensics.tuning.command import thread_counts
+from mapsage.extras.forensics.tuning.options import Option, Variant, combine
+from mapsage.extras.forensics.tuning.race import Race, Speed, measure_speed
+from mapsage.extras.forensics.tuning.workers import candidate_workers
 
 HALF, LAST, FUSED = (Option(name, ((name, True), )) for name in ('half', 'last', 'fused'))
 BASE = Variant()

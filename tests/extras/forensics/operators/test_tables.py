@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mapsage.operators.tables import parse_groups, s60_groups
+from mapsage.extras.forensics.operators.tables import parse_groups, s60_groups
 
 
 def test_the_table_of_the_s60_is_whole() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mapsage.operators.undetermined import indices_mistake, random_mistake, returns_indices
+from mapsage.extras.forensics.operators.undetermined import (
+    indices_mistake,
+    random_mistake,
+    returns_indices,
+)
 
 SOURCE = torch.tensor([[1., 3., 3., 0.], [2., 2., 2., 2.]])
 

@@ -8,7 +8,7 @@ from typing import Callable
 import pytest
 import torch
 
-from mapsage.operators.error_bounds import compare_results, rounding_bound
+from mapsage.extras.forensics.operators.error_bounds import compare_results, rounding_bound
 
 
 @pytest.mark.parametrize('length', [10, 1000, 20000])

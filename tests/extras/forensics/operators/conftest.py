@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import List
 
-from mapsage.operators.dispatch import HAS_DISPATCH_MODE
+from mapsage.extras.forensics.operators.dispatch import HAS_DISPATCH_MODE
 
 collect_ignore_glob: List[str] = [] if HAS_DISPATCH_MODE else [
     'test_[!d]*.py']

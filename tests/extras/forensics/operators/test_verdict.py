@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from mapsage.operators.placement import S60Table
-from mapsage.operators.recording import OperatorUse, Recording
-from mapsage.operators.verdict import estimate_step, format_rows
+from mapsage.extras.forensics.operators.placement import S60Table
+from mapsage.extras.forensics.operators.recording import OperatorUse, Recording
+from mapsage.extras.forensics.operators.verdict import estimate_step, format_rows
 
 GFLOP, MB = 10**9, 10**6
 

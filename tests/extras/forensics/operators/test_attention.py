@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mapsage.operators.attention import attention_results, has_formula
-from mapsage.operators.comparison import OperatorComparison
-from mapsage.operators.host_calls import HostCall
+from mapsage.extras.forensics.operators.attention import attention_results, has_formula
+from mapsage.extras.forensics.operators.comparison import OperatorComparison
+from mapsage.extras.forensics.operators.host_calls import HostCall
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -17,15 +17,15 @@ from support import main_leg, no_simulated_cards, write_tiny_config
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.commands import cli
 from mapsage.commands.configs import build_model
-from mapsage.commands.doctor.tuning import bench, workers
-from mapsage.commands.doctor.tuning.bench import StepBench, Visit
-from mapsage.commands.doctor.tuning.options import Variant, combine, step_options
-from mapsage.commands.doctor.tuning.race import Race, Speed
-from mapsage.commands.doctor.tuning.table import command_line, format_rows
-from mapsage.commands.doctor.tuning.workers import TrainingData, workers_option
 from mapsage.commands.programs import doctor as program
 from mapsage.commands.programs import train
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.extras.forensics.tuning import bench, workers
+from mapsage.extras.forensics.tuning.bench import StepBench, Visit
+from mapsage.extras.forensics.tuning.options import Variant, combine, step_options
+from mapsage.extras.forensics.tuning.race import Race, Speed
+from mapsage.extras.forensics.tuning.table import command_line, format_rows
+from mapsage.extras.forensics.tuning.workers import TrainingData, workers_option
 
 CPU = resolve_accelerator('cpu')
 pytestmark = pytest.mark.usefixtures('own_environment')

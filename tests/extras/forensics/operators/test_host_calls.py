@@ -7,8 +7,8 @@ import pytest
 import torch
 from support import no_simulated_cards
 
+from mapsage.extras.forensics.operators.host_calls import HostCall, run_on_host
 from mapsage.extras.simulator.accelerator import SimAccelerator
-from mapsage.operators.host_calls import HostCall, run_on_host
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,

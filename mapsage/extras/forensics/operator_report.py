@@ -17,10 +17,10 @@ from mapsage.commands.configs import build_model, read_config
 from mapsage.distributed import error_text
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError, parse_env_cfg
-from mapsage.operators.dispatch import require_dispatch_mode
-from mapsage.operators.placement import DispatchTable, OperatorLocations, S60Table
-from mapsage.operators.recording import Recording, WithoutDraws, record
-from mapsage.operators.verdict import StepEstimate, estimate_step, format_rows
+from mapsage.extras.forensics.operators.dispatch import require_dispatch_mode
+from mapsage.extras.forensics.operators.placement import DispatchTable, OperatorLocations, S60Table
+from mapsage.extras.forensics.operators.recording import Recording, WithoutDraws, record
+from mapsage.extras.forensics.operators.verdict import StepEstimate, estimate_step, format_rows
 
 from .synthetic_step import IMAGES, SyntheticStep, build_step
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mapsage.operators.recording import OperatorRecorder
+from mapsage.extras.forensics.operators.recording import OperatorRecorder
 
 
 def flops_of(step: Callable[[], object]) -> Dict[str, int]:

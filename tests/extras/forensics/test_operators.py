@@ -9,12 +9,12 @@ import torch
 from mmengine.config import Config
 from support import ROOT
 
-from mapsage.commands.doctor.operators import conclusion, record_config
 from mapsage.commands.programs import doctor
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.operators.dispatch import HAS_DISPATCH_MODE, OperatorError
-from mapsage.operators.placement import S60Table
-from mapsage.operators.verdict import estimate_step
+from mapsage.extras.forensics.operator_report import conclusion, record_config
+from mapsage.extras.forensics.operators.dispatch import HAS_DISPATCH_MODE, OperatorError
+from mapsage.extras.forensics.operators.placement import S60Table
+from mapsage.extras.forensics.operators.verdict import estimate_step
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 has_modes = pytest.mark.skipif(not HAS_DISPATCH_MODE, reason='torch before 2.0')

@@ -12,7 +12,7 @@ from support import no_simulated_cards
 from test_operator_comparison import compare
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.operators.bisection import Bisection, wrong_results
+from mapsage.extras.forensics.operators.bisection import Bisection, wrong_results
 
 with_cards = pytest.mark.skipif(no_simulated_cards() is not None,
                                 reason='no simulated cards here')

@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mapsage.operators import dispatch
-from mapsage.operators.dispatch import (
+from mapsage.extras.forensics.operators import dispatch
+from mapsage.extras.forensics.operators.dispatch import (
     OperatorError,
     is_view,
     operator_name,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mapsage.operators.recording import OperatorRecorder, WithoutDraws, record
+from mapsage.extras.forensics.operators.recording import OperatorRecorder, WithoutDraws, record
 
 
 class Segmentor(nn.Module):

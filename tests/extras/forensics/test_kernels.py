@@ -10,7 +10,7 @@ from support import ROOT, no_simulated_cards
 from mapsage.accelerator import AcceleratorError
 from mapsage.commands.programs import doctor
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.operators.dispatch import OperatorError
+from mapsage.extras.forensics.operators.dispatch import OperatorError
 
 sys.path.append(str(ROOT / 'tools' / 'benchmarks'))
 pytestmark = pytest.mark.usefixtures('own_environment')

@@ -6,7 +6,7 @@ from typing import Iterator
 import pytest
 import torch
 
-from mapsage.operators.placement import DispatchTable, OperatorPlace, S60Table
+from mapsage.extras.forensics.operators.placement import DispatchTable, OperatorPlace, S60Table
 
 ATTENTION = '_scaled_dot_product_flash_attention_for_cpu'
 

@@ -8,8 +8,8 @@ import torch
 from planted_steps import SmallStep
 from support import no_simulated_cards
 
+from mapsage.extras.forensics.operators.comparison import OperatorComparison
 from mapsage.extras.simulator.accelerator import SimAccelerator
-from mapsage.operators.comparison import OperatorComparison
 
 pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
                                 reason='no simulated cards here')

@@ -1,0 +1,6 @@
+"""What a device computes, and how fast: its operators, wrong kernels, and options to try.
+
+`operator_report.py` says which operators of a step a card leaves to the CPU, `kernels.py` names
+those that are wrong, and `tuning/` measures which options make a step faster. All three are options
+of `tools/doctor.py` (`doctor_options.py`).
+"""
