@@ -10,6 +10,7 @@ from . import mmcv_ops
 mmcv_ops.apply()
 
 from . import (  # noqa: E402
+    amx_convolutions,
     checkpoint_contents,
     checkpoint_loading,
     config_text,
@@ -32,6 +33,7 @@ from . import (  # noqa: E402
 
 # Before the next patches, some of which import mmseg's datasets.
 quiet_import.apply()
+amx_convolutions.apply()
 checkpoint_contents.apply()
 checkpoint_loading.apply()
 config_text.apply()
