@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mapsage.extras.earth import attention
-from mapsage.models.backbones import rope
+from mapsage.models.backbones import attention, rope
 from mapsage.models.lora import adapted
 from mapsage.stand_ins import replaced
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from earth_states import waves
 
-from mapsage.extras.earth import attention
+from mapsage.models.backbones import attention
 
 
 @pytest.mark.parametrize('fused', [True, False])

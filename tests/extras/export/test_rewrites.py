@@ -8,9 +8,11 @@ from torch.nn import functional
 
 pytest.importorskip('onnxruntime')
 
-from mapsage.extras.earth import attention  # noqa: E402
 from mapsage.extras.export.rewrites import attend, pool, rewritten  # noqa: E402
-from mapsage.models.backbones import rope  # noqa: E402
+from mapsage.models.backbones import (
+    attention,  # noqa: E402
+    rope,  # noqa: E402
+)
 
 
 @pytest.mark.parametrize('sides, size', [((16, 16), 6), ((5, 7), (3, 2)), ((4, 9), (4, 1)),

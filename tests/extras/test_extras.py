@@ -1,0 +1,152 @@
+"""An extra is a folder: what it adds is listed, and without it everything else works."""
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Set
+
+import mmengine.registry
+import pytest
+from mmengine.registry import Registry
+from support import main_leg, write_tiny_config, write_tiny_data
+
+from mapsage import compat_paths
+from mapsage_launcher.extras import FOLDER, list_extras
+
+pytestmark = main_leg
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = sorted(path.name for path in FOLDER.iterdir() if (path / '__init__.py').is_file())
+
+
+def registries() -> List[Registry]:
+    roots = [value for value in vars(mmengine.registry).values() if isinstance(value, Registry)]
+    return roots + [child for root in roots for child in root._children.values()]
+
+
+def registered_names(extra: str) -> Set[str]:
+    return {name for registry in registries() for name, kind in registry.module_dict.items()
+            if getattr(kind, '__module__', '').startswith(f'mapsage.extras.{extra}.')}
+
+
+def test_every_folder_is_an_extra() -> None:
+    assert list(list_extras()) == EXTRAS
+
+
+def test_the_list_for_errors_has_everything_that_extras_add() -> None:
+    known = json.loads((FOLDER / 'known.json').read_text())
+    for name, extra in list_extras().items():
+        kinds = {kind.split(':')[1] for kind in extra.accelerators}
+        assert set(known['programs'].get(name, [])) == {*extra.commands, *extra.programs}, name
+        expected = registered_names(name) | ({'sim'} if kinds else set())
+        assert set(known['names'].get(name, [])) == expected, name
+
+
+def test_an_old_path_is_the_new_module() -> None:
+    code = f"""import importlib, sys, warnings
+import mapsage
+for old, new in {compat_paths.MODULES!r}.items():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        module = importlib.import_module(old)
+    assert module is sys.modules[new] and module.__spec__.name == new, old
+    assert any(old in str(warning.message) for warning in caught), old
+"""
+    subprocess.run([sys.executable, '-c', code], check=True)
+
+
+@pytest.mark.parametrize('package, name', [
+    (package, name) for package, names in compat_paths.NAMES.items() for name in sorted(names)])
+def test_an_old_name_is_the_new_one(package: str, name: str) -> None:
+    import importlib
+    new = getattr(importlib.import_module(compat_paths.NAMES[package][name]), name)
+    with pytest.warns(DeprecationWarning, match=name):
+        assert getattr(importlib.import_module(package), name) is new
+
+
+@pytest.fixture(scope='module')
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is installed, and of the import contracts."""
+    copy = tmp_path_factory.mktemp('checkout')
+    for name in ('mapsage', 'mapsage_launcher', 'configs', 'tools', 'scripts'):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(
+            '__pycache__', 'node_modules'))
+    return copy
+
+
+# Imports the package, trains two steps, and asks for a name of the extra.
+PROGRAM = """import sys
+sys.path.insert(0, sys.argv[1])
+import mapsage
+assert mapsage.__file__.startswith(sys.argv[1])
+from mapsage.commands import cli, options
+from mapsage.commands.programs import train
+from mapsage.engine.config_mistakes import explain_config_error
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS, DATA_SAMPLERS
+train.main([sys.argv[2], '--work-dir', sys.argv[3], '--accelerator', 'cpu',
+            '--cfg-options', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2'])
+for name in sys.argv[4:]:
+    try:
+        HOOKS.build(dict(type=name))
+    except KeyError as error:
+        print('explained:', explain_config_error(error))
+"""
+
+
+CONTRACTS = (ROOT / 'pyproject.toml').read_text()
+
+
+def needing(extra: str) -> List[str]:
+    """Return the extras that a line of the contracts lets import an extra, and the extra."""
+    return [extra, *re.findall(rf'"mapsage\.extras\.(\w+)\.\* -> mapsage\.extras\.{extra}\b',
+                               CONTRACTS)]
+
+
+def contracts_without(extras: List[str]) -> str:
+    """Return pyproject.toml without what its contracts say of extras."""
+    text = re.sub(rf'"mapsage\.extras\.(?:{"|".join(extras)})\b[^"]*"(, )?', '', CONTRACTS)
+    head, *contracts = text.split('[[tool.importlinter.contracts]]')
+    kept = [contract for contract in contracts if 'source_modules = []' not in contract]
+    return '[[tool.importlinter.contracts]]'.join([head, *kept])
+
+
+@pytest.mark.parametrize('extra', EXTRAS)
+def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -> None:
+    removed = needing(extra)
+    for name in removed:
+        shutil.move(str(checkout / 'mapsage/extras' / name), str(tmp_path / name))
+    try:
+        (checkout / 'pyproject.toml').write_text(contracts_without(removed))
+        known: Dict[str, Any] = json.loads((FOLDER / 'known.json').read_text())
+        config = write_tiny_config(tmp_path / 'tiny.py', write_tiny_data(tmp_path / 'data'))
+        names = [name for name in known['names'].get(extra, []) if name != 'sim'][:1]
+        run = subprocess.run(
+            [sys.executable, '-c', PROGRAM, str(checkout), str(config), str(tmp_path / 'work'),
+             *names], capture_output=True, text=True, cwd=str(checkout))
+        assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+        assert all(f'explained: type={name!r}: {name} belongs to the extra {extra!r}' in run.stdout
+                   for name in names)
+        usage = mapsage(checkout, '--help')
+        assert usage.returncode == 0
+        programs = known['programs'].get(extra, [])
+        assert not any(re.search(rf'^  {program} ', usage.stdout, re.M) for program in programs)
+        for program in programs[:1]:
+            missing = mapsage(checkout, program, 'x')
+            assert missing.returncode == 2
+            assert f'{program} belongs to the extra {extra!r}' in missing.stderr
+        linted = subprocess.run([str(Path(sys.executable).parent / 'lint-imports')],
+                                capture_output=True, text=True, cwd=str(checkout))
+        assert linted.returncode == 0, linted.stdout
+    finally:
+        for name in removed:
+            shutil.move(str(tmp_path / name), str(checkout / 'mapsage/extras' / name))
+
+
+def mapsage(checkout: Path, *arguments: str) -> 'subprocess.CompletedProcess[str]':
+    code = 'import sys; from mapsage_launcher.command import main; sys.argv[0] = "mapsage"; main()'
+    return subprocess.run([sys.executable, '-c', code, *arguments], capture_output=True, text=True,
+                          cwd=str(checkout))
