@@ -13,8 +13,6 @@
 #                  again by themselves, in one process; they do not fail the run. No test runs again
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
-# MAPSAGE_LONG_PART=2/5 runs the third of five parts of tests/long; .ci/run takes one by the date.
-#
 # Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
 # pytest runs them in one process. Without arguments of pytest, tests/long, tests/cluster,
 # tests/browser and tests/trl are left out, which .ci/run runs by themselves, the main leg also runs

@@ -5,11 +5,15 @@ Scenes are drawn by `demo_scenes.py`, which calls `landscape.py` and `settlement
 canvas of `ground_canvas.py`. Every byte follows from a seed: a change in the order of random draws
 is a new format of the data. `prepare/` converts archives to the folders that datasets read.
 """
-from .change_pairs import ChangeParams, write_change_pairs
-from .crop_places import CROP_CLASSES, CROP_PALETTE, CropParams, write_crop_places
-from .demo_dataset import DemoParams, write_demo_data
-from .demo_scenes import DemoScene, draw_scene
-from .neighbor_scenes import NeighborParams, write_neighbor_scenes
+from mapsage_launcher.only_help import is_only_help
+
+# The help of a program needs none of these.
+if not is_only_help():
+    from .change_pairs import ChangeParams, write_change_pairs
+    from .crop_places import CROP_CLASSES, CROP_PALETTE, CropParams, write_crop_places
+    from .demo_dataset import DemoParams, write_demo_data
+    from .demo_scenes import DemoScene, draw_scene
+    from .neighbor_scenes import NeighborParams, write_neighbor_scenes
 
 __all__ = [
     'CROP_CLASSES', 'CROP_PALETTE', 'ChangeParams', 'CropParams', 'DemoParams', 'DemoScene',

@@ -4,13 +4,17 @@
 `server.py` serves them to one user on this machine; `static.py` writes a folder for any web server
 instead. The page is in ``web/``. A review (`review.py`) lets the user judge tiles, worst first.
 """
-from .catalog import MapEntry, find_maps
-from .display import TruthSettings
-from .errors import ViewError
-from .review import Review
-from .server import ViewServer
-from .session import ViewSession
-from .static import write_static
+from mapsage_launcher.only_help import is_only_help
+
+# The help of a program needs none of these.
+if not is_only_help():
+    from .catalog import MapEntry, find_maps
+    from .display import TruthSettings
+    from .errors import ViewError
+    from .review import Review
+    from .server import ViewServer
+    from .session import ViewSession
+    from .static import write_static
 
 __all__ = [
     'MapEntry', 'Review', 'TruthSettings', 'ViewError', 'ViewServer', 'ViewSession', 'find_maps',
