@@ -223,7 +223,7 @@ class DeviceModule:
         return self._bytes('max_memory_allocated')
 
     def reset_peak_memory(self) -> None:
-        """Start the peak of :meth:`max_memory_allocated` anew, if the vendor's software can."""
+        """Reset the peak of :meth:`max_memory_allocated`, if the vendor's software can."""
         for function in (self._find('reset_peak_memory_stats'),
                          self._accelerator('reset_peak_memory_stats')):
             if function is not None:

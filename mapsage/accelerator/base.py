@@ -280,7 +280,7 @@ class Accelerator(abc.ABC):
         return None
 
     def reset_peak_memory(self) -> None:
-        """Start the peak of :meth:`max_memory_allocated` anew, where the stack can."""
+        """Reset the peak of :meth:`max_memory_allocated`, where the stack can."""
         return
 
     def memory_total(self) -> Optional[int]:

@@ -14,8 +14,7 @@ from .gcu_t20 import GcuT20Accelerator
 from .private_use1 import PrivateUse1Accelerator, is_plugin_device, why_no_device
 from .xla import XlaAccelerator
 
-# The order in which `auto` searches. The CPU is always available, so it does not reach those of
-# extras.
+# The order in which `auto` searches. The CPU is always available, so `auto` never chooses an extra.
 ACCELERATORS: Tuple[Type[Accelerator], ...] = (
     CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, PrivateUse1Accelerator,
     CpuAccelerator, *accelerators_of_extras())

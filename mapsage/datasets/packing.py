@@ -23,7 +23,7 @@ _DTYPES = (np.uint8, np.uint16, np.int16, np.float32)
 class PackSegInputs(StockPackSegInputs):
     """MMSegmentation's transform of this name, which packs an image and its labels.
 
-    Required keys, added keys and arguments are those of MMSegmentation.
+    Required keys, added keys and arguments are as in MMSegmentation.
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,6 +1,6 @@
 """Areas of classes with their intervals, and the areas that a count of the map's pixels gives.
 
-The estimates are those of `mapsage assess`. A class has a line of its own, from the lower to the
+`mapsage assess` makes the estimates. A class has a line of its own, from the lower to the
 upper end of the interval; the scale is logarithmic if the areas differ by a factor above 20, since
 a rare class would be a dot at zero otherwise.
 """
