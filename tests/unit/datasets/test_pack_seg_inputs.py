@@ -10,7 +10,7 @@ from mapsage.datasets.packing import PackSegInputs
 from mapsage.geo import GeoError
 
 
-def test_configs_get_this_transform():
+def test_configs_get_this_transform(mmseg_scope):
     transform = TRANSFORMS.build(dict(type='PackSegInputs'))
     assert type(transform) is PackSegInputs and isinstance(transform, StockPackSegInputs)
 
