@@ -16,6 +16,8 @@ from rasterio.transform import from_origin
 from mapsage.geo import write_polygons
 from mapsage.geo.gdal_files import open_file
 
+GDAL = tuple(map(int, rasterio.__gdal_version__.split('.')[:2]))
+
 # Pixels of 0.5 m at 37 degrees north, and of an arc second at 60 degrees.
 UTM = dict(crs=CRS.from_epsg(32650), transform=from_origin(500000.0, 4100000.0, 0.5, 0.5))
 DEGREES = dict(crs=CRS.from_epsg(4326), transform=from_origin(10.0, 60.0, 1 / 3600, 1 / 3600))

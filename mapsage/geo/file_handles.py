@@ -11,7 +11,9 @@ import time
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 import rasterio
+from rasterio.env import get_gdal_config
 from rasterio.errors import RasterioError, RasterioIOError
+from rasterio.transform import from_origin
 
 from .errors import GeoError
 from .gdal_files import describe_open_failure, open_file
@@ -21,6 +23,10 @@ from .gdal_files import describe_open_failure, open_file
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000
 # Largest number of files that are looked at before every read.
 _MANY = 64
+# Number of datasets in GDAL's pool if GDAL_MAX_DATASET_POOL_SIZE is not set.
+_POOL_SIZE = 100
+# Any georeference: rasterio warns of files without.
+_SOMEWHERE = from_origin(0, 1, 1, 1)
 
 
 class FileHandles:
@@ -72,12 +78,15 @@ class FileHandles:
     def drop(self) -> None:
         """Close this thread's handle, for example after a read has failed.
 
-        GDAL reports a mosaic's source that cannot be opened only once per handle; further reads of
-        the same handle would return zeros.
+        GDAL reports a mosaic's source that cannot be opened only once per handle, and once per
+        process while other mosaics are open; further reads would return zeros.
         """
         handle = self._handles.pop((os.getpid(), threading.get_ident()), None)
         if handle is not None:
+            is_mosaic = handle.driver == 'VRT'
             handle.close()
+            if is_mosaic:
+                forget_sources()
 
     def close(self) -> None:
         """Close the handles of this process; a later read opens a new one."""
@@ -88,6 +97,30 @@ class FileHandles:
 
     def __getstate__(self) -> Dict[str, Any]:
         return dict(self.__dict__, _handles={})
+
+
+def forget_sources() -> None:
+    """Make GDAL forget which sources of mosaics it could not open.
+
+    Its pool of datasets (GDALDatasetPool) keeps the failure of a source, without the error, until
+    as many others have been opened as the pool holds. Here these are files of a pixel in memory.
+    """
+    count = int(get_gdal_config('GDAL_MAX_DATASET_POOL_SIZE') or _POOL_SIZE)
+    with rasterio.MemoryFile() as memory:
+        with memory.open(driver='GTiff', width=1, height=1, count=1, dtype='uint8',
+                         transform=_SOMEWHERE):
+            pass
+        pixel = memory.read()
+    files = [rasterio.MemoryFile(pixel) for _ in range(count)]
+    sources = ''.join(f'<SimpleSource><SourceFilename>{file.name}</SourceFilename></SimpleSource>'
+                      for file in files)
+    with rasterio.open(f'<VRTDataset rasterXSize="1" rasterYSize="1"><GeoTransform>'
+                       f'{", ".join(map(str, _SOMEWHERE.to_gdal()))}</GeoTransform>'
+                       f'<VRTRasterBand dataType="Byte" band="1">{sources}</VRTRasterBand>'
+                       f'</VRTDataset>') as mosaic:
+        mosaic.read()
+    for file in files:
+        file.close()
 
 
 class FileStates:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import rasterio.shutil
-from geo_scenes import UTM, write_raster
+from geo_scenes import GDAL, UTM, write_raster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rasterio.transform import Affine
@@ -87,7 +87,9 @@ def test_gaps_are_where_gdal_shows_nothing(folder: Path, sources: Any, whole: bo
     """Resampled, overlapping sources, beyond the VRT and beyond the file; fractions of pixels."""
     texts = []
     for values in sources:
-        # Eighths of a pixel are none of GDAL's thousandths, at which edges are rounded.
+        # Eighths of a pixel are none of GDAL's thousandths, at which edges are rounded. GDAL 3.9
+        # rounds edges within pixels in another way.
+        whole = whole or GDAL < (3, 10)
         values = [round(value) if whole else round(value * 8) / 8 for value in values]
         texts.append(source_of('a.tif', tuple(values[:4]), tuple(values[4:])))
     path = write_vrt(folder / 'm.vrt', texts)

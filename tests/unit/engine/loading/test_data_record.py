@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 import torch
@@ -152,7 +152,7 @@ def test_windows_of_other_scenes_are_another_order(scene_root: Path) -> None:
 
 
 class Stream(IterableDataset):
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
