@@ -23,6 +23,7 @@ from .errors import Box, GeoError, PathName
 from .grid_position import BLOCK, RasterOnGrid, box_on_grid, is_north_up, read_on_grid
 from .pool import most_open
 from .raster import Raster
+from .reference_systems import same_crs
 
 # Smallest share of a mosaic that its scenes must cover; below, they do not belong together.
 _SPARSEST = 0.005
@@ -35,8 +36,10 @@ class Mosaic(Raster):
     If all scenes are rotated, the grid is north up in the CRS of the first scene, with pixels of
     the same size. Scenes on this grid, to within a twentieth of a pixel, are read without change.
     The others (rotated, in another CRS, with another pixel size, or shifted by a fraction of a
-    pixel) are interpolated bilinearly between their valid pixels. A pixel has data if its center
-    lies in a valid pixel of any scene; if scenes overlap, the first scene with data counts.
+    pixel) are interpolated bilinearly between their valid pixels; neighbors that follow each other
+    in ``paths`` and share a grid are interpolated as one scene, without a seam. A pixel has data if
+    its center lies in a valid pixel of any scene; if scenes overlap, the first scene with data
+    counts.
 
     A mosaic is used like a ``Raster``. Memory does not grow with the number of scenes.
 
@@ -54,7 +57,9 @@ class Mosaic(Raster):
     """
 
     def __init__(self, paths: Sequence[PathName], bands: Optional[Sequence[int]] = None) -> None:
-        rasters = [Raster(path, bands) for path in paths]
+        self._join([Raster(path, bands) for path in paths])
+
+    def _join(self, rasters: Sequence[Raster]) -> None:
         first = rasters[0]
         for raster in rasters:
             _check_alike(raster, first)
@@ -78,12 +83,21 @@ class Mosaic(Raster):
             raise GeoError(f'a mosaic of these {len(rasters)} scenes has {self.width:,} x '
                            f'{self.height:,} pixels, nearly all of them empty: the scenes lie far '
                            f'apart. Make one mosaic of each group of neighbors.')
-        self._members = [
+        members = [
             RasterOnGrid(raster, (x - left, y - top, width, height), self.crs, self.transform,
                          (self.width, self.height))
             for raster, (x, y, width, height) in zip(rasters, boxes)]
         self.resampled = [(member.raster.path, member.difference)
-                          for member in self._members if member.difference]
+                          for member in members if member.difference]
+        self._members = []
+        for group in _neighbors(members):
+            if len(group) > 1:
+                joined = Mosaic.__new__(Mosaic)
+                joined._join([member.raster for member in group])
+                box = box_on_grid(joined, self.crs, self.transform, middle=middle - left)
+                group = [RasterOnGrid(joined, box, self.crs, self.transform,
+                                      (self.width, self.height))]
+            self._members += group
         # Numbers of the scenes with open files, from the least to the most recently used one.
         self._recent: OrderedDict = OrderedDict()
 
@@ -156,6 +170,37 @@ class Mosaic(Raster):
         self._recent.move_to_end(number)
         while len(self._recent) > most_open():
             self._members[self._recent.popitem(last=False)[0]].raster.close()
+
+
+def _neighbors(members: Sequence[RasterOnGrid]) -> List[List[RasterOnGrid]]:
+    """Return the members in their order, those in one list that are interpolated as one scene.
+
+    These follow each other, have one grid, and touch the rectangle around those before them.
+    """
+    groups: List[List[RasterOnGrid]] = []
+    around: Optional[Box] = None  # in pixels of the first of the last group
+    for member in members:
+        box = None if around is None else _box_beside(groups[-1][0], member)
+        if around is None or box is None or _intersection(
+                box, (around[0] - 1, around[1] - 1, around[2] + 2, around[3] + 2)) is None:
+            groups.append([member])
+            around = (0, 0, member.raster.width, member.raster.height)
+            continue
+        groups[-1].append(member)
+        left, top = min(around[0], box[0]), min(around[1], box[1])
+        around = (left, top, max(around[0] + around[2], box[0] + box[2]) - left,
+                  max(around[1] + around[3], box[1] + box[3]) - top)
+    return groups
+
+
+def _box_beside(first: RasterOnGrid, second: RasterOnGrid) -> Optional[Box]:
+    """Return the extent of an interpolated scene in pixels of another; None if grids differ."""
+    left, right = first.raster, second.raster
+    if not (first.difference and second.difference and is_north_up(left.transform)
+            and is_north_up(right.transform) and same_crs(left.crs, right.crs)):
+        return None
+    box = box_on_grid(right, left.crs, left.transform, middle=left.width / 2)
+    return None if RasterOnGrid(right, box, left.crs, left.transform).difference else box
 
 
 def _check_alike(raster: Raster, first: Raster) -> None:

@@ -209,3 +209,53 @@ def test_scenes_that_make_no_mosaic_are_named(tmp_path: Path) -> None:
             ('no such file', str(tmp_path / 'no.tif'))):
         with pytest.raises(GeoError, match=words):
             Mosaic([first, other])
+
+
+# Another CRS, pixels of another size, and a shift by a part of a pixel: all are interpolated.
+OFF_GRID = dict(
+    degrees=('EPSG:4326', Affine(3e-5, 0, 15.001, 0, -2e-5, 47.848)),
+    size=(UTM, Affine(1.7, 0, 500010, 0, -1.7, 5299990)),
+    shifted=(UTM, Affine(2, 0, 500010.7, 0, -2, 5299990.7)))
+
+
+@pytest.mark.parametrize('parts', [
+    [np.s_[:, :25], np.s_[:, 25:]],
+    [np.s_[:, 25:], np.s_[:, :25]],
+    [np.s_[:20, :25], np.s_[:20, 25:], np.s_[20:, :25], np.s_[20:, 25:]],
+    [np.s_[:, :30], np.s_[:, 22:]],
+], ids=['east of it', 'west of it', 'four', 'overlapping'])
+@pytest.mark.parametrize('name', list(OFF_GRID))
+def test_neighbors_with_one_grid_are_interpolated_without_a_seam(
+        tmp_path: Path, name: str, parts: List[Any]) -> None:
+    crs, transform = OFF_GRID[name]
+    values = ground(40, 50)
+    base = write(tmp_path / 'base.tif', values[:, :6, :6])
+    whole = write(tmp_path / 'whole.tif', values, transform, crs, nodata=0)
+    tiles = [write(tmp_path / f'{number}.tif', np.ascontiguousarray(values[(slice(None), *part)]),
+                   transform * Affine.translation(part[1].start or 0, part[0].start or 0), crs,
+                   nodata=0) for number, part in enumerate(parts)]
+    expected, found = Mosaic([base, whole]), Mosaic([base, *tiles])
+    assert (found.width, found.height) == (expected.width, expected.height)
+    assert [path for path, _ in found.resampled] == tiles
+    box = (0, 0, found.width, found.height)
+    for one, other in zip(found.read(*box), expected.read(*box)):
+        np.testing.assert_array_equal(one, other)
+    assert set(found.files()) >= {base, *tiles}
+
+
+def test_scenes_with_another_between_them_keep_their_order(tmp_path: Path) -> None:
+    """The first scene with data counts, also where the second one could be joined to the third."""
+    crs, transform = OFF_GRID['size']
+    values = ground(40, 50) + 1
+    base = write(tmp_path / 'base.tif', values[:, :6, :6])
+    west = write(tmp_path / 'west.tif', values[:, :, :30], transform, crs)
+    middle = write(tmp_path / 'middle.tif', np.full((4, 30, 20), 999, np.uint16),
+                   Affine(2, 0, 500030, 0, -2, 5299980))
+    east = write(tmp_path / 'east.tif', values[:, :, 25:],
+                 transform * Affine.translation(25, 0), crs)
+    found = Mosaic([base, west, middle, east]).read(0, 0, 60, 60)[0]
+    first = Mosaic([base, west]).read(0, 0, 60, 60)
+    np.testing.assert_array_equal(np.where(first[1], found[:, :60, :60], 0),
+                                  np.where(first[1], first[0], 0))
+    # Where the first scene has no data, the one in the middle comes before its neighbor.
+    assert (found == 999).any()
