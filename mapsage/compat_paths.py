@@ -21,11 +21,13 @@ MODULES: Dict[str, str] = {
     'mapsage.commands.doctor.operators': 'mapsage.extras.forensics.operator_report',
     'mapsage.commands.doctor.tuning': 'mapsage.extras.forensics.tuning',
     'mapsage.commands.pseudo_labels': 'mapsage.extras.labels.pseudo_labels',
+    'mapsage.commands.replay': 'mapsage.extras.forensics.replay',
     'mapsage.commands.suggest_labels': 'mapsage.extras.labels.suggest_labels',
     'mapsage.datasets.change': 'mapsage.extras.change',
     'mapsage.datasets.demo': 'mapsage.extras.demo',
     'mapsage.datasets.prepare': 'mapsage.extras.demo.prepare',
     'mapsage.datasets.semi_supervised': 'mapsage.extras.labels.unlabeled',
+    'mapsage.engine.guards.cross_check_hook': 'mapsage.extras.forensics.cross_check_hook',
     'mapsage.evaluation.change_metric': 'mapsage.extras.change.metric',
     'mapsage.export': 'mapsage.extras.export',
     'mapsage.few_labels': 'mapsage.extras.labels.fixmatch',
@@ -48,6 +50,8 @@ _BACKBONES = {
                     'mapsage.extras.earth'),
     'SiameseBackbone': 'mapsage.extras.change'}
 NAMES: Dict[str, Dict[str, str]] = {
+    'mapsage.engine.guards': dict.fromkeys(('CrossCheckError', 'CrossCheckHook'),
+                                           'mapsage.extras.forensics.cross_check_hook'),
     'mapsage.datasets': {**dict.fromkeys(_CHANGE, 'mapsage.extras.change'),
                          **dict.fromkeys(_DEMO, 'mapsage.extras.demo'),
                          **dict.fromkeys(_UNLABELED, 'mapsage.extras.labels.unlabeled')},

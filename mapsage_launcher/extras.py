@@ -9,6 +9,8 @@ which the core finds it:
     registers       modules that ``import mapsage`` imports, because they register classes
     extends         module that adds options to a program, by the program's name
     accelerators    classes of accelerators that are chosen by their names, as "module:class"
+    run_extensions  classes of `RunExtension`, as "module:class"
+    settings        keys of a config that have no effect without the extra
 
 `mapsage/extras/known.json` lists the words, programs and registered names of all extras, so that
 an error can say which extra is missing.
@@ -34,8 +36,11 @@ class Extra(NamedTuple):
         registers: Modules that register classes when they are imported.
         extends: Module by the name of the program to which it adds options. It has the functions
             ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
-            command line for which that is true, ``run(args)`` in place of the program's own work.
+            command line for which that is true, ``run(args)`` in place of the program's own work;
+            of ``train``, ``run(args, cfg)`` with the config that the command line has changed.
         accelerators: Classes of accelerators, as ``'module:class'``.
+        run_extensions: Classes of run extensions, likewise.
+        settings: Keys of a config, such as ``'env_cfg.cross_check'``.
     """
 
     commands: Dict[str, Dict[str, Any]]
@@ -44,6 +49,8 @@ class Extra(NamedTuple):
     registers: List[str]
     extends: Dict[str, str]
     accelerators: List[str]
+    run_extensions: List[str]
+    settings: List[str]
 
 
 def list_extras() -> Dict[str, Extra]:
@@ -55,7 +62,8 @@ def list_extras() -> Dict[str, Extra]:
                     for file in sorted(path.parent.glob('programs/[!_]*.py'))}
         extras[name] = Extra(table.get('commands', {}), programs, table.get('without_hosts', []),
                              table.get('registers', []), table.get('extends', {}),
-                             table.get('accelerators', []))
+                             *(table.get(kind, []) for kind in (
+                                 'accelerators', 'run_extensions', 'settings')))
     return extras
 
 
@@ -67,8 +75,17 @@ def extensions_of(program: str) -> List[Any]:
 
 def accelerators_of_extras() -> List[Any]:
     """Return the classes of accelerators that extras have."""
-    names = [name.split(':') for extra in list_extras().values() for name in extra.accelerators]
-    return [getattr(importlib.import_module(module), kind) for module, kind in names]
+    return _classes([name for extra in list_extras().values() for name in extra.accelerators])
+
+
+def run_extensions_of_extras() -> List[Any]:
+    """Return the classes of run extensions that extras have."""
+    return _classes([name for extra in list_extras().values() for name in extra.run_extensions])
+
+
+def _classes(names: List[str]) -> List[Any]:
+    parts = [name.split(':') for name in names]
+    return [getattr(importlib.import_module(module), kind) for module, kind in parts]
 
 
 def missing_extra(kind: str, name: str) -> Optional[str]:

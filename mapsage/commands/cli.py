@@ -39,7 +39,7 @@ from mapsage.distributed.nodes.launcher_notes import (
 )
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.guards import CrossCheckError, DeviceCheckError
+from mapsage.engine.guards import DeviceCheckError
 from mapsage.errors import UserError
 from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage_launcher.ranks.fork_server import freeze_imports
@@ -242,7 +242,7 @@ def _kind(error: BaseException, environ: Mapping[str, str] = os.environ) -> str:
             and ENCODERS_VARIABLE not in environ:
         nodes = {rank // int(environ.get('LOCAL_WORLD_SIZE', 1)) for rank in error.problems}
         # One of two cards that disagree computes wrong numbers, so the job continues without both.
-        if len(nodes) == 1 or isinstance(error, CrossCheckError):
+        if len(nodes) == 1 or error.suspects_all:
             return BROKEN_FILE if int(environ.get('GROUP_RANK', 0)) in nodes else ''
     return FINAL_FILE if isinstance(error, UserError) and error.final else ''
 

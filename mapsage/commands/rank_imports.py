@@ -19,7 +19,6 @@ import torch.profiler
 from mmengine.config import Config
 
 import mapsage.commands.cli
-import mapsage.commands.replay
 
 # The first optimizer imports torch._dynamo, and the first printed config imports yapf.
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from toy_runs import CountedToy, ToyRegression, log_of, toy_train
 
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.guards import CrossCheckError
+from mapsage.extras.forensics.cross_check_hook import CrossCheckError
 
 pytestmark = main_leg
 CHECK = dict(interval=3)

@@ -13,8 +13,8 @@ from sampling_ranks import Answers, answers_of
 from support import main_leg
 from toy_runs import log_of, toy_config, toy_train
 
-from mapsage.commands.replay import ReplayError, replay
 from mapsage.distributed.virtual_ranks import VirtualRanksError
+from mapsage.extras.forensics.replay import ReplayError, replay
 
 pytestmark = main_leg
 STEP = 7  # of 8; the checkpoint is of step 4

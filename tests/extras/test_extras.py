@@ -15,7 +15,7 @@ from mmengine.registry import Registry
 from support import main_leg, write_tiny_config, write_tiny_data
 
 from mapsage import compat_paths
-from mapsage_launcher.extras import FOLDER, list_extras
+from mapsage_launcher.extras import FOLDER, accelerators_of_extras, list_extras
 
 pytestmark = main_leg
 
@@ -40,9 +40,9 @@ def test_every_folder_is_an_extra() -> None:
 def test_the_list_for_errors_has_everything_that_extras_add() -> None:
     known = json.loads((FOLDER / 'known.json').read_text())
     for name, extra in list_extras().items():
-        kinds = {kind.split(':')[1] for kind in extra.accelerators}
         assert set(known['programs'].get(name, [])) == {*extra.commands, *extra.programs}, name
-        expected = registered_names(name) | ({'sim'} if kinds else set())
+        devices = {kind.name for kind in accelerators_of_extras()} if extra.accelerators else set()
+        expected = registered_names(name) | devices | set(extra.settings)
         assert set(known['names'].get(name, [])) == expected, name
 
 
@@ -123,7 +123,7 @@ def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -
         (checkout / 'pyproject.toml').write_text(contracts_without(removed))
         known: Dict[str, Any] = json.loads((FOLDER / 'known.json').read_text())
         config = write_tiny_config(tmp_path / 'tiny.py', write_tiny_data(tmp_path / 'data'))
-        names = [name for name in known['names'].get(extra, []) if name != 'sim'][:1]
+        names = sorted(registered_names(extra))[:1]
         run = subprocess.run(
             [sys.executable, '-c', PROGRAM, str(checkout), str(config), str(tmp_path / 'work'),
              *names], capture_output=True, text=True, cwd=str(checkout))

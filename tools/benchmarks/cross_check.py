@@ -36,7 +36,7 @@ from toy_runs import toy_train  # noqa: E402
 
 import mapsage  # noqa: E402, F401
 from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.engine.guards import CrossCheckError, CrossCheckHook  # noqa: E402
+from mapsage.extras.forensics.cross_check_hook import CrossCheckError, CrossCheckHook  # noqa: E402
 
 K = 4
 # Kinds of faults, and whether a check must find them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from mapsage.commands import options
+from mapsage_launcher.extras import extensions_of
 from mapsage_launcher.stop_request import listening
 
 
@@ -19,16 +20,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument('--encoders', type=int, metavar='N',
                         help='number of ranks that only compute the features of the frozen '
                         "backbone (feature_source of type 'Streamed')")
-    parser.add_argument('--replay', type=int, metavar='ITER',
-                        help='repeat iteration ITER from the last checkpoint of the work dir '
-                        'before it, and write its batches, losses and gradient norms, one file for '
-                        'each virtual rank, into WORK_DIR/replay/iter_ITER; nothing else '
-                        'changes')
+    extensions = extensions_of('train')
+    for extension in extensions:
+        extension.add_options(parser)
     args = parser.parse_args(options.with_resume_mode(argv))
-    if args.replay is not None and args.resume:
-        parser.error('--replay starts from a checkpoint that it chooses itself: leave --resume out')
+    for extension in extensions:
+        extension.check_options(parser, args)
     from mapsage.commands import cli
-    from mapsage.commands.replay import replay
     cfg = cli.load_config(args)
     if args.encoders is not None:
         cli.stream_features(cfg, args.encoders)
@@ -36,9 +34,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.amp and cfg.optim_wrapper.get('type') != 'AmpOptimWrapper':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
-    if args.replay is not None:
-        replay(cfg, args.replay)
-        return
+    for extension in extensions:
+        if extension.is_asked(args):
+            extension.run(args, cfg)
+            return
     # A signal to stop waits until the model is built, unless the config has no StopHook.
     with listening((cfg.get('default_hooks') or {}).get('stop', {}) is not None):
         cli.build_runner(cfg).train()

@@ -8,8 +8,9 @@ all features together.
 from typing import Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
+from mapsage_launcher.extras import run_extensions_of_extras
 
-from .checks import ConfigTypos, CrossChecks, DataChecks, Determinism, ModelInputs, StartChecks
+from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
 from .frozen_encoders import EncoderFeatures, SharedHeads
 from .machines import CheckpointCopies, Nodes, StopRequests
 from .resume import Resume
@@ -27,7 +28,7 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     Resume,
     StartChecks,
     Determinism,
-    CrossChecks,
+    *run_extensions_of_extras(),
     StopRequests,
     # After Nodes, which learns whether the machines share a disk, and after Resume, because copies
     # of a run that starts over are removed.

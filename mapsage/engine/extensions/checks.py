@@ -6,10 +6,9 @@ that are imported here.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Iterator, Optional
 
 from mmengine.dist import is_main_process
-from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import BaseLoop
 from torch import nn
@@ -17,11 +16,8 @@ from torch import nn
 from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
-from mapsage.engine.compiled_parts import compiled_parts
 from mapsage.engine.config_mistakes import misspelling_note
 from mapsage.engine.encoder_rates import encoder_rate_warning
-from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.guards import CrossCheckHook
 from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
 from mapsage.engine.loading.ground_checks import ground_note
@@ -29,9 +25,7 @@ from mapsage.engine.loading.input_checks import watch_inputs
 from mapsage.engine.loading.sensor_checks import compare_sensors
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.host.keyed_samples import keyed_samples
-from mapsage.host.runner import dataset_of, hooks_of_type, plain_model
-from mapsage.sampling.hooks import DynamicSamplingHook
-from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
+from mapsage.host.runner import dataset_of, plain_model
 from mapsage.wrappers.memory_layout import put_channels_last
 
 
@@ -87,55 +81,6 @@ class DataChecks(RunExtension):
             warning = ground_note(trained, validated)
             if warning:
                 run.logger.warning(warning)
-
-
-class CrossChecks(RunExtension):
-    """``env_cfg.cross_check``: another rank computes gradients again, see CrossCheckHook."""
-
-    def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
-        interval = run.env.cross_check_interval
-        return [] if interval is None else [dict(type=CrossCheckHook, interval=interval)]
-
-    @contextmanager
-    def training(self, run: EngineRun) -> Iterator[None]:
-        obstacle = '' if run.env.cross_check_interval is None else cross_check_obstacle(run)
-        if obstacle:
-            raise ConfigError(f'env_cfg.cross_check with {obstacle}. Remove one of them.')
-        yield
-
-
-def cross_check_obstacle(run: EngineRun) -> str:
-    """Return why another rank cannot compute a step of a run again; '' if it can."""
-    model, wrapper = plain_model(run), type(run.model).__name__
-    kind: Any = type(model)
-    setting = run.cfg.get('compile')
-    for applies, reason in (
-        (run.accelerator.lazy,
-         f'the lazy device {run.accelerator.name}, which compiles a step and its repetition as '
-         f'different graphs, and rounds them differently'),
-        (run.cfg.get('feature_source'),
-         'feature_source, whose features of a batch only one rank has'),
-        (any(hook.weighs_losses for hook in hooks_of_type(run, DynamicSamplingHook)),
-         "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where weights of "
-         'the losses are not part of the batch'),
-        (not isinstance(model, BaseModel),
-         f'the model {kind.__name__}: expected a BaseModel of MMEngine'),
-        (run.model is not model and not isinstance(
-            run.model, (MMDistributedDataParallel, VirtualDataParallel)),
-         f'the model wrapper {wrapper}: expected MMDistributedDataParallel, or none'),
-        (run.model is model and kind.train_step is not BaseModel.train_step,
-         f'the model {kind.__name__}, which has a train_step of its own'),
-        (run.computes_sync_bn and run.distributed,
-         'SyncBN layers, in which every rank takes part'),
-        (setting and not compiled_parts(setting),
-         'compile, which compiles the whole step: compile=dict(backbone=True) compiles parts of '
-         'it, and'),
-    ):
-        if applies:
-            return reason
-    # A hook that changes the step declares why another rank cannot repeat it.
-    return next((hook.cross_check_obstacle for hook in run.hooks
-                 if getattr(hook, 'cross_check_obstacle', None)), '')
 
 
 class ModelInputs(RunExtension):

@@ -5,7 +5,6 @@ registers them; `engine/runner_parts.py` has those that every run gets.
 """
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook
-from .cross_check_hook import CrossCheckError, CrossCheckHook
 from .data_record_hook import DataRecordHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .equal_buffers_hook import EqualBuffersHook
@@ -18,8 +17,8 @@ from .trained_weights_hook import TrainedWeightsHook
 from .validation_record_hook import ValidationRecordHook
 
 __all__ = [
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'CrossCheckError', 'CrossCheckHook',
-    'DataRecordHook', 'DeviceCheckError', 'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook',
-    'NonFiniteLossError', 'NonFiniteLossHook', 'ReproducibilityHook', 'SlowestRankHook', 'StopHook',
-    'TrainedWeightsHook', 'ValidationRecordHook'
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'DataRecordHook', 'DeviceCheckError',
+    'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
+    'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
+    'ValidationRecordHook'
 ]

@@ -54,10 +54,12 @@ class DeviceCheckError(UserError, RuntimeError):
         check: Name of the check, for the message.
         problems: Texts by rank that say what is wrong there and what to do.
         compared: Whether ranks differ, so that nobody knows which of them is wrong.
+        suspects_all: Whether each rank that is named may be the wrong one, on whichever machine.
     """
 
     on_every_rank = True
     check = 'device check'
+    suspects_all = False
 
     def __init__(self, when: str, problems: Dict[int, List[str]], compared: bool = False) -> None:
         self.problems, self.compared = problems, compared

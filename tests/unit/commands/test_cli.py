@@ -16,8 +16,9 @@ from mapsage.commands import cli
 from mapsage.distributed import RankError
 from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.guards import CrossCheckError, DeviceCheckError
+from mapsage.engine.guards import DeviceCheckError
 from mapsage.evaluation import ConfusionMatrixMetric
+from mapsage.extras.forensics.cross_check_hook import CrossCheckError
 from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from toy_runs import log_of, same_weights, toy_config, toy_train
 
-from mapsage.commands.replay import ReplayError, replay
+from mapsage.extras.forensics.replay import ReplayError, replay
 
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 ITERATIONS: Dict[str, Any] = {'train_cfg.max_iters': 14, 'train_cfg.val_interval': 2,

@@ -23,8 +23,8 @@ from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.engine.checkpoints.resume import ResumeError
 from mapsage.engine.guards.accelerator_hook import AcceleratorHook
 from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
-from mapsage.engine.guards.step_recorder import StepRecorder
 from mapsage.engine.loading.block_loader import as_rank
+from mapsage.extras.forensics.step_recorder import StepRecorder
 from mapsage.sampling.hooks import DynamicSamplingHook
 from mapsage.wrappers import MMModelParallel
 from mapsage.wrappers.gradient_mean import GradientMean

@@ -15,7 +15,7 @@ import torch
 
 from mapsage.atomic_write import atomic_write
 from mapsage.drawing import PreviewSample, save_preview
-from mapsage.engine.guards.step_recorder import RankStep
+from mapsage.extras.forensics.step_recorder import RankStep
 
 # Number of gradients of a virtual rank in the table.
 _LARGEST = 5

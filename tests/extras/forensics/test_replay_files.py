@@ -9,8 +9,8 @@ import pytest
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 
-from mapsage.commands.replay_files import StepFacts, write_step
-from mapsage.engine.guards.step_recorder import RankStep, plain
+from mapsage.extras.forensics.replay_files import StepFacts, write_step
+from mapsage.extras.forensics.step_recorder import RankStep, plain
 
 NAN = float('nan')
 FACTS: Any = dict(iteration=7, checkpoint='run/iter_5.pth', learning_rate=dict(lr=[0.25]),

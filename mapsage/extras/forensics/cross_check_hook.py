@@ -48,6 +48,8 @@ from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, SerialChannel, all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.weights import first_difference, total_digest, weight_digests
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.guards.device_check_hook import DeviceCheckError
+from mapsage.engine.guards.reproducibility import facts_of_process, promises_bits
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, MapSageRun, plain_model
 from mapsage.sampling.exchange import exchange
@@ -55,7 +57,6 @@ from mapsage.sampling.plan import ExchangePlan, Move
 from mapsage.wrappers import VirtualDataParallel
 from mapsage.wrappers.rank_batches import Batch
 
-from .device_check_hook import DeviceCheckError
 from .gradient_prints import (
     LARGEST_BOUND,
     Dispute,
@@ -66,7 +67,6 @@ from .gradient_prints import (
     guilty_ranks,
     largest_difference,
 )
-from .reproducibility import facts_of_process, promises_bits
 from .step_capture import StepCapture, StepInputs
 
 _PURPOSE = 'cross-check'
@@ -76,6 +76,7 @@ class CrossCheckError(DeviceCheckError):
     """Ranks computed different gradients from the same numbers, or have different weights."""
 
     check = 'cross-check'
+    suspects_all = True
 
 
 class CrossCheckHook(MapSageHook):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mapsage.engine.guards.gradient_prints import (
+from mapsage.extras.forensics.gradient_prints import (
     SMALLEST_BOUND,
     Dispute,
     GradientPrint,

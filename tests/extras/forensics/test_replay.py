@@ -11,9 +11,9 @@ from mmengine.registry import HOOKS
 from scaled_on_cpu import HAS_SCALER
 from toy_runs import toy_config, toy_train
 
-from mapsage.commands.replay import ReplayError, replay
 from mapsage.engine.guards import NonFiniteLossError
-from mapsage.engine.guards.step_recorder import plain
+from mapsage.extras.forensics.replay import ReplayError, replay
+from mapsage.extras.forensics.step_recorder import plain
 
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),

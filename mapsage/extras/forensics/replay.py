@@ -24,9 +24,9 @@ from mapsage.engine.checkpoints.resume import candidates_in, folders_of
 from mapsage.engine.display import PreviewHook
 from mapsage.engine.guards import ReproducibilityHook
 from mapsage.engine.guards.reproducibility import META_KEY, differences
-from mapsage.engine.guards.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
 from mapsage.errors import UserError
+from mapsage.extras.forensics.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.host.dataset_parts import metainfo_of
 
 from .replay_files import StepFacts, write_step
@@ -65,8 +65,8 @@ def replay(cfg: Config, iteration: int) -> Path:
     if something in the run follows the scores: a scheduler, EarlyStoppingHook or a hook of the
     user.
     All files are in ``WORK_DIR/replay/iter_N``; see
-    :func:`~mapsage.commands.replay_files.write_step`. If the iteration fails, its batches are still
-    written.
+    :func:`~mapsage.extras.forensics.replay_files.write_step`. If the iteration fails, its batches
+    are still written.
 
     Args:
         cfg: Config of the run, with its work dir. It is not changed.
