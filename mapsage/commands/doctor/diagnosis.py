@@ -10,11 +10,10 @@ import argparse
 import functools
 import os
 import socket
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Callable, Dict, List, Optional, Sequence, Type
 
 import torch
 from mmengine.config import Config
-from torch import nn
 
 from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
 from mapsage.accelerator.resolve import why_not
@@ -29,7 +28,7 @@ from mapsage.distributed import (
 from mapsage.distributed.device_checks import card_identity, check_device
 from mapsage.distributed.groups.process_group import check_ranks_fit
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
-from mapsage.distributed.strategy import MODEL_PARALLEL, format_bytes
+from mapsage.distributed.strategy import format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
 from mapsage.engine.ranks.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
@@ -41,8 +40,7 @@ from .environment import check_environment
 from .finding import Finding
 from .packages import check_installed
 from .ranks import Ranks
-from .samples import Trial, try_split
-from .step_times import compare_precisions
+from .samples import try_split
 from .trial_run import RUN_IS_BUILT, run_obstacle
 
 
@@ -73,8 +71,6 @@ class Doctor:
         # A copy, because stale variables are cleared below.
         self.environ = dict(os.environ)
         self.printing = args.launcher == 'none' or self.environ.get('RANK', '0') == '0'
-        self._trial = Trial()
-        self._tried: Optional[Tuple[Config, nn.Module]] = None
         self._identified = self._identify()
         self.launched = self._identified and args.launcher != 'none'
         self.sections['installed'] = list(check_installed())
@@ -84,7 +80,6 @@ class Doctor:
             self.sections['strategy'].append(Finding('no', 'not decided without an accelerator'))
         else:
             self._examine_strategy(self.accelerator, needed_bytes)
-            self._time_steps(self.accelerator)
         self.sections['environment'] += check_environment(self.environ, self.accelerator,
                                                           args.launcher)
         if not self.sections['environment']:
@@ -158,19 +153,8 @@ class Doctor:
         for number, loader in enumerate(LOADERS):
             is_repeated = any(cfg.get(loader) == cfg.get(earlier) for earlier in LOADERS[:number])
             if levels.get(loader) == 'ok' and not is_repeated:
-                findings += try_split(cfg, loader, model,
-                                      self._trial if loader == 'train_dataloader' else None)
-        self._tried = cfg, model
+                findings += try_split(cfg, loader, model)
         return needed_bytes
-
-    def _time_steps(self, accelerator: Accelerator) -> None:
-        """Compare float32 and bfloat16, if a step was tried and the model fits one device."""
-        is_split = any(finding.text.startswith(MODEL_PARALLEL)
-                       for finding in self.sections['strategy'])
-        if self._tried is None or not self._trial.samples or self.problems or is_split:
-            return
-        self.sections[f'config {self.args.config}'] += compare_precisions(
-            *self._tried, self._trial.samples, self._trial.seconds, accelerator)
 
     def _choose_accelerator(self) -> None:
         findings = self.sections['accelerators']

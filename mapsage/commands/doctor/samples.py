@@ -10,7 +10,6 @@ import logging
 import random
 import time
 import warnings
-from dataclasses import dataclass, field
 from typing import Any, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -42,21 +41,7 @@ MOST_PARAMETERS = 10**9
 _FIRST, _SECONDS = 2, 5.
 
 
-@dataclass
-class Trial:
-    """Samples and time of a successful step, for :func:`.step_times.compare_precisions`.
-
-    Attributes:
-        samples: Samples of the step; empty if there was no step, or it failed.
-        seconds: Time of the forward pass on the CPU, without gradients, for one sample.
-    """
-
-    samples: List[Any] = field(default_factory=list)
-    seconds: float = 0.
-
-
-def try_split(cfg: Config, loader: str, model: nn.Module,
-              trial: Optional[Trial] = None) -> List[Finding]:
+def try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
     """Load two samples of a split, run a step with them, and return the findings.
 
     Args:
@@ -64,7 +49,6 @@ def try_split(cfg: Config, loader: str, model: nn.Module,
         loader: ``'train_dataloader'``, for a forward pass with its loss, or another loader, for a
             prediction.
         model: Model of the config on the CPU, without weights; SyncBN in it is replaced.
-        trial: Object that receives the samples and the time of a successful step.
 
     Returns:
         Findings of the level ``problem`` (``note`` for test data, which a training does not read),
@@ -76,13 +60,13 @@ def try_split(cfg: Config, loader: str, model: nn.Module,
         warnings.simplefilter('ignore')
         states = random.getstate(), np.random.get_state()
         try:
-            return _try_split(cfg, loader, model, trial or Trial())
+            return _try_split(cfg, loader, model)
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
 
 
-def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List[Finding]:
+def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
     config = cfg[loader]
     level = 'note' if loader == 'test_dataloader' else 'problem'
     try:
@@ -116,7 +100,6 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         return [*findings, Finding('no', f'{loader}: {step} was not tried with so large a model')]
     batch = samples[:min(config.get('batch_size') or 1, _FIRST)] if trains else samples[:1]
-    start = time.perf_counter()
     try:
         _run_step(revert_sync_batchnorm(model), pseudo_collate(batch), trains)
     # A user's model may raise anything.
@@ -125,7 +108,6 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
             samples[0], Mapping) else ''
         return [*findings, Finding(level, f'{loader}: {step} with its first sample (C, H, W = '
                                    f'{shape}) fails: {error_text(error)}')]
-    trial.samples, trial.seconds = batch, (time.perf_counter() - start) / len(batch)
     return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
 
 

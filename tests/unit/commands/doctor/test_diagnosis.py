@@ -75,7 +75,6 @@ def test_with_a_config(tiny_config: Path) -> None:
     assert f'the model needs {needs} or more' in section(report, 'strategy')
     for loader in ('train', 'val', 'test'):
         assert f'ok       {loader}_dataloader' in section(report, f'config {tiny_config}')
-    assert 'a training step of 2 image(s) on cpu, without the optimizer, takes ' in report
 
 
 def test_a_mask_of_another_size_is_a_problem(tmp_path: Path) -> None:
