@@ -35,6 +35,7 @@ _SMOOTH = 0.5
 BLOCK = 512
 # Column and row of positions that cannot be projected: outside every raster.
 _NOWHERE = -1e12
+_SEVERAL_TURNS = 'several turns of longitude'
 _Pixels = TypeVar('_Pixels')
 
 
@@ -76,7 +77,7 @@ class RasterOnGrid:
         center = corners[:, 0].mean()
         corners[:, 0] += next_to(center, box[0] + box[2] / 2, period) - center
         if self.box != box:
-            self.difference = 'several turns of longitude'
+            self.difference = _SEVERAL_TURNS
             return
         shifted = _corners(raster) + np.rint(corners[0])
         if np.abs(corners - shifted).max() > _ALIGNED:
@@ -84,6 +85,11 @@ class RasterOnGrid:
                 'rotated' if not is_north_up(raster.transform) else 'shifted'
                 if np.allclose(to_grid[:2] + to_grid[3:5], (1, 0, 0, 1), atol=1e-6)
                 else 'pixels of another size')
+
+    @property
+    def is_off_grid(self) -> bool:
+        """Whether the raster's pixels are not those of the grid, at one turn of longitude."""
+        return self.difference not in ('', _SEVERAL_TURNS)
 
     def read(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         """Read a box of the grid, which must lie inside the raster's ``box``.

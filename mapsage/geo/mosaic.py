@@ -196,7 +196,7 @@ def _neighbors(members: Sequence[RasterOnGrid]) -> List[List[RasterOnGrid]]:
 def _box_beside(first: RasterOnGrid, second: RasterOnGrid) -> Optional[Box]:
     """Return the extent of an interpolated scene in pixels of another; None if grids differ."""
     left, right = first.raster, second.raster
-    if not (first.difference and second.difference and is_north_up(left.transform)
+    if not (first.is_off_grid and second.is_off_grid and is_north_up(left.transform)
             and is_north_up(right.transform) and same_crs(left.crs, right.crs)):
         return None
     box = box_on_grid(right, left.crs, left.transform, middle=left.width / 2)

@@ -405,7 +405,8 @@ def _caller() -> str:
     frame = sys._getframe()
     while frame is not None:
         module = str(frame.f_globals.get('__name__', ''))
-        if not module.startswith(('mapsage.distributed.groups.', 'torch.distributed.c10d_logger',
+        if not module.startswith(('mapsage.distributed.groups.', f'{__package__}.',
+                                  'torch.distributed.c10d_logger',
                                   'torch.distributed.distributed_c10d')):
             return module
         frame = frame.f_back  # type: ignore[assignment]

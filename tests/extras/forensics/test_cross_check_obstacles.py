@@ -13,7 +13,7 @@ from toy_runs import ToyRegression, toy_runner, toy_train
 
 from mapsage.accelerator.xla import XlaAccelerator
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.extensions.checks import cross_check_obstacle
+from mapsage.extras.forensics.cross_checks import cross_check_obstacle
 from mapsage.sampling.hooks import DynamicSamplingHook
 
 CHECKED: Dict[str, Any] = {'env_cfg.cross_check': dict(interval=2)}
