@@ -33,6 +33,7 @@ MODULES: Dict[str, str] = {
     'mapsage.few_labels': 'mapsage.extras.labels.fixmatch',
     'mapsage.labeling': 'mapsage.extras.labels',
     'mapsage.models.backbones.earth': 'mapsage.extras.earth',
+    'mapsage.models.backbones.earth.attention': 'mapsage.models.backbones.attention',
     'mapsage.models.backbones.siamese_backbone': 'mapsage.extras.change.siamese_backbone',
     'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
     'mapsage.operators': 'mapsage.extras.forensics.operators',

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -53,6 +54,7 @@ class Extra(NamedTuple):
     settings: List[str]
 
 
+@lru_cache(maxsize=None)
 def list_extras() -> Dict[str, Extra]:
     """Return the extras that are there, by the names of their folders."""
     extras = {}
