@@ -38,6 +38,7 @@ export PJRT_DEVICE=${PJRT_DEVICE:-CPU}  # device of the xla leg; set it to use a
 # Run the checks that read the code, all of them to their end. $1: folder of the programs.
 static_checks() {
     local status=0
+    "$1/ruff" format --check --quiet . || status=1
     "$1/ruff" check . || status=1
     "$1/mypy" || status=1
     "$1/lint-imports" || status=1
