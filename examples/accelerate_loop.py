@@ -4,6 +4,7 @@
 
 The policy, its answers and the loss are those of ``plain_ddp.py``. Tried with accelerate 1.15.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,22 +17,25 @@ from plain_ddp import GROUP, TARGET, Policy, Rollout, expected_reward, policy_lo
 from mapsage.sampling import DynamicSampler, Validity
 
 
-def save(accelerator: Accelerator, folder: Path, sampler: DynamicSampler,
-         rollout: Rollout) -> None:
+def save(accelerator: Accelerator, folder: Path, sampler: DynamicSampler, rollout: Rollout) -> None:
     """Save a checkpoint. Collective.
 
     ``register_for_checkpointing`` is not for a sampler: it saves the state of rank 0 and loads it
     on every rank, which the sampler refuses. So every rank writes a file.
     """
     accelerator.save_state(str(folder))
-    torch.save(dict(sampler=sampler.state_dict(), generated=rollout.generated,
-                    generator=rollout.generator.get_state()),
-               folder / f'sampler_{accelerator.process_index}.pt')
+    torch.save(
+        dict(
+            sampler=sampler.state_dict(),
+            generated=rollout.generated,
+            generator=rollout.generator.get_state(),
+        ),
+        folder / f'sampler_{accelerator.process_index}.pt',
+    )
     accelerator.wait_for_everyone()
 
 
-def load(accelerator: Accelerator, folder: Path, sampler: DynamicSampler,
-         rollout: Rollout) -> None:
+def load(accelerator: Accelerator, folder: Path, sampler: DynamicSampler, rollout: Rollout) -> None:
     """Continue from a checkpoint of :func:`save`."""
     accelerator.load_state(str(folder))
     local = torch.load(folder / f'sampler_{accelerator.process_index}.pt', weights_only=True)
@@ -52,8 +56,13 @@ def main() -> None:
     rollout = Rollout(policy, accelerator.process_index)
     model, optimizer = accelerator.prepare(policy, torch.optim.Adam(policy.parameters(), lr=0.1))
     sampler = DynamicSampler(
-        fetch=rollout, score=reward, validity=Validity(eps=1e-6), group_size=GROUP,
-        local_target=TARGET, shortfall='mask')
+        fetch=rollout,
+        score=reward,
+        validity=Validity(eps=1e-6),
+        group_size=GROUP,
+        local_target=TARGET,
+        shortfall='mask',
+    )
     if args.resume_from:
         load(accelerator, args.work_dir / f'step_{args.resume_from}', sampler, rollout)
 
@@ -66,8 +75,10 @@ def main() -> None:
         optimizer.step()
         if step % 20 == 0:
             save(accelerator, args.work_dir / f'step_{step}', sampler, rollout)
-            accelerator.print(f'step {step}: pass rate {batch.statistics.pass_rate:.2f}, expected '
-                              f'reward {expected_reward(policy):.3f}')
+            accelerator.print(
+                f'step {step}: pass rate {batch.statistics.pass_rate:.2f}, expected '
+                f'reward {expected_reward(policy):.3f}'
+            )
     accelerator.end_training()
 
 

@@ -4,6 +4,7 @@ The trainer steps in between the rewards and everything that follows from them: 
 log-probabilities, advantages, metrics and losses stay TRL's own code, on full batches. The page
 docs/how-to/trl.md says what it gives and what not. `trl_grpo.py` runs it on a tiny model.
 """
+
 from __future__ import annotations
 
 import functools
@@ -29,7 +30,7 @@ LEANS_ON: Mapping[str, Tuple[str, ...]] = {
 }
 # Losses that divide by the number of live tokens, and losses that are means over completions. TRL's
 # other losses are not exact where places of a batch are masked, or nobody has shown that they are.
-TOKEN_LOSSES, MEAN_LOSSES = ('dapo', ), ('grpo', 'dr_grpo')
+TOKEN_LOSSES, MEAN_LOSSES = ('dapo',), ('grpo', 'dr_grpo')
 
 # One completion: the columns of `_generate`, its prompt, its rewards and the columns it logs.
 Row = Dict[str, Any]
@@ -49,7 +50,8 @@ def check_trl(trainer: type = GRPOTrainer) -> None:
             raise TrlChangedError(
                 f'{trainer.__name__}.{name} takes {parameters or "no call: it is gone"}, expected '
                 f'{expected}, as in trl 1.16. Install trl==1.16.0, or look at what changed and '
-                f'adapt dynamic_grpo.py.')
+                f'adapt dynamic_grpo.py.'
+            )
 
 
 class DynamicGRPOTrainer(GRPOTrainer):
@@ -74,18 +76,27 @@ class DynamicGRPOTrainer(GRPOTrainer):
         ValueError: If a setting of TRL does not go together with dynamic sampling.
     """
 
-    def __init__(self, *args: Any, max_resample_times: int = 3, max_refill_rounds: int = 4,
-                 shortfall: str = 'mask', eps: float = 1e-6,
-                 filter_weights: Optional[Sequence[float]] = None,
-                 timeout: Optional[float] = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        max_resample_times: int = 3,
+        max_refill_rounds: int = 4,
+        shortfall: str = 'mask',
+        eps: float = 1e-6,
+        filter_weights: Optional[Sequence[float]] = None,
+        timeout: Optional[float] = None,
+        **kwargs: Any,
+    ) -> None:
         check_trl()
         super().__init__(*args, **kwargs)
         self._check_settings(shortfall)
         self._target = self.args.per_device_train_batch_size * self.args.steps_per_generation
         weights = self.reward_weights if filter_weights is None else torch.tensor(filter_weights)
         if len(weights) != len(self.reward_funcs):
-            raise ValueError(f'{len(weights)} filter_weights for {len(self.reward_funcs)} reward '
-                             f'functions, expected one each.')
+            raise ValueError(
+                f'{len(weights)} filter_weights for {len(self.reward_funcs)} reward '
+                f'functions, expected one each.'
+            )
         self._filter_weights = weights.float().cpu()
         self.reward_funcs = [self._guard(function) for function in self.reward_funcs]
         self._failure: Optional[Exception] = None
@@ -96,47 +107,69 @@ class DynamicGRPOTrainer(GRPOTrainer):
         self._final_rewards: Optional[torch.Tensor] = None
         self._batch: Optional[SampledBatch] = None
         self.sampler = DynamicSampler(
-            fetch=self._refill, score=self._score, validity=Validity(eps=eps),
-            local_target=self._target, group_size=self.num_generations,
-            max_resample_times=max_resample_times, max_refill_rounds=max_refill_rounds,
-            shortfall=shortfall, timeout=timeout)
+            fetch=self._refill,
+            score=self._score,
+            validity=Validity(eps=eps),
+            local_target=self._target,
+            group_size=self.num_generations,
+            max_resample_times=max_resample_times,
+            max_refill_rounds=max_refill_rounds,
+            shortfall=shortfall,
+            timeout=timeout,
+        )
 
     def _check_settings(self, shortfall: str) -> None:
         """Raise ValueError if a setting does not go together with dynamic sampling."""
+
         def refuse(setting: str, reason: str) -> NoReturn:
             raise ValueError(f'DynamicGRPOTrainer with {setting}: {reason}')
 
         target = self.args.per_device_train_batch_size * self.args.steps_per_generation
         if target % self.num_generations:
-            refuse(f'{target} completions on each rank and num_generations={self.num_generations}',
-                   'a group would lie on two ranks. Set per_device_train_batch_size to a multiple '
-                   'of num_generations.')
+            refuse(
+                f'{target} completions on each rank and num_generations={self.num_generations}',
+                'a group would lie on two ranks. Set per_device_train_batch_size to a multiple '
+                'of num_generations.',
+            )
         if self.tools or self.environment_factories is not None:
-            refuse('tools or environments', 'their state belongs to the completions of one '
-                   'generation. Leave them out.')
+            refuse(
+                'tools or environments',
+                'their state belongs to the completions of one generation. Leave them out.',
+            )
         if self.multi_objective_aggregation != 'sum_then_normalize':
-            refuse(f'multi_objective_aggregation={self.multi_objective_aggregation!r}',
-                   "the filter judges the sum of the rewards. Set 'sum_then_normalize'.")
+            refuse(
+                f'multi_objective_aggregation={self.multi_objective_aggregation!r}',
+                "the filter judges the sum of the rewards. Set 'sum_then_normalize'.",
+            )
         if getattr(self.train_dataset, '__getitem__', None) is None:
             refuse('an iterable dataset', 'refills draw prompts by their number. Use a Dataset.')
         if shortfall == 'shrink':
-            refuse("shortfall='shrink'", "TRL needs equal batches on all ranks. Choose 'mask', "
-                   'which has the same gradient.')
+            refuse(
+                "shortfall='shrink'",
+                "TRL needs equal batches on all ranks. Choose 'mask', which has the same gradient.",
+            )
         if shortfall != 'mask':
             return
         exact = TOKEN_LOSSES + MEAN_LOSSES
         if self.loss_type not in exact:
-            refuse(f"shortfall='mask' and loss_type={self.loss_type!r}",
-                   f'its gradient is not known to be the mean over the valid completions. Choose '
-                   f"one of {', '.join(exact)}, or shortfall='fallback'.")
+            refuse(
+                f"shortfall='mask' and loss_type={self.loss_type!r}",
+                f'its gradient is not known to be the mean over the valid completions. Choose '
+                f"one of {', '.join(exact)}, or shortfall='fallback'.",
+            )
         if self.beta and self.loss_type in MEAN_LOSSES:
-            refuse(f"shortfall='mask', loss_type={self.loss_type!r} and beta={self.beta}",
-                   'the KL term is a mean over masked places too, and would be too small. Set '
-                   "beta=0, loss_type='dapo', or shortfall='fallback'.")
+            refuse(
+                f"shortfall='mask', loss_type={self.loss_type!r} and beta={self.beta}",
+                'the KL term is a mean over masked places too, and would be too small. Set '
+                "beta=0, loss_type='dapo', or shortfall='fallback'.",
+            )
         if self.args.entropy_coef or self.use_adaptive_entropy:
-            refuse("shortfall='mask' and an entropy bonus", 'the bonus is a mean over micro-batches'
-                   " with different numbers of live tokens. Leave it out, or set "
-                   "shortfall='fallback'.")
+            refuse(
+                "shortfall='mask' and an entropy bonus",
+                'the bonus is a mean over micro-batches'
+                ' with different numbers of live tokens. Leave it out, or set '
+                "shortfall='fallback'.",
+            )
 
     # --- what TRL calls
 
@@ -153,20 +186,24 @@ class DynamicGRPOTrainer(GRPOTrainer):
             return tuple(super()._generate(prompts))
         self._drawn_rewards = []
         batch = self._batch = self.sampler.sample(self._rollout(self._inputs, prompts))
-        rows = [self._mask(row) if not weight else row
-                for row, weight in zip(batch.samples, batch.weights)]
+        rows = [
+            self._mask(row) if not weight else row
+            for row, weight in zip(batch.samples, batch.weights)
+        ]
         if not all(batch.weights):
             for row in rows:
                 row['tool_mask'] = row['tool_mask'] or [1] * len(row['completion_ids'])
         self._final_rewards = gather(
-            torch.stack([row['rewards'] for row in rows]).to(self.accelerator.device))
+            torch.stack([row['rewards'] for row in rows]).to(self.accelerator.device)
+        )
         for column in rows[0]['extra']:
             self._pending_extra_logs[column] = [row['extra'][column] for row in rows]
         self._report(batch.statistics)
         # The caller pads and logs the prompts of its list, so these must be the final ones.
         prompts[:] = [row['prompt'] for row in rows]
-        columns = [None if rows[0][name] is None else [row[name] for row in rows]
-                   for name in _COLUMNS]
+        columns = [
+            None if rows[0][name] is None else [row[name] for row in rows] for name in _COLUMNS
+        ]
         return (*columns, {}, None, [])
 
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
@@ -179,10 +216,13 @@ class DynamicGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        folder = os.path.join(self._get_output_dir(trial=trial),
-                              f'checkpoint-{self.state.global_step}')
-        torch.save(dict(sampler=self.sampler.state_dict(), refilled=self._refilled),
-                   self._state_path(folder))
+        folder = os.path.join(
+            self._get_output_dir(trial=trial), f'checkpoint-{self.state.global_step}'
+        )
+        torch.save(
+            dict(sampler=self.sampler.state_dict(), refilled=self._refilled),
+            self._state_path(folder),
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: Optional[str]) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -199,13 +239,17 @@ class DynamicGRPOTrainer(GRPOTrainer):
         TRL gathers tensors of equal shape while it generates and grades. So every rank generates as
         much as the one that lacks most.
         """
-        local_groups = torch.tensor([wanted // self.num_generations],
-                                    device=self.accelerator.device)
+        local_groups = torch.tensor(
+            [wanted // self.num_generations], device=self.accelerator.device
+        )
         groups = int(gather(local_groups).max())
         first = self._refilled + self.accelerator.process_index * groups
         self._refilled += self.accelerator.num_processes * groups
-        rows = [self._row_of_pass(first + group) for group in range(groups)
-                for _ in range(self.num_generations)]
+        rows = [
+            self._row_of_pass(first + group)
+            for group in range(groups)
+            for _ in range(self.num_generations)
+        ]
         return self._rollout(rows, [row['prompt'] for row in rows])
 
     def _score(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -232,32 +276,55 @@ class DynamicGRPOTrainer(GRPOTrainer):
         """Generate and grade completions of whole groups; return a row for each. Collective."""
         result = super()._generate(prompts)
         if len(result) != len(_COLUMNS) + 3:
-            raise TrlChangedError(f'GRPOTrainer._generate returns {len(result)} values, expected '
-                                  f'{len(_COLUMNS) + 3}, as in trl 1.16. Install trl==1.16.0.')
+            raise TrlChangedError(
+                f'GRPOTrainer._generate returns {len(result)} values, expected '
+                f'{len(_COLUMNS) + 3}, as in trl 1.16. Install trl==1.16.0.'
+            )
         columns = dict(zip(_COLUMNS, result))
-        fields, images = result[len(_COLUMNS):len(_COLUMNS) + 2]
+        fields, images = result[len(_COLUMNS) : len(_COLUMNS) + 2]
         if images is not None:
-            raise ValueError('DynamicGRPOTrainer: prompts with images were not tried. Use a '
-                             'dataset of texts.')
-        graded = [dict(row, **{name: values[index] if isinstance(values, list) else values
-                               for name, values in fields.items()})
-                  for index, row in enumerate(inputs)]
-        rewards = super()._calculate_rewards(graded, prompts, columns['completion'],
-                                             columns['completion_ids']).cpu()
+            raise ValueError(
+                'DynamicGRPOTrainer: prompts with images were not tried. Use a dataset of texts.'
+            )
+        graded = [
+            dict(
+                row,
+                **{
+                    name: values[index] if isinstance(values, list) else values
+                    for name, values in fields.items()
+                },
+            )
+            for index, row in enumerate(inputs)
+        ]
+        rewards = (
+            super()
+            ._calculate_rewards(graded, prompts, columns['completion'], columns['completion_ids'])
+            .cpu()
+        )
         self._drawn_rewards.append(rewards)
         local = rewards.view(-1, len(prompts), rewards.shape[1])[self.accelerator.process_index]
         extra = dict(self._pending_extra_logs)
         self._pending_extra_logs.clear()
-        return [dict({name: None if column is None else column[index]
-                      for name, column in columns.items()},
-                     prompt=prompts[index], rewards=local[index].clone(),
-                     extra={name: values[index] for name, values in extra.items()})
-                for index in range(len(prompts))]
+        return [
+            dict(
+                {
+                    name: None if column is None else column[index]
+                    for name, column in columns.items()
+                },
+                prompt=prompts[index],
+                rewards=local[index].clone(),
+                extra={name: values[index] for name, values in extra.items()},
+            )
+            for index in range(len(prompts))
+        ]
 
     def _mask(self, row: Row) -> Row:
         """Return a repeat that fills a place: TRL leaves its tokens and its rewards out."""
-        return dict(row, tool_mask=[0] * len(row['completion_ids']),
-                    rewards=torch.full_like(row['rewards'], torch.nan))
+        return dict(
+            row,
+            tool_mask=[0] * len(row['completion_ids']),
+            rewards=torch.full_like(row['rewards'], torch.nan),
+        )
 
     def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a reward function that notes its error instead of raising it.
@@ -274,6 +341,7 @@ class DynamicGRPOTrainer(GRPOTrainer):
             return [None] * len(completions)
 
         if is_async_callable(function):
+
             @functools.wraps(function)
             async def guarded_async(completions: Sequence[Any], **kwargs: Any) -> Any:
                 try:
@@ -282,6 +350,7 @@ class DynamicGRPOTrainer(GRPOTrainer):
                 # Whatever it is: the sampler raises it again.
                 except Exception as error:
                     return note(error, completions)
+
             return guarded_async
 
         @functools.wraps(function)
@@ -292,6 +361,7 @@ class DynamicGRPOTrainer(GRPOTrainer):
             # Whatever it is: the sampler raises it again.
             except Exception as error:
                 return note(error, completions)
+
         return guarded
 
     def _raise_together(self) -> None:
@@ -326,13 +396,15 @@ class DynamicGRPOTrainer(GRPOTrainer):
         metrics, drawn = self._metrics['train'], torch.cat(self._drawn_rewards)
         # TRL's own `reward` describes the final batch only, and rises with the filter.
         metrics['dynamic_sampling/reward_of_all_drawn'].append(
-            float((drawn * self.reward_weights.cpu()).nansum(1).mean()))
+            float((drawn * self.reward_weights.cpu()).nansum(1).mean())
+        )
         for name in ('pass_rate', 'attempts', 'judged', 'missing', 'moved_samples', 'seconds'):
             metrics[f'dynamic_sampling/{name}'].append(float(getattr(statistics, name)))
 
 
-def _check_rewards(function: Callable[..., Any], rewards: Any, completions: Sequence[Any]
-                   ) -> List[float]:
+def _check_rewards(
+    function: Callable[..., Any], rewards: Any, completions: Sequence[Any]
+) -> List[float]:
     """Return the rewards as numbers, NaN for None.
 
     Raises:
@@ -342,6 +414,8 @@ def _check_rewards(function: Callable[..., Any], rewards: Any, completions: Sequ
     numbers = [torch.nan if reward is None else float(reward) for reward in rewards]
     if len(numbers) != len(completions):
         name = getattr(function, '__name__', type(function).__name__)
-        raise ValueError(f'the reward function {name} returned {len(numbers)} rewards for '
-                         f'{len(completions)} completions, expected one for each.')
+        raise ValueError(
+            f'the reward function {name} returned {len(numbers)} rewards for '
+            f'{len(completions)} completions, expected one for each.'
+        )
     return numbers

@@ -6,6 +6,7 @@
 It needs torch and NumPy. The policy answers questions from a table; each answer is one of eight
 words, and one word is right. Two processes of a CPU take a few seconds for the 40 steps.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -77,8 +78,10 @@ class Rollout:
         with torch.no_grad():
             chances = self._policy(questions).exp()
         words = torch.multinomial(chances, 1, generator=self.generator)[:, 0]
-        return [dict(question=question, word=word)
-                for question, word in zip(questions.tolist(), words.tolist())]
+        return [
+            dict(question=question, word=word)
+            for question, word in zip(questions.tolist(), words.tolist())
+        ]
 
 
 def policy_loss(log_probabilities: torch.Tensor, batch: SampledBatch) -> torch.Tensor:
@@ -105,12 +108,19 @@ def expected_reward(policy: Policy) -> float:
         return float(policy(questions).exp()[questions, right].mean())
 
 
-def save(folder: Path, rank: int, shared: Dict[str, Any], sampler: DynamicSampler,
-         rollout: Rollout) -> None:
+def save(
+    folder: Path, rank: int, shared: Dict[str, Any], sampler: DynamicSampler, rollout: Rollout
+) -> None:
     """Save a checkpoint: what all ranks share once, and the state of every rank. Collective."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(dict(sampler=sampler.state_dict(), generated=rollout.generated,
-                    generator=rollout.generator.get_state()), folder / f'rank_{rank}.pt')
+    torch.save(
+        dict(
+            sampler=sampler.state_dict(),
+            generated=rollout.generated,
+            generator=rollout.generator.get_state(),
+        ),
+        folder / f'rank_{rank}.pt',
+    )
     if not rank:
         torch.save(shared, folder / 'shared.pt')
     # Only a complete checkpoint becomes the latest one.
@@ -137,8 +147,13 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     rollout = Rollout(policy, rank)
     sampler = DynamicSampler(
-        fetch=rollout, score=reward, validity=Validity(eps=1e-6), group_size=GROUP,
-        local_target=TARGET, shortfall=args.shortfall)
+        fetch=rollout,
+        score=reward,
+        validity=Validity(eps=1e-6),
+        group_size=GROUP,
+        local_target=TARGET,
+        shortfall=args.shortfall,
+    )
     start = 0
     if args.resume:
         folder = args.work_dir / (args.work_dir / 'latest').read_text()
@@ -159,13 +174,20 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % args.save_every == 0 or step == args.steps:
-            save(args.work_dir / f'step_{step}', rank,
-                 dict(step=step, policy=policy.state_dict(), optimizer=optimizer.state_dict()),
-                 sampler, rollout)
+            save(
+                args.work_dir / f'step_{step}',
+                rank,
+                dict(step=step, policy=policy.state_dict(), optimizer=optimizer.state_dict()),
+                sampler,
+                rollout,
+            )
             if not rank:
-                print(f'step {step}: loss {loss.item():.4f}, pass rate '
-                      f'{batch.statistics.pass_rate:.2f}, expected reward '
-                      f'{expected_reward(policy):.3f}', flush=True)
+                print(
+                    f'step {step}: loss {loss.item():.4f}, pass rate '
+                    f'{batch.statistics.pass_rate:.2f}, expected reward '
+                    f'{expected_reward(policy):.3f}',
+                    flush=True,
+                )
     if not rank:
         trained, generated = args.steps * TARGET, rollout.generated
         print(f'done: {generated} answers generated on rank 0 for {trained} trained on')

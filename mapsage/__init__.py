@@ -5,6 +5,7 @@ rooms, and the extras that are there, register their classes with MMEngine. With
 packages only the version is there, which is enough to make maps from an exported model. So it is
 where only a help text is printed.
 """
+
 import gc
 
 from mapsage_launcher.hosts import absent_hosts
@@ -22,6 +23,7 @@ if not is_only_help() and not absent_hosts():
     from .extras import register_extras
     from .features import hooks as _feature_hooks  # noqa: F401
     from .sampling import hooks as _sampling_hooks  # noqa: F401
+
     register_extras()
 from .compat_paths import keep_old_paths
 from .version import __version__  # noqa: F401

@@ -3,6 +3,7 @@
 Every file that another process may read, or that must survive a crash, is written this way.
 `describe_room` says what a disk lacks on which a write has failed.
 """
+
 from __future__ import annotations
 
 import errno

@@ -3,6 +3,7 @@
 Used for work that may hang on a device or another rank: unlike the threads of
 `concurrent.futures`, it never keeps a failed process alive.
 """
+
 from __future__ import annotations
 
 import queue
@@ -37,8 +38,9 @@ class BackgroundWorker:
         if self._thread is None:
             # A thread that outlived its close() keeps its own queue.
             self._calls = queue.Queue()
-            self._thread = threading.Thread(target=self._work, args=(self._calls,),
-                                            name=self._name, daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, args=(self._calls,), name=self._name, daemon=True
+            )
             self._thread.start()
         future: Future = Future()
         self._calls.put((future, function, arguments))

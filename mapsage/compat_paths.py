@@ -3,6 +3,7 @@
 A row of ``MODULES`` is a module or package that has moved, a row of ``NAMES`` a public name that
 its package no longer exports. Remove this file and its call in ``__init__.py`` with version 0.7.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -39,26 +40,55 @@ MODULES: Dict[str, str] = {
     'mapsage.operators': 'mapsage.extras.forensics.operators',
     'mapsage.viewer': 'mapsage.extras.viewer',
 }
-_CHANGE = ('ChangeDataError', 'ChangeDataset', 'ExchangeDates', 'JitterDates', 'LoadChangeLabels',
-           'LoadChangePair', 'ShiftDate')
-_DEMO = ('CROP_CLASSES', 'CROP_PALETTE', 'ChangeParams', 'CropParams', 'DemoParams', 'DemoScene',
-         'NeighborParams', 'draw_scene', 'write_change_pairs', 'write_crop_places',
-         'write_demo_data', 'write_neighbor_scenes')
-_UNLABELED = ('HideLabels', 'LabeledUnlabeledSampler', 'PackUnlabeledInputs',
-              'SemiSupervisedDataset', 'UnlabeledImages')
+_CHANGE = (
+    'ChangeDataError',
+    'ChangeDataset',
+    'ExchangeDates',
+    'JitterDates',
+    'LoadChangeLabels',
+    'LoadChangePair',
+    'ShiftDate',
+)
+_DEMO = (
+    'CROP_CLASSES',
+    'CROP_PALETTE',
+    'ChangeParams',
+    'CropParams',
+    'DemoParams',
+    'DemoScene',
+    'NeighborParams',
+    'draw_scene',
+    'write_change_pairs',
+    'write_crop_places',
+    'write_demo_data',
+    'write_neighbor_scenes',
+)
+_UNLABELED = (
+    'HideLabels',
+    'LabeledUnlabeledSampler',
+    'PackUnlabeledInputs',
+    'SemiSupervisedDataset',
+    'UnlabeledImages',
+)
 _BACKBONES = {
-    **dict.fromkeys(('DOFA', 'EarthSensorError', 'OlmoEarth', 'PrithviEO', 'TerraMind'),
-                    'mapsage.extras.earth'),
-    'SiameseBackbone': 'mapsage.extras.change'}
+    **dict.fromkeys(
+        ('DOFA', 'EarthSensorError', 'OlmoEarth', 'PrithviEO', 'TerraMind'), 'mapsage.extras.earth'
+    ),
+    'SiameseBackbone': 'mapsage.extras.change',
+}
 NAMES: Dict[str, Dict[str, str]] = {
-    'mapsage.engine.guards': dict.fromkeys(('CrossCheckError', 'CrossCheckHook'),
-                                           'mapsage.extras.forensics.cross_check_hook'),
-    'mapsage.datasets': {**dict.fromkeys(_CHANGE, 'mapsage.extras.change'),
-                         **dict.fromkeys(_DEMO, 'mapsage.extras.demo'),
-                         **dict.fromkeys(_UNLABELED, 'mapsage.extras.labels.unlabeled')},
+    'mapsage.engine.guards': dict.fromkeys(
+        ('CrossCheckError', 'CrossCheckHook'), 'mapsage.extras.forensics.cross_check_hook'
+    ),
+    'mapsage.datasets': {
+        **dict.fromkeys(_CHANGE, 'mapsage.extras.change'),
+        **dict.fromkeys(_DEMO, 'mapsage.extras.demo'),
+        **dict.fromkeys(_UNLABELED, 'mapsage.extras.labels.unlabeled'),
+    },
     'mapsage.evaluation': dict.fromkeys(
         ('ChangeMetric', 'change_scores', 'land_confusion', 'separated_kappa'),
-        'mapsage.extras.change.metric'),
+        'mapsage.extras.change.metric',
+    ),
     'mapsage.models': _BACKBONES,
     'mapsage.models.backbones': _BACKBONES,
 }
@@ -77,8 +107,9 @@ def keep_old_paths() -> None:
 class _MovedModules(MetaPathFinder, Loader):
     """Finds a moved module under its old name; both names are the same module."""
 
-    def find_spec(self, fullname: str, path: Optional[Sequence[str]],
-                  target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
         if not fullname.startswith('mapsage.') or _new_name(fullname) is None:
             return None
         return ModuleSpec(fullname, self)
@@ -118,5 +149,8 @@ def _attributes(package: str, names: Dict[str, str]) -> Any:
 
 
 def _warn(old: str, new: str) -> None:
-    warnings.warn(f'{old} has moved to {new}; the old path works until version 0.7',
-                  DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        f'{old} has moved to {new}; the old path works until version 0.7',
+        DeprecationWarning,
+        stacklevel=3,
+    )

@@ -1,4 +1,5 @@
 """Output of programs: streams that print any text harmlessly, and help texts with examples."""
+
 from __future__ import annotations
 
 import argparse
@@ -56,7 +57,7 @@ class _PrintableStream(Delegate):
         if not isinstance(text, PrintableText):
             # A text that begins with a carriage return replaces the line, as a count of steps does.
             start = '\r' if text.startswith('\r') else ''
-            text = start + printable(text[len(start):])
+            text = start + printable(text[len(start) :])
         self.original.write(str(text))
         return len(text)
 
@@ -89,5 +90,6 @@ def examples(doc: Optional[str]) -> Dict[str, Any]:
     """
     lines = [line[4:] for line in (doc or '').split('\n') if line.startswith('    ')]
     text = name_installed_commands('\n'.join(['examples:', *(f'  {line}' for line in lines)]))
-    return dict(epilog=text if lines else None,
-                formatter_class=argparse.RawDescriptionHelpFormatter)
+    return dict(
+        epilog=text if lines else None, formatter_class=argparse.RawDescriptionHelpFormatter
+    )

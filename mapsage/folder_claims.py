@@ -13,6 +13,7 @@ and later) and SMB. It can fail in three ways:
   reach from one machine to the other. The caller gets a warning.
 - A network file system keeps the lock of a dead machine: the error names the file to remove.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -39,11 +40,14 @@ _PAUSE = 0.1
 # Open files of this process's claims.
 _locked: Set[TextIO] = set()
 
-NO_LOCKS = ('the file system of {folder} has no locks: nobody notices if a second process writes '
-            'there.')
-_UNLOCKED = ('{folder} held the claim of {who}, without a lock: that process has ended. If it '
-             'still runs, the locks of this file system do not reach from one machine to another, '
-             'and two processes write there.')
+NO_LOCKS = (
+    'the file system of {folder} has no locks: nobody notices if a second process writes there.'
+)
+_UNLOCKED = (
+    '{folder} held the claim of {who}, without a lock: that process has ended. If it '
+    'still runs, the locks of this file system do not reach from one machine to another, '
+    'and two processes write there.'
+)
 
 
 class FolderClaimedError(UserError, ValueError):
@@ -53,8 +57,13 @@ class FolderClaimedError(UserError, ValueError):
 
 
 @contextlib.contextmanager
-def claimed(folder: Union[str, Path], names: Sequence[str], advice: str,
-            job: str = '', patience: Optional[float] = None) -> Iterator[str]:
+def claimed(
+    folder: Union[str, Path],
+    names: Sequence[str],
+    advice: str,
+    job: str = '',
+    patience: Optional[float] = None,
+) -> Iterator[str]:
     """Claim names in a folder while the block runs.
 
     Args:
@@ -73,8 +82,13 @@ def claimed(folder: Union[str, Path], names: Sequence[str], advice: str,
         OSError: If the folder cannot be written.
     """
     folder = Path(folder)
-    facts = dict(names=list(names), host=socket.gethostname(), process=os.getpid(),
-                 since=time.strftime('%Y-%m-%d %H:%M:%S %z'), job=job)
+    facts = dict(
+        names=list(names),
+        host=socket.gethostname(),
+        process=os.getpid(),
+        since=time.strftime('%Y-%m-%d %H:%M:%S %z'),
+        job=job,
+    )
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     warning = ''
     while True:
@@ -133,8 +147,11 @@ def _remove(file: TextIO) -> None:
         file.close()
 
 
-def _find_holder(folder: Path, claim: TextIO, facts: Mapping[str, Any],
-                 ) -> Tuple[Optional[Dict[str, Any]], Dict[str, Any]]:
+def _find_holder(
+    folder: Path,
+    claim: TextIO,
+    facts: Mapping[str, Any],
+) -> Tuple[Optional[Dict[str, Any]], Dict[str, Any]]:
     """Look for another claim to one of the names; remove claims without a lock.
 
     Args:
@@ -181,26 +198,34 @@ def _parse(text: str) -> Dict[str, Any]:
     # The file is just being written.
     except ValueError:
         return {}
-    if not isinstance(facts, dict) or not isinstance(facts.get('names', []), list) \
-            or not all(isinstance(name, str) for name in facts.get('names', [])):
+    if (
+        not isinstance(facts, dict)
+        or not isinstance(facts.get('names', []), list)
+        or not all(isinstance(name, str) for name in facts.get('names', []))
+    ):
         return {}
     return facts
 
 
-def _describe(folder: Path, facts: Mapping[str, Any], holder: Mapping[str, Any],
-              advice: str) -> str:
+def _describe(
+    folder: Path, facts: Mapping[str, Any], holder: Mapping[str, Any], advice: str
+) -> str:
     shared = [name for name in facts['names'] if name in holder.get('names', ())]
     if holder.get('host', facts['host']) != facts['host']:
-        advice += (f" If {holder['host']} is gone, its lock may outlive it on a network file "
-                   f"system: remove {holder['file']} there.")
+        advice += (
+            f' If {holder["host"]} is gone, its lock may outlive it on a network file '
+            f'system: remove {holder["file"]} there.'
+        )
     names = ', '.join(shared[:3]) + (f' and {len(shared) - 3} more' if len(shared) > 3 else '')
-    return (f'{folder} is in use: {_describe_holder(holder)}, writes {names or "into it"}. '
-            f'{advice}')
+    return f'{folder} is in use: {_describe_holder(holder)}, writes {names or "into it"}. {advice}'
 
 
 def _describe_holder(holder: Mapping[str, Any]) -> str:
-    return (f"process {holder['process']} on {holder['host']}, since {holder['since']}"
-            if {'process', 'host', 'since'} <= holder.keys() else 'a process that has just started')
+    return (
+        f'process {holder["process"]} on {holder["host"]}, since {holder["since"]}'
+        if {'process', 'host', 'since'} <= holder.keys()
+        else 'a process that has just started'
+    )
 
 
 def _close_inherited_claims() -> None:

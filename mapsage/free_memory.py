@@ -1,4 +1,5 @@
 """Free memory that the C library keeps, and its return to the system."""
+
 from __future__ import annotations
 
 import ctypes

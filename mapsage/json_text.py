@@ -1,4 +1,5 @@
 """JSON from files that anybody may have written: every invalid text is a ValueError."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """Seeds derived from integers, and the global random generators that loaders and training share."""
+
 from __future__ import annotations
 
 import random

@@ -3,6 +3,7 @@
 Both change how code behaves that MapSage cannot edit: an object of a user or of MMEngine, a
 function of PyTorch.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager

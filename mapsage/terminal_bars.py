@@ -5,6 +5,7 @@ the moment when a data loader forks a worker, and that worker would hang at its 
 training adds, the log above its bars, is in ``engine/display/progress_hook.py``; the lines that a
 prediction prints without a terminal are in ``maps/progress.py``.
 """
+
 from __future__ import annotations
 
 import time
@@ -37,9 +38,13 @@ class TerminalBars:
     def __init__(self, terminal: TextIO) -> None:
         self._drawn = 0.0
         self._progress = Progress(
-            TextColumn('{task.description}'), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TextColumn('{task.fields[numbers]}'), console=_Console(file=raw_stream(terminal)),
-            auto_refresh=False)
+            TextColumn('{task.description}'),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn('{task.fields[numbers]}'),
+            console=_Console(file=raw_stream(terminal)),
+            auto_refresh=False,
+        )
         self._progress.start()
         # Rich has replaced the streams by its own.
         accept_any_text()
@@ -66,8 +71,13 @@ class TerminalBars:
             numbers: Text behind the bar.
         """
         self._drawn = time.monotonic()
-        self._progress.update(bar, completed=done, description=printable(label),
-                              numbers=printable(numbers), refresh=True)
+        self._progress.update(
+            bar,
+            completed=done,
+            description=printable(label),
+            numbers=printable(numbers),
+            refresh=True,
+        )
 
     def stop(self) -> None:
         """Draw a last time, leave the bars on the terminal and restore the streams."""

@@ -1,4 +1,5 @@
 """Text for XML and HTML, without the characters that they cannot contain."""
+
 from __future__ import annotations
 
 import re

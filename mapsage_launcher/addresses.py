@@ -4,6 +4,7 @@ They are numeric, since the name of a machine is often unknown on the others. Th
 read the environment of a job; `mapsage/distributed/host_address.py` does. While a process waits at
 MASTER_ADDR, :func:`wait_explained` says what the name stands for.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -44,7 +45,8 @@ def loopback_interface() -> str:
             return name
     raise AddressError(
         f'no interface of this machine (or container) has the address {LOOPBACK} and is up, and '
-        f'the ranks of one machine talk over it: run `ip link set lo up` as root.')
+        f'the ranks of one machine talk over it: run `ip link set lo up` as root.'
+    )
 
 
 def own_address(host: str, port: int = 9) -> str:
@@ -68,8 +70,10 @@ def own_address(host: str, port: int = 9) -> str:
     with contextlib.suppress(OSError):
         address = _address_towards('192.0.2.1', 9)
     if _is_loopback(address):
-        raise AddressError(f'{host} stands for {address} on this machine, where the others cannot '
-                           f'reach it: use its address instead.')
+        raise AddressError(
+            f'{host} stands for {address} on this machine, where the others cannot '
+            f'reach it: use its address instead.'
+        )
     return address
 
 
@@ -120,25 +124,34 @@ def meeting_problem(host: str, port: int, keeps_store: bool) -> str:
     local = [address for _, name in socket.if_nameindex() for address in addresses_of(name)]
     here = f'this machine has {", ".join(local)}'
     if not addresses:
-        return (f'MASTER_ADDR={host!r} stands for no address here ({reason}); {here}. Use the '
-                f'numeric address of machine 0, or add the name to /etc/hosts.')
+        return (
+            f'MASTER_ADDR={host!r} stands for no address here ({reason}); {here}. Use the '
+            f'numeric address of machine 0, or add the name to /etc/hosts.'
+        )
     stands = f'MASTER_ADDR={host!r} stands for {", ".join(addresses)} here'
     is_local = any(map(_can_listen, addresses))
     reason = _refusal(addresses, port)
-    answer = f'nothing answers there at port {port} ({reason})' if reason else (
-        f'something answers there at port {port}')
+    answer = (
+        f'nothing answers there at port {port} ({reason})'
+        if reason
+        else (f'something answers there at port {port}')
+    )
     if keeps_store and not is_local:
-        return (f'{stands}, and {here}: {answer}. Rank 0 keeps the store of the job at '
-                f'MASTER_ADDR, so this must be an address of its machine, or one that is forwarded '
-                f'to it (a Service of Kubernetes): set MASTER_ADDR alike on all machines, and '
-                f'NODE_RANK=0 or RANK=0 on that one.')
+        return (
+            f'{stands}, and {here}: {answer}. Rank 0 keeps the store of the job at '
+            f'MASTER_ADDR, so this must be an address of its machine, or one that is forwarded '
+            f'to it (a Service of Kubernetes): set MASTER_ADDR alike on all machines, and '
+            f'NODE_RANK=0 or RANK=0 on that one.'
+        )
     if not keeps_store:
         # A process that reaches the store waits no longer: what answers may be another program.
         local_hint = ', an address of this machine itself' if is_local else ''
-        return (f'{stands}{local_hint}: {answer}, and the store of the job was not reached; '
-                f'{here}. Machine 0 has not started, has another address, or a firewall is '
-                f'between: look at MASTER_ADDR and MASTER_PORT, which must be alike on all '
-                f'machines.')
+        return (
+            f'{stands}{local_hint}: {answer}, and the store of the job was not reached; '
+            f'{here}. Machine 0 has not started, has another address, or a firewall is '
+            f'between: look at MASTER_ADDR and MASTER_PORT, which must be alike on all '
+            f'machines.'
+        )
     # Rank 0 keeps the store here and waits for ranks that are late.
     return f'{stands}: {answer}; {here}.' if reason else ''
 
@@ -199,8 +212,11 @@ def addresses_of(interface: str) -> List[str]:
     # A kernel without IPv6 lacks the file.
     with contextlib.suppress(OSError):
         lines = [line.split() for line in Path('/proc/net/if_inet6').read_text().splitlines()]
-        local = [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0]))
-                 for line in lines if line[5] == interface]
+        local = [
+            socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0]))
+            for line in lines
+            if line[5] == interface
+        ]
         plain = [address for address in local if not address.startswith('fe80:')]
         # A link-local address is valid only with the name of its interface.
         addresses += plain + [f'{address}%{interface}' for address in local if address not in plain]

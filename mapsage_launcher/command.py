@@ -7,6 +7,7 @@ missing, the error is the line that installs it. A word's ``--help`` needs neith
 (`program_start.py`). To add a word, add a row to ``COMMANDS``, or to the ``extra.json`` of an extra
 (`extras.py`).
 """
+
 from __future__ import annotations
 
 import difflib
@@ -42,18 +43,28 @@ COMMANDS: Dict[str, Command] = {
     'predict': Command('predict', 'make maps of images and scenes'),
     'doctor': Command('doctor', 'say whether a training would start here, and why'),
     'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
-    'compare': Command('compare', 'compare runs: scores, classes, settings, curves',
-                       without_hosts=True),
-    'configs': Command('list_configs', 'list the configs that come with MapSage, or copy them',
-                       without_hosts=True),
+    'compare': Command(
+        'compare', 'compare runs: scores, classes, settings, curves', without_hosts=True
+    ),
+    'configs': Command(
+        'list_configs', 'list the configs that come with MapSage, or copy them', without_hosts=True
+    ),
     **{word: Command(**row) for extra in EXTRAS.values() for word, row in extra.commands.items()},
 }
-_MORE_WITHOUT_HOSTS = ('geotiff_statistics', 'measure_shift', *(
-    program for extra in EXTRAS.values() for program in extra.without_hosts))
+_MORE_WITHOUT_HOSTS = (
+    'geotiff_statistics',
+    'measure_shift',
+    *(program for extra in EXTRAS.values() for program in extra.without_hosts),
+)
 
 # Script that `mapsage launch` starts on all cards, by the next word of the command line.
-LAUNCHED = {'train': 'start_8card_training.sh', 'test': 'test.sh', 'predict': 'predict.sh',
-            'doctor': 'doctor.sh', 'cache_features': 'cache_features.sh'}
+LAUNCHED = {
+    'train': 'start_8card_training.sh',
+    'test': 'test.sh',
+    'predict': 'predict.sh',
+    'doctor': 'doctor.sh',
+    'cache_features': 'cache_features.sh',
+}
 _LAUNCH = 'train on all cards of this machine (or of several), evaluate, draw pictures'
 DEMO = 'configs/demo/efficientnet_lite0_fpn_demo.py'
 
@@ -84,19 +95,27 @@ def usage() -> str:
     """Return the text of ``mapsage --help``."""
     commands = {'launch': _LAUNCH, **{name: command.about for name, command in COMMANDS.items()}}
     more = set(program_modules()) - {command.program for command in COMMANDS.values()}
-    return '\n'.join([
-        'usage: mapsage COMMAND [options]', '',
-        'Train remote-sensing segmentation models with MMSegmentation, and make maps with them.',
-        '', *(f'  {name:9} {about}' for name, about in commands.items()), '', _EXAMPLES,
-        '`mapsage COMMAND --help` has the options of a command. The other programs run by their '
-        'names:\n' + '\n'.join(f'  {name}' for name in sorted(more))])
+    return '\n'.join(
+        [
+            'usage: mapsage COMMAND [options]',
+            '',
+            'Train remote-sensing segmentation models with MMSegmentation, and make maps with them.',
+            '',
+            *(f'  {name:9} {about}' for name, about in commands.items()),
+            '',
+            _EXAMPLES,
+            '`mapsage COMMAND --help` has the options of a command. The other programs run by their '
+            'names:\n' + '\n'.join(f'  {name}' for name in sorted(more)),
+        ]
+    )
 
 
 def program_modules() -> Dict[str, str]:
     """Return the modules of all programs, by the names of their files in tools/ without ``.py``."""
     folder = shipped.PACKAGE / 'commands' / 'programs'
-    modules = {path.stem: f'mapsage.commands.programs.{path.stem}'
-               for path in folder.glob('[!_]*.py')}
+    modules = {
+        path.stem: f'mapsage.commands.programs.{path.stem}' for path in folder.glob('[!_]*.py')
+    }
     for extra in EXTRAS.values():
         modules.update(extra.programs)
     return {**modules, 'rendezvous': 'mapsage_launcher.rendezvous'}
@@ -117,11 +136,17 @@ def run_program(name: str, arguments: List[str]) -> None:
             _stop(f'mapsage {missing}', 2)
         known = ['launch', *COMMANDS]
         near = difflib.get_close_matches(name, known, 1)
-        _stop(f'mapsage {name}: there is no such command.'
-              + (f' Did you mean mapsage {near[0]}?' if near else '')
-              + f' Commands: {", ".join(known)}; see mapsage --help.', 2)
-    without_hosts = (command.without_hosts or command.program in _MORE_WITHOUT_HOSTS
-                     or _is_exported(command, arguments))
+        _stop(
+            f'mapsage {name}: there is no such command.'
+            + (f' Did you mean mapsage {near[0]}?' if near else '')
+            + f' Commands: {", ".join(known)}; see mapsage --help.',
+            2,
+        )
+    without_hosts = (
+        command.without_hosts
+        or command.program in _MORE_WITHOUT_HOSTS
+        or _is_exported(command, arguments)
+    )
     if not without_hosts and not asks_for_help(arguments):
         _need_hosts(f'mapsage {name}')
     # The program's usage begins with the first of these.
@@ -150,29 +175,34 @@ def launch(arguments: List[str]) -> NoReturn:
     try:
         os.execvp('bash', ['bash', str(script), *arguments])
     except FileNotFoundError:
-        _stop('mapsage launch needs bash, which is not on the PATH. Install it, or train on one '
-              'device with mapsage train.')
+        _stop(
+            'mapsage launch needs bash, which is not on the PATH. Install it, or train on one '
+            'device with mapsage train.'
+        )
 
 
 def _read_header(script: Path) -> str:
     """Return the comment at the top of a script; it names commands in place of files."""
     lines = script.read_text(encoding='utf-8').split('\n')[1:]
-    lines = lines[:next(i for i, line in enumerate(lines) if not line.startswith('#'))]
+    lines = lines[: next(i for i, line in enumerate(lines) if not line.startswith('#'))]
     return shipped.name_installed_commands('\n'.join(line[2:] for line in lines))
 
 
 def _is_exported(command: Command, arguments: List[str]) -> bool:
     """Return whether a map is made with an exported model, which needs no PyTorch."""
     return command.program == 'predict' and any(
-        argument.split('=')[0] == '--model' for argument in arguments)
+        argument.split('=')[0] == '--model' for argument in arguments
+    )
 
 
 def _need_hosts(command: str) -> None:
     """Exit with the line to type if PyTorch or an MM package is missing."""
     absent = hosts.absent_hosts()
     if absent:
-        _stop(f'{command} needs {", ".join(absent)}, not installed in {sys.executable}.\n'
-              + hosts.how_to_install(absent))
+        _stop(
+            f'{command} needs {", ".join(absent)}, not installed in {sys.executable}.\n'
+            + hosts.how_to_install(absent)
+        )
 
 
 def _shipped_folder(name: str) -> Path:

@@ -3,6 +3,7 @@
 The launcher needs the answer before it imports PyTorch: ranks that use a driver cannot be forks,
 and a process that has asked a driver for its devices must not fork such ranks.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -14,8 +15,13 @@ from importlib import metadata
 from typing import Any, Callable, Dict, Iterator, Optional
 
 # Plugins that add a device to PyTorch as PrivateUse1 -> name of the device.
-PLUGINS = {'torch_gcu': 'gcu', 'torch_npu': 'npu', 'torch_mlu': 'mlu', 'torch_musa': 'musa',
-           'torch_fl': 'flagos'}
+PLUGINS = {
+    'torch_gcu': 'gcu',
+    'torch_npu': 'npu',
+    'torch_mlu': 'mlu',
+    'torch_musa': 'musa',
+    'torch_fl': 'flagos',
+}
 VENDOR_MODULES = (*PLUGINS, 'torch_xla')
 # PyTorch 2.5 and newer imports every package with this entry point, unless the variable is 0.
 AUTOLOAD, AUTOLOAD_GROUP = 'TORCH_DEVICE_BACKEND_AUTOLOAD', 'torch.backends'
@@ -55,8 +61,11 @@ def declared_plugins() -> Dict[str, Callable[[], object]]:
     """
     groups: Any = metadata.entry_points()
     # Python 3.8 and 3.9 have no method to select a group.
-    points = groups.select(group=AUTOLOAD_GROUP) if hasattr(groups, 'select') else groups.get(
-        AUTOLOAD_GROUP, [])
+    points = (
+        groups.select(group=AUTOLOAD_GROUP)
+        if hasattr(groups, 'select')
+        else groups.get(AUTOLOAD_GROUP, [])
+    )
     return {point.value.partition(':')[0].partition('.')[0]: point.load for point in points}
 
 
@@ -72,8 +81,7 @@ def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
     for name in dict.fromkeys([*VENDOR_MODULES, *declared_plugins()]):
         if importlib.util.find_spec(name) is not None:
             return name
-    if accelerator not in ('cpu', 'sim') and _torch_has_cuda() and any(
-            map(glob.glob, _CUDA_FILES)):
+    if accelerator not in ('cpu', 'sim') and _torch_has_cuda() and any(map(glob.glob, _CUDA_FILES)):
         return 'cuda'
     return None
 

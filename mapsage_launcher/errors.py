@@ -4,6 +4,7 @@ A command prints the message of a `UserError` as one sentence, and any other exc
 traceback. `mapsage/errors.py` exports the same class for the rest of the project; it is defined
 here because the launcher must not import `mapsage`.
 """
+
 from __future__ import annotations
 
 from typing import Sequence

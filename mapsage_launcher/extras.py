@@ -15,6 +15,7 @@ which the core finds it:
 `mapsage/extras/known.json` lists the words, programs and registered names of all extras, so that
 an error can say which extra is missing.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -60,19 +61,28 @@ def list_extras() -> Dict[str, Extra]:
     extras = {}
     for path in sorted(FOLDER.glob('*/extra.json')):
         name, table = path.parent.name, json.loads(path.read_text(encoding='utf-8'))
-        programs = {file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
-                    for file in sorted(path.parent.glob('programs/[!_]*.py'))}
-        extras[name] = Extra(table.get('commands', {}), programs, table.get('without_hosts', []),
-                             table.get('registers', []), table.get('extends', {}),
-                             *(table.get(kind, []) for kind in (
-                                 'accelerators', 'run_extensions', 'settings')))
+        programs = {
+            file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
+            for file in sorted(path.parent.glob('programs/[!_]*.py'))
+        }
+        extras[name] = Extra(
+            table.get('commands', {}),
+            programs,
+            table.get('without_hosts', []),
+            table.get('registers', []),
+            table.get('extends', {}),
+            *(table.get(kind, []) for kind in ('accelerators', 'run_extensions', 'settings')),
+        )
     return extras
 
 
 def extensions_of(program: str) -> List[Any]:
     """Return the modules of extras that add options to a program."""
-    return [importlib.import_module(extra.extends[program]) for extra in list_extras().values()
-            if program in extra.extends]
+    return [
+        importlib.import_module(extra.extends[program])
+        for extra in list_extras().values()
+        if program in extra.extends
+    ]
 
 
 def accelerators_of_extras() -> List[Any]:
@@ -101,5 +111,7 @@ def missing_extra(kind: str, name: str) -> Optional[str]:
     extra = next((extra for extra, names in known.items() if name in names), None)
     if extra is None or (FOLDER / extra / 'extra.json').is_file():
         return None
-    return (f'{name} belongs to the extra {extra!r}, which is not installed here: the folder '
-            f'{FOLDER / extra} is missing. Install the whole package of mapsage.')
+    return (
+        f'{name} belongs to the extra {extra!r}, which is not installed here: the folder '
+        f'{FOLDER / extra} is missing. Install the whole package of mapsage.'
+    )

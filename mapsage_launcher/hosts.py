@@ -5,6 +5,7 @@ comes from the accelerator's vendor, and the MM packages exist in two families o
 the same module names. No host is imported here: a package that is installed but broken shall raise
 its own error.
 """
+
 from __future__ import annotations
 
 import glob
@@ -25,13 +26,14 @@ _HOSTS = ('torch', 'mmengine', 'mmcv', 'mmseg')
 _DISTRIBUTIONS = {
     'mmengine': ('onedl-mmengine', 'mmengine'),
     'mmcv': ('onedl-mmcv', 'mmcv-lite', 'mmcv'),
-    'mmseg': ('onedl-mmsegmentation', 'mmsegmentation')}
+    'mmseg': ('onedl-mmsegmentation', 'mmsegmentation'),
+}
 # The oldest Python version of the onedl forks.
 _ONEDL_PYTHON = (3, 10)
 
 # Device files of NVIDIA's driver, also on Jetson and under WSL.
 _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg')
-_GCU_FILES, _ROCM_FILES = ('/dev/gcu*', '/dev/dtu*'), ('/dev/kfd', )
+_GCU_FILES, _ROCM_FILES = ('/dev/gcu*', '/dev/dtu*'), ('/dev/kfd',)
 
 
 class DistutilsError(UserError, ImportError):
@@ -54,15 +56,20 @@ class Machine(NamedTuple):
     advice: str = ''
 
 
-_GCU = Machine('Enflame GCU', (), 'PyTorch and torch_gcu come from Enflame: use its image, or '
-               'install its wheels first.')
-_ROCM = Machine('AMD GPU', (), 'Install the PyTorch for ROCm first: '
-                'https://pytorch.org/get-started/locally')
+_GCU = Machine(
+    'Enflame GCU',
+    (),
+    'PyTorch and torch_gcu come from Enflame: use its image, or install its wheels first.',
+)
+_ROCM = Machine(
+    'AMD GPU', (), 'Install the PyTorch for ROCm first: https://pytorch.org/get-started/locally'
+)
 _XLA = Machine('XLA device (PJRT_DEVICE is set)', ('torch==2.9.0', 'torch_xla==2.9.0'))
-_CUDA = Machine('NVIDIA GPU', ('torch', ))
+_CUDA = Machine('NVIDIA GPU', ('torch',))
 # The CPU build has the local version +cpu, which pip considers newer than the CUDA build.
-_CPU = Machine('no accelerator, CPU', (
-    'torch', '--extra-index-url', 'https://download.pytorch.org/whl/cpu'))
+_CPU = Machine(
+    'no accelerator, CPU', ('torch', '--extra-index-url', 'https://download.pytorch.org/whl/cpu')
+)
 
 
 def find_machine() -> Machine:
@@ -85,8 +92,10 @@ def how_to_install(absent: Sequence[str]) -> str:
     machine = find_machine()
     xla = _is_importable('torch_xla') or (machine is _XLA and 'torch' in absent)
     command = [sys.executable, '-m', 'pip', 'install', *_packages(absent, xla)]
-    lines = [f'On this machine ({machine.name}; Python {sys.version_info[0]}.{sys.version_info[1]})'
-             ', install them with:']
+    lines = [
+        f'On this machine ({machine.name}; Python {sys.version_info[0]}.{sys.version_info[1]})'
+        ', install them with:'
+    ]
     if 'torch' in absent:
         command += machine.torch
         lines[:0] = filter(None, [machine.advice])
@@ -117,8 +126,9 @@ def _requirements(family: str, modules: Sequence[str]) -> List[str]:
         family: Name of the extra.
         modules: Host modules to install.
     """
-    excluded = [name for module, names in _DISTRIBUTIONS.items() if module not in modules
-                for name in names]
+    excluded = [
+        name for module, names in _DISTRIBUTIONS.items() if module not in modules for name in names
+    ]
     # The keys of a dictionary are unique and keep their order.
     requirements: Dict[str, None] = {}
     for line in metadata.requires('mapsage') or []:
@@ -152,7 +162,8 @@ def check_distutils() -> None:
         version = '.'.join(map(str, sys.version_info[:2]))
         raise DistutilsError(
             f'MMEngine imports distutils, which Python {version} lacks and setuptools provides: '
-            f'{shlex.quote(sys.executable)} -m pip install setuptools')
+            f'{shlex.quote(sys.executable)} -m pip install setuptools'
+        )
 
 
 def absent_hosts() -> List[str]:

@@ -10,6 +10,7 @@ If the environment variable MAPSAGE_FIRST is set, that command runs before the r
 MAPSAGE_THEN is set, the process becomes that command after all ranks have ended successfully. Both
 may run Python programs as forks, too (``RankStart.program_environ``).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -72,8 +73,11 @@ def run() -> None:
     has_left = stop_request.has_left(Path(notes.name))
     notes.cleanup()
     if has_left:
-        print('all ranks have left, as they were asked to; the same command with --resume '
-              'continues the training', flush=True)
+        print(
+            'all ranks have left, as they were asked to; the same command with --resume '
+            'continues the training',
+            flush=True,
+        )
         sys.exit(stop_request.STATUS)
     if 'MAPSAGE_THEN' in os.environ:
         # The command replaces this process, so that it receives signals that are sent to it.
@@ -99,8 +103,9 @@ def _run_first(ranks: RankStart) -> None:
     if not command:
         return
     try:
-        status = subprocess.call(['bash', '-c', command],
-                                 env={**os.environ, **ranks.program_environ()})
+        status = subprocess.call(
+            ['bash', '-c', command], env={**os.environ, **ranks.program_environ()}
+        )
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     if status:
@@ -121,8 +126,9 @@ def _arrange_meeting(args: argparse.Namespace) -> None:
         check_port_free(args.master_port)
 
 
-def _prepare_job(torchrun: Any, args: argparse.Namespace,
-                 notes: Path) -> Callable[[argparse.Namespace], None]:
+def _prepare_job(
+    torchrun: Any, args: argparse.Namespace, notes: Path
+) -> Callable[[argparse.Namespace], None]:
     """Prepare signals and, for an elastic job, its settings; return the function that runs the job.
 
     Args:
@@ -131,6 +137,7 @@ def _prepare_job(torchrun: Any, args: argparse.Namespace,
         notes: Folder of the launcher's notes.
     """
     from torch.distributed.elastic.multiprocessing import api as processes
+
     is_elastic = ':' in args.nnodes and args.nnodes != '1:1'
     stop_request.take_requests(processes, notes, nodes_leave=is_elastic)
     if not is_elastic:
@@ -138,12 +145,15 @@ def _prepare_job(torchrun: Any, args: argparse.Namespace,
             _explain_meeting()
         return torchrun.run
     try:
-        settings = elastic.read_settings(args.nnodes, os.environ,
-                                         elastic.job_name(args.training_script_args))
+        settings = elastic.read_settings(
+            args.nnodes, os.environ, elastic.job_name(args.training_script_args)
+        )
         elastic.wait_for_store(settings)
         elastic.check_clock(settings)
-        print(elastic.apply(settings, args, torchrun.determine_local_world_size(
-            args.nproc_per_node)), flush=True)
+        print(
+            elastic.apply(settings, args, torchrun.determine_local_world_size(args.nproc_per_node)),
+            flush=True,
+        )
     except elastic.ElasticError as error:
         sys.exit(f'error: {error}')
 
@@ -159,21 +169,31 @@ def _prepare_job(torchrun: Any, args: argparse.Namespace,
 def _explain_meeting() -> None:
     """Let the wait of torchrun's launchers for each other be explained if it takes long."""
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
     meet = StaticTCPRendezvous.next_rendezvous
 
     def meet_explained(meeting: StaticTCPRendezvous) -> RendezvousInfo:
-        with wait_explained(meeting.master_addr, meeting.master_port, meeting.rank == 0,
-                            meeting.timeout.total_seconds()):
+        with wait_explained(
+            meeting.master_addr,
+            meeting.master_port,
+            meeting.rank == 0,
+            meeting.timeout.total_seconds(),
+        ):
             return meet(meeting)
 
     StaticTCPRendezvous.next_rendezvous = meet_explained  # type: ignore[method-assign,assignment]
 
 
-def _run_or_exit(run_job: Callable[[argparse.Namespace], None], args: argparse.Namespace,
-                 watch: EncoderWatch, notes: Path) -> None:
+def _run_or_exit(
+    run_job: Callable[[argparse.Namespace], None],
+    args: argparse.Namespace,
+    watch: EncoderWatch,
+    notes: Path,
+) -> None:
     """Run the job; if it fails or is stopped, print why and exit with a status above 0."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
         run_job(args)
     except ChildFailedError as failed:
@@ -195,8 +215,10 @@ def check_port_free(port: int) -> None:
         try:
             probe.bind(('', port))
         except OSError as error:
-            sys.exit(f'error: MASTER_PORT={port} is in use on this machine ({error}). Choose '
-                     f'another, or leave MASTER_PORT unset on one node to get a free one.')
+            sys.exit(
+                f'error: MASTER_PORT={port} is in use on this machine ({error}). Choose '
+                f'another, or leave MASTER_PORT unset on one node to get a free one.'
+            )
 
 
 def private_folder() -> 'tempfile.TemporaryDirectory[str]':
@@ -209,9 +231,11 @@ def private_folder() -> 'tempfile.TemporaryDirectory[str]':
     if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
         mode = stat.S_IMODE(facts.st_mode)
         folder.cleanup()
-        sys.exit(f'error: {folder.name} was made with mode {mode:04o} for user {facts.st_uid}: '
-                 f'expected a folder with mode 0700 for user {os.getuid()}, since the ranks leave '
-                 f'notes there. Set TMPDIR to a folder on a local disk.')
+        sys.exit(
+            f'error: {folder.name} was made with mode {mode:04o} for user {facts.st_uid}: '
+            f'expected a folder with mode 0700 for user {os.getuid()}, since the ranks leave '
+            f'notes there. Set TMPDIR to a folder on a local disk.'
+        )
     return folder
 
 

@@ -1,4 +1,5 @@
 """Whether this process only prints the help of a program, which needs no package but Python's."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager

@@ -3,6 +3,7 @@
 Importing `mapsage` imports PyTorch and MMSegmentation, which takes seconds and which a help text
 does not need. Modules of programs import neither before they have parsed their command line.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -32,5 +33,5 @@ def import_program(module: str) -> Callable[[], object]:
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Return whether a command line has ``-h`` or ``--help`` among its options."""
-    options = arguments[:list(arguments).index('--')] if '--' in arguments else arguments
+    options = arguments[: list(arguments).index('--')] if '--' in arguments else arguments
     return '-h' in options or '--help' in options

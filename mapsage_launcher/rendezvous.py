@@ -11,6 +11,7 @@ Use it only in a trusted network: the store has no password and torch keeps a pi
 process that reaches the port can run code on the machines. The store listens only at the address of
 --host if torch can do that (docs/explanation/security.md has a firewall rule).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -36,16 +37,25 @@ def open_store(host: str, port: int) -> Tuple[TCPStore, str, str]:
         OSError, RuntimeError, ValueError: If the store cannot listen there.
     """
     from torch.distributed import TCPStore
+
     address = own_address(host)
     if 'master_listen_fd' not in (TCPStore.__init__.__doc__ or ''):
         store = TCPStore('localhost', port, is_master=True, wait_for_workers=False)
-        return store, host, ('warning: this version of torch listens on all interfaces of the '
-                             'machine.')
+        return (
+            store,
+            host,
+            ('warning: this version of torch listens on all interfaces of the machine.'),
+        )
     family = socket.AF_INET6 if ':' in address else socket.AF_INET
     with socket.create_server((address, port), family=family, backlog=1024) as listener:
         port = listener.getsockname()[1]
-        store = TCPStore(address, port, is_master=True, wait_for_workers=False,
-                         master_listen_fd=os.dup(listener.fileno()))
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(listener.fileno()),
+        )
     # The address, because the name of a host may stand for 127.0.1.1 on itself.
     return store, address, ''
 
@@ -53,11 +63,14 @@ def open_store(host: str, port: int) -> Tuple[TCPStore, str, str]:
 def run() -> None:
     """Run the store until a signal ends this process."""
     parser = argparse.ArgumentParser(
-        description='Run the rendezvous store of elastic jobs, at which their machines '
-        'meet.')
+        description='Run the rendezvous store of elastic jobs, at which their machines meet.'
+    )
     parser.add_argument('--port', type=int, default=elastic.DEFAULT_PORT)
-    parser.add_argument('--host', default=socket.gethostname(),
-                        help='name or address under which the machines reach this one')
+    parser.add_argument(
+        '--host',
+        default=socket.gethostname(),
+        help='name or address under which the machines reach this one',
+    )
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -67,13 +80,18 @@ def run() -> None:
     except SecretError as error:
         sys.exit(f'error: {error}')
     except (OSError, RuntimeError, ValueError) as error:
-        sys.exit(f'error: no store can listen at port {args.port} of {args.host}: '
-                 f'{str(error).splitlines()[0]}. Choose another with --port, or name an address of '
-                 f'this machine that the others reach with --host.')
+        sys.exit(
+            f'error: no store can listen at port {args.port} of {args.host}: '
+            f'{str(error).splitlines()[0]}. Choose another with --port, or name an address of '
+            f'this machine that the others reach with --host.'
+        )
     host = f'[{host}]' if ':' in host else host
-    print(f'rendezvous store at {host}:{store.port}. On each machine, with as many as may '
-          f'take part:\n\n  NNODES=2:4 RENDEZVOUS={host}:{store.port} bash '
-          f'scripts/start_8card_training.sh CONFIG\n\n{secret}', flush=True)
+    print(
+        f'rendezvous store at {host}:{store.port}. On each machine, with as many as may '
+        f'take part:\n\n  NNODES=2:4 RENDEZVOUS={host}:{store.port} bash '
+        f'scripts/start_8card_training.sh CONFIG\n\n{secret}',
+        flush=True,
+    )
     if warning:
         print(warning, flush=True)
     while True:

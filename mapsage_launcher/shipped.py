@@ -4,6 +4,7 @@ In a checkout they are in the folders configs/, tools/ and scripts/. A wheel has
 mapsage/.mim, where OpenMIM looks for them. Texts for users name `python tools/X.py` in a checkout
 and `mapsage X` in a wheel (:func:`program`, :func:`name_installed_commands`).
 """
+
 from __future__ import annotations
 
 import ast
@@ -32,8 +33,11 @@ def program(name: str) -> str:
     """Return what to type for a program of tools/, such as ``'train'``."""
     if _in_checkout():
         return f'python tools/{name}.py'
-    return 'mapsage ' + {'prepare_data': 'prepare', 'suggest_labels': 'suggest',
-                         'list_configs': 'configs'}.get(name, name)
+    return 'mapsage ' + {
+        'prepare_data': 'prepare',
+        'suggest_labels': 'suggest',
+        'list_configs': 'configs',
+    }.get(name, name)
 
 
 def script(name: str) -> str:
@@ -67,7 +71,7 @@ def find_config(name: str) -> Path:
     if path.is_file():
         return path
     if not path.is_absolute() and '..' not in path.parts:
-        parts = path.parts[1:] if path.parts[:1] == ('configs', ) else path.parts
+        parts = path.parts[1:] if path.parts[:1] == ('configs',) else path.parts
         shipped = CONFIGS.joinpath(*parts)
         if shipped.is_file():
             return shipped
@@ -77,8 +81,10 @@ def find_config(name: str) -> Path:
     names += [path.as_posix() for path in Path('configs').glob('[!_]*/*.py')]
     near = difflib.get_close_matches(name, names, 1, 0.4)
     raise ShippedError(
-        f'config file {name} does not exist.' + (f' Did you mean {near[0]}?' if near else '')
-        + f' `{program("list_configs")}` lists those that come with MapSage.')
+        f'config file {name} does not exist.'
+        + (f' Did you mean {near[0]}?' if near else '')
+        + f' `{program("list_configs")}` lists those that come with MapSage.'
+    )
 
 
 def list_configs() -> Dict[str, str]:
@@ -99,16 +105,23 @@ def copy_configs(folder: str) -> List[str]:
         ShippedError: If one of the files exists with other content. Nothing is written then.
     """
     out = Path(folder)
-    names = [path.relative_to(CONFIGS) for pattern in ('*.py', '*.txt')
-             for path in sorted(CONFIGS.rglob(pattern))]
+    names = [
+        path.relative_to(CONFIGS)
+        for pattern in ('*.py', '*.txt')
+        for path in sorted(CONFIGS.rglob(pattern))
+    ]
     existing = [name for name in names if (out / name).exists()]
-    changed = [name for name in existing
-               if not filecmp.cmp(str(CONFIGS / name), str(out / name), shallow=False)]
+    changed = [
+        name
+        for name in existing
+        if not filecmp.cmp(str(CONFIGS / name), str(out / name), shallow=False)
+    ]
     if changed:
         raise ShippedError(
             f'{out / changed[0]} is there and differs from the one that comes with MapSage'
             + f' (and {len(changed) - 1} more)' * (len(changed) > 1)
-            + '. Nothing is copied: choose another folder.')
+            + '. Nothing is copied: choose another folder.'
+        )
     new = [name for name in names if name not in existing]
     for name in new:
         (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ ends with :data:`STATUS` in place of 0.
 The first half of this module runs in ranks, the second half in the launcher.
 `scripts/slurm_train.sh` reads and writes the same files.
 """
+
 from __future__ import annotations
 
 import os
@@ -45,6 +46,7 @@ class StoppedEarly(SystemExit):
 
 # --- in a rank
 
+
 @contextmanager
 def listening(wanted: bool = True) -> Iterator[None]:
     """Treat SIGTERM and SIGUSR1 as requests inside the block, unless they have handlers already.
@@ -57,9 +59,13 @@ def listening(wanted: bool = True) -> Iterator[None]:
     """
     plain_torchrun = 'TORCHELASTIC_RUN_ID' in os.environ and _FOLDER not in os.environ
     possible = wanted and threading.current_thread() is threading.main_thread()
-    handled = [number for number in SIGNALS if possible
-               and signal.getsignal(number) == signal.SIG_DFL
-               and not (plain_torchrun and number == signal.SIGTERM)]
+    handled = [
+        number
+        for number in SIGNALS
+        if possible
+        and signal.getsignal(number) == signal.SIG_DFL
+        and not (plain_torchrun and number == signal.SIGTERM)
+    ]
     for number in handled:
         signal.signal(number, _receive)
     if handled:
@@ -173,6 +179,7 @@ def _write_note(name: str, text: str = '') -> bool:
 
 # --- in the launcher
 
+
 def take_requests(torchrun: Any, folder: Path, nodes_leave: bool) -> None:
     """Let the launcher treat SIGTERM and SIGUSR1 as requests once its ranks do.
 
@@ -191,14 +198,20 @@ def take_requests(torchrun: Any, folder: Path, nodes_leave: bool) -> None:
 
     def handle(number: int, frame: Optional[FrameType]) -> None:
         now = time.monotonic()
-        if (number not in SIGNALS or (nodes_leave and number == signal.SIGTERM)
-                or not (folder / _LISTENS).exists()
-                or now - received.setdefault(number, now) >= REPEATED_SECONDS):
+        if (
+            number not in SIGNALS
+            or (nodes_leave and number == signal.SIGTERM)
+            or not (folder / _LISTENS).exists()
+            or now - received.setdefault(number, now) >= REPEATED_SECONDS
+        ):
             raise_signal(number, frame)
         name = signal.Signals(number).name
         (folder / _ASKED).write_text(name, encoding='utf-8')
-        os.write(2, f'\n{name}: the ranks save a checkpoint at the end of their step and leave; '
-                    f'if it comes again, they end at once\n'.encode())
+        os.write(
+            2,
+            f'\n{name}: the ranks save a checkpoint at the end of their step and leave; '
+            f'if it comes again, they end at once\n'.encode(),
+        )
 
     def close_at_once(context: Any, death_sig: Optional[int] = None, timeout: int = 30) -> None:
         # Torchrun would send SIGTERM, which ranks treat as a request.

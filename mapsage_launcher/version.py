@@ -1,2 +1,3 @@
 """The version of MapSage."""
+
 __version__ = '0.5.0'

@@ -10,6 +10,7 @@ stranger has to read twice ("that of", "is none" for invalid, "alone" for only).
 pairs of sentences, before and after. `wording_budget.json` holds what each room may have, and a
 budget never rises. The figures serve the reader: a synonym that dodges this list helps nobody.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,10 +33,13 @@ LIMIT = 8.0
 
 VAGUE_NAMES = frozenset(
     'about after asked before each every found given held here kept made mine other others own '
-    'part parts place places theirs there told turn turns wanted what whose why words'.split())
+    'part parts place places theirs there told turn turns wanted what whose why words'.split()
+)
 DIALECT = re.compile(
     r'\b(?:(?:that|those) of|is none|if it has none|alone|besides?|go(?:es)? on|in turns?|whoever'
-    r'|whose one|anew|of (?:its|their) own|as told|what is told)\b', re.IGNORECASE)
+    r'|whose one|anew|of (?:its|their) own|as told|what is told)\b',
+    re.IGNORECASE,
+)
 
 
 class Figures(NamedTuple):
@@ -80,13 +84,15 @@ class Wording:
     def _add_text(self, text: str, path: str, line: int) -> None:
         self.words += len(text.split())
         for match in DIALECT.finditer(text):
-            around = ' '.join(text[max(0, match.start() - 50):match.end() + 40].split())
+            around = ' '.join(text[max(0, match.start() - 50) : match.end() + 40].split())
             self.phrases.append(f'{path}:{line}: ...{around}...')
 
     def figures(self) -> Figures:
         """Return the counts in relation to the size of the room."""
-        return Figures(round(1e3 * sum(self.vague.values()) / max(1, self.names), 1),
-                       round(1e4 * len(self.phrases) / max(1, self.words), 1))
+        return Figures(
+            round(1e3 * sum(self.vague.values()) / max(1, self.names), 1),
+            round(1e4 * len(self.phrases) / max(1, self.words), 1),
+        )
 
 
 def read_rooms(package: Path) -> Dict[str, Wording]:
@@ -101,8 +107,10 @@ def read_rooms(package: Path) -> Dict[str, Wording]:
 
 def read_budgets() -> Dict[str, Figures]:
     """Return the budget of each room that may have more than ``LIMIT``."""
-    return {room: Figures(**figures)
-            for room, figures in json.loads(BUDGETS.read_text(encoding='utf-8')).items()}
+    return {
+        room: Figures(**figures)
+        for room, figures in json.loads(BUDGETS.read_text(encoding='utf-8')).items()
+    }
 
 
 def compare(rooms: Dict[str, Figures], budgets: Dict[str, Figures]) -> List[Tuple[str, str]]:
@@ -148,16 +156,24 @@ def main() -> int:
     figures = {name: room.figures() for name, room in rooms.items()}
     if args.lower:
         budgets = lower(figures, read_budgets())
-        BUDGETS.write_text(json.dumps(
-            {room: budget._asdict() for room, budget in sorted(budgets.items())}, indent=1) + '\n',
-            encoding='utf-8')
+        BUDGETS.write_text(
+            json.dumps(
+                {room: budget._asdict() for room, budget in sorted(budgets.items())}, indent=1
+            )
+            + '\n',
+            encoding='utf-8',
+        )
         return 0
     above = compare(figures, read_budgets())
     for name, sentence in above:
-        print(f'wording of {name}: {sentence}. '
-              f'`python scripts/check_wording.py --show {name}` lists them.')
-    print(f'wording: {len(figures) - len({name for name, _ in above})} of {len(figures)} rooms '
-          f'within their budget')
+        print(
+            f'wording of {name}: {sentence}. '
+            f'`python scripts/check_wording.py --show {name}` lists them.'
+        )
+    print(
+        f'wording: {len(figures) - len({name for name, _ in above})} of {len(figures)} rooms '
+        f'within their budget'
+    )
     return 1 if above else 0
 
 

@@ -1,4 +1,5 @@
 """Forked ranks that talk over channels, and what they tell the test about it."""
+
 from __future__ import annotations
 
 import time
@@ -35,8 +36,15 @@ def error_of(action: Callable[[], Any]) -> Dict[str, Any]:
     """Return the error that ``action`` must raise, as plain values."""
     try:
         action()
-    except (RankLostError, RankError, DisagreementError, StreamingError, ValueError, KeyError,
-            FileNotFoundError) as error:
+    except (
+        RankLostError,
+        RankError,
+        DisagreementError,
+        StreamingError,
+        ValueError,
+        KeyError,
+        FileNotFoundError,
+    ) as error:
         return dict(vars(error), type=type(error).__name__, message=str(error))
     raise AssertionError('no error was raised')
 

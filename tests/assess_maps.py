@@ -1,4 +1,5 @@
 """Small maps with confidence, probabilities and a known truth, and labels of their points."""
+
 from __future__ import annotations
 
 import contextlib
@@ -33,8 +34,9 @@ class KnownMap(NamedTuple):
     transform: Any
 
 
-def write_map(folder: Path, side: int = 200, place: dict = UTM, seed: int = 0,
-              names: Sequence[str] = CLASSES) -> KnownMap:
+def write_map(
+    folder: Path, side: int = 200, place: dict = UTM, seed: int = 0, names: Sequence[str] = CLASSES
+) -> KnownMap:
     """Write a map of ground, some houses and little water, with its companions."""
     random = np.random.RandomState(seed)
     scores = random.normal(size=(3, side, side)) * 2 + np.array([2.0, 1.0, -3.0])[:, None, None]
@@ -80,14 +82,17 @@ def true_labels(path: Path, known: KnownMap) -> List[Optional[str]]:
 
 def label(path: Path, labels: Sequence[Optional[str]]) -> None:
     """Write labels as QGIS does: point 1 gets the first."""
-    edit(path, 'UPDATE points SET reference = ? WHERE point = ?',
-         [(text, number) for number, text in enumerate(labels, 1)])
+    edit(
+        path,
+        'UPDATE points SET reference = ? WHERE point = ?',
+        [(text, number) for number, text in enumerate(labels, 1)],
+    )
 
 
 def edit(path: Path, statement: str, rows: Sequence[tuple] = ((),)) -> None:
     """Execute SQL on a GeoPackage without its triggers, whose functions only GDAL has."""
     with contextlib.closing(sqlite3.connect(str(path))) as file, file:
         triggers = file.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
-        for name, in triggers:
+        for (name,) in triggers:
             file.execute(f'DROP TRIGGER "{name}"')
         file.executemany(statement, rows)

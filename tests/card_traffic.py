@@ -5,6 +5,7 @@
 Every operation on card tensors, its dtype and the module that asked for it is compared with
 :func:`unwanted`. docs/reference/simulator.md has the result.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -62,13 +63,24 @@ def traffic_of(name: str, profile: str, folder: Path) -> Set[Entry]:
     traffic.mkdir(parents=True)
     cfg.dump(str(config))
     encoders = cfg.get('feature_source', {}).get('encoders', 0)
-    ended = launch(config, '--work-dir', folder / 'work', ranks=2 + encoders, environ={
-        'ENCODERS': str(encoders), 'MAPSAGE_SIM_GCU': profile,
-        'MAPSAGE_SIM_TRAFFIC': str(traffic)})
+    ended = launch(
+        config,
+        '--work-dir',
+        folder / 'work',
+        ranks=2 + encoders,
+        environ={
+            'ENCODERS': str(encoders),
+            'MAPSAGE_SIM_GCU': profile,
+            'MAPSAGE_SIM_TRAFFIC': str(traffic),
+        },
+    )
     if ended.status or ended.left_running:
         raise AssertionError(f'{name}: {ended.final_error or ended.output[-3000:]}')
-    return {tuple(json.loads(line)) for path in traffic.glob('*.jsonl')
-            for line in path.read_text().splitlines()}
+    return {
+        tuple(json.loads(line))
+        for path in traffic.glob('*.jsonl')
+        for line in path.read_text().splitlines()
+    }
 
 
 def main() -> int:
@@ -76,16 +88,26 @@ def main() -> int:
     parser.add_argument('parts', nargs='*', help='parts of the names of the configs to run')
     parser.add_argument('--profile', default='2.11', help='value of MAPSAGE_SIM_GCU')
     arguments = parser.parse_args()
-    names = [name for name in shipped_configs()
-             if not arguments.parts or any(part in name for part in arguments.parts)]
+    names = [
+        name
+        for name in shipped_configs()
+        if not arguments.parts or any(part in name for part in arguments.parts)
+    ]
     counts: Dict[Entry, int] = {}
     failed = 0
     with tempfile.TemporaryDirectory() as root:
         os.environ.update(write_data(Path(root, 'data')))
         if any('geotiff' in name for name in names):
             os.environ['MAPSAGE_GEOTIFF'] = str(Path(root, 'geotiff'))
-            subprocess.run([sys.executable, str(ROOT / 'tools/make_demo_data.py'),
-                            os.environ['MAPSAGE_GEOTIFF'], '--geotiff'], check=True)
+            subprocess.run(
+                [
+                    sys.executable,
+                    str(ROOT / 'tools/make_demo_data.py'),
+                    os.environ['MAPSAGE_GEOTIFF'],
+                    '--geotiff',
+                ],
+                check=True,
+            )
         for number, name in enumerate(names):
             try:
                 entries = traffic_of(name, arguments.profile, Path(root, str(number)))
@@ -100,8 +122,10 @@ def main() -> int:
                 counts[entry] = counts.get(entry, 0) + 1
             wrong = sorted(filter(unwanted, entries))
             failed += bool(wrong)
-            print(f'{name}: {len(entries)} kinds{" UNWANTED " + str(wrong) if wrong else ""}',
-                  flush=True)
+            print(
+                f'{name}: {len(entries)} kinds{" UNWANTED " + str(wrong) if wrong else ""}',
+                flush=True,
+            )
     print(f'\n| operation | dtype | asked for by | configs of {len(names)} |\n|---|---|---|---|')
     for (operation, dtype, caller), count in sorted(counts.items()):
         print(f'| {operation} | {dtype} | {caller} | {count} |')

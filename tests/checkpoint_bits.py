@@ -1,4 +1,5 @@
 """The bits of a checkpoint: a digest of every tensor and number that does not tell the time."""
+
 from __future__ import annotations
 
 import zlib
@@ -10,8 +11,22 @@ import torch
 
 # What differs between two equal runs: times, places and names, and which processes there were with
 # what they read and sent.
-_OWN = ('cfg', 'time', 'data_time', 'eta', 'experiment_name', 'memory', 'last_ckpt', 'best_ckpt',
-        'mmengine_version', 'val', 'reproducibility', 'features', 'seconds', 'moved_bytes')
+_OWN = (
+    'cfg',
+    'time',
+    'data_time',
+    'eta',
+    'experiment_name',
+    'memory',
+    'last_ckpt',
+    'best_ckpt',
+    'mmengine_version',
+    'val',
+    'reproducibility',
+    'features',
+    'seconds',
+    'moved_bytes',
+)
 
 
 def checkpoint_bits(path: Path) -> Dict[str, Any]:

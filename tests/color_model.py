@@ -1,4 +1,5 @@
 """A model whose map is known to the pixel, and scenes for it, in memory and in files."""
+
 from __future__ import annotations
 
 import os
@@ -17,7 +18,7 @@ NAMES = ('red', 'green', 'blue', 'dark')
 COLORS = np.array([[220, 20, 30], [10, 200, 40], [30, 40, 230], [10, 10, 20]], np.uint8)
 
 # Its logits are far apart for the four colors, so that the map is these, pixel for pixel.
-CONFIG = '''
+CONFIG = """
 custom_imports = dict(imports=['mapsage', 'color_model'])
 default_scope = 'mmseg'
 crop_size = (64, 64)
@@ -36,7 +37,7 @@ model = dict(
         type='FCNHead', in_channels=3, in_index=0, channels=3, num_convs=0, concat_input=False,
         dropout_ratio=0, num_classes=4, align_corners=False),
     train_cfg=dict(), test_cfg=dict(mode='whole'))
-'''
+"""
 
 
 @MODELS.register_module()
@@ -54,12 +55,15 @@ class NormBehindActivation(BaseModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(
-            ConvModule(3, 3, 1, norm_cfg=dict(type='BN'), order=order)
-            for order in (('conv', 'norm', 'act'), ('conv', 'act', 'norm'))))
+        self.blocks = nn.Sequential(
+            *(
+                ConvModule(3, 3, 1, norm_cfg=dict(type='BN'), order=order)
+                for order in (('conv', 'norm', 'act'), ('conv', 'act', 'norm'))
+            )
+        )
         for block in self.blocks:
             nn.init.dirac_(block.conv.weight)
-            nn.init.constant_(block.norm.bias, .1)
+            nn.init.constant_(block.norm.bias, 0.1)
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor]:
         return (self.blocks(image),)
@@ -78,28 +82,49 @@ def write_checkpoint(folder: Path) -> Path:
     weight = torch.zeros(4, 3, 1, 1)
     for number in range(3):
         weight[number, number] = 20
-    bias = torch.tensor([0., 0., 0., 6.])
-    torch.save(dict(state_dict={'decode_head.conv_seg.weight': weight,
-                                'decode_head.conv_seg.bias': bias}, meta={}), path)
+    bias = torch.tensor([0.0, 0.0, 0.0, 6.0])
+    torch.save(
+        dict(
+            state_dict={'decode_head.conv_seg.weight': weight, 'decode_head.conv_seg.bias': bias},
+            meta={},
+        ),
+        path,
+    )
     return path
 
 
 def paint(height: int, width: int) -> np.ndarray:
     """Return ``(height, width)`` classes: rectangles on dark ground, whose sizes are known."""
     classes = np.full((height, width), 3, np.uint8)
-    classes[height // 8:height // 2, width // 8:width // 3] = 0
-    classes[height // 4:height * 3 // 4, width // 2:width * 7 // 8] = 1
-    classes[height * 3 // 5:height * 9 // 10, width // 10:width * 2 // 5] = 2
+    classes[height // 8 : height // 2, width // 8 : width // 3] = 0
+    classes[height // 4 : height * 3 // 4, width // 2 : width * 7 // 8] = 1
+    classes[height * 3 // 5 : height * 9 // 10, width // 10 : width * 2 // 5] = 2
     return classes
 
 
-def write_scene(path: Path, classes: np.ndarray, crs: Optional[str] = None, transform: Any = None,
-                **options: Any) -> Path:
+def write_scene(
+    path: Path,
+    classes: np.ndarray,
+    crs: Optional[str] = None,
+    transform: Any = None,
+    **options: Any,
+) -> Path:
     """Write the scene of a class map as a GeoTIFF of bands red, green, blue; 255 is black."""
     import rasterio
+
     colors = np.concatenate([COLORS, np.zeros((252, 3), np.uint8)])
-    with rasterio.open(path, 'w', driver='GTiff', height=classes.shape[0], width=classes.shape[1],
-                       count=3, dtype='uint8', crs=crs, transform=transform, **options) as file:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        height=classes.shape[0],
+        width=classes.shape[1],
+        count=3,
+        dtype='uint8',
+        crs=crs,
+        transform=transform,
+        **options,
+    ) as file:
         file.write(colors[classes].transpose(2, 0, 1))
     return path
 
@@ -136,11 +161,12 @@ class MemoryScene:
         self.valid = np.ones(pixels.shape[1:], bool)
         self.damaged: Optional[Tuple[int, int]] = None
 
-    def read(self, column: int, row: int, window: Tuple[int, int]
-             ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
+    def read(
+        self, column: int, row: int, window: Tuple[int, int]
+    ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
         """Return a window as a scene does."""
-        part = self.pixels[:, row:row + window[0], column:column + window[1]]
-        valid = self.valid[row:row + window[0], column:column + window[1]]
+        part = self.pixels[:, row : row + window[0], column : column + window[1]]
+        valid = self.valid[row : row + window[0], column : column + window[1]]
         damage = []
         if self.damaged is not None:
             down, across = self.damaged[0] - row, self.damaged[1] - column

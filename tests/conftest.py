@@ -1,4 +1,5 @@
 """Fixtures and the import path of the checkout."""
+
 import atexit
 import faulthandler
 import gc
@@ -59,8 +60,10 @@ PID = os.getpid()
 def load_in_a_fork() -> simulator.SimulatorSettings:
     """Load the simulator in a fork of this process; skip a test that wants it in this process."""
     if os.getpid() == PID:
-        pytest.skip(f'simulated cards need a process of their own where there are other devices: '
-                    f'{simulator.ONE_OF_BOTH}')
+        pytest.skip(
+            f'simulated cards need a process of their own where there are other devices: '
+            f'{simulator.ONE_OF_BOTH}'
+        )
     return load_simulator()
 
 
@@ -73,51 +76,104 @@ elif no_simulated_cards() is None:
 
 # Besides files that say so themselves by `pytestmark`: folders and files that not every leg runs.
 # No device makes these different, and the xla leg has the Python of the main leg.
-NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
-    'unit/geo', 'unit/sampling', 'unit/features', 'unit/datasets/geotiff', 'unit/launcher',
-    'unit/maps', 'unit/test_configs.py', 'unit/distributed/test_launcher.py',
-    'unit/models/backbones/test_dinov3_parity.py', 'distributed/test_sampling_runs.py',
-    'distributed/test_jaccard_ranks.py', 'integration/test_wheel.py'))
+NOT_ON_XLA = tuple(
+    str(ROOT / 'tests' / name)
+    for name in (
+        'unit/geo',
+        'unit/sampling',
+        'unit/features',
+        'unit/datasets/geotiff',
+        'unit/launcher',
+        'unit/maps',
+        'unit/test_configs.py',
+        'unit/distributed/test_launcher.py',
+        'unit/models/backbones/test_dinov3_parity.py',
+        'distributed/test_sampling_runs.py',
+        'distributed/test_jaccard_ranks.py',
+        'integration/test_wheel.py',
+    )
+)
 # Of these folders: hooks, which train on the device.
-ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
-    'unit/features/hooks', 'unit/sampling/hooks/test_group_reward_settings.py',
-    'unit/sampling/hooks/test_group_rewards_on_devices.py'))
+ON_XLA_TOO = tuple(
+    str(ROOT / 'tests' / name)
+    for name in (
+        'unit/features/hooks',
+        'unit/sampling/hooks/test_group_reward_settings.py',
+        'unit/sampling/hooks/test_group_rewards_on_devices.py',
+    )
+)
 # Neither device nor the version of torch or Python makes these different: pages, pictures, the text
 # of the repository, and commands whose model and device other tests of a leg try.
-ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
-    'extras/assess', 'extras/demo', 'extras/forensics/test_', 'extras/labels/test_',
-    'extras/viewer', 'unit/commands', 'unit/drawing', 'unit/places', 'unit/report',
-    'unit/features/remote', 'unit/launcher/nodes/test_membership.py',
-    'unit/engine/checkpoints/test_saving.py', 'unit/engine/test_resumed_validations.py',
-    'unit/sampling/hooks/test_dynamic_sampling_hook.py',
-    'unit/test_check_wording.py', 'unit/test_docker_files.py', 'unit/test_docs.py',
-    'unit/test_errors.py', 'unit/test_mutants.py', 'unit/test_notebooks_kept.py',
-    'unit/test_page_blocks.py', 'unit/test_rooms.py', 'unit/test_scripts.py',
-    'distributed/test_calibration_ranks.py', 'distributed/test_fixmatch_runs.py',
-    'distributed/test_group_reward_ranks.py', 'distributed/test_head_replicas.py',
-    'distributed/test_late_ranks.py', 'distributed/test_lora_runs.py',
-    'distributed/test_mask_equivalence.py',
-    'distributed/test_mask_ranks.py', 'distributed/test_neighbor_copy.py',
-    'distributed/test_mixed_waits.py', 'distributed/test_sampling_runs.py',
-    'distributed/test_saving_alone.py', 'integration/test_accept_machine.py',
-    'integration/test_bad_input.py', 'integration/test_doctor_on_ranks.py',
-    'integration/test_stack_maps.py',
-    'integration/test_cache_features.py', 'integration/test_cache_of_scenes.py',
-    'integration/test_change_configs.py', 'integration/test_change_maps.py',
-    'integration/test_earth_runs.py', 'integration/test_geotiff_pictures.py',
-    'integration/test_map_colors.py', 'integration/test_mask_maps.py',
-    'integration/test_model_card.py', 'integration/test_one_writer.py',
-    'integration/test_predict_aoi.py', 'integration/test_predict_broken.py',
-    'integration/test_predict_companions.py', 'integration/test_predict_full_disk.py',
-    'integration/test_predict_mosaic.py', 'integration/test_predict_probabilities.py',
-    'integration/test_pseudo_label', 'integration/test_stack_tools.py',
-    'integration/test_suggest_label', 'integration/test_windows_of_scenes.py'))
+ON_MAIN_LEG_ALONE = tuple(
+    str(ROOT / 'tests' / name)
+    for name in (
+        'extras/assess',
+        'extras/demo',
+        'extras/forensics/test_',
+        'extras/labels/test_',
+        'extras/viewer',
+        'unit/commands',
+        'unit/drawing',
+        'unit/places',
+        'unit/report',
+        'unit/features/remote',
+        'unit/launcher/nodes/test_membership.py',
+        'unit/engine/checkpoints/test_saving.py',
+        'unit/engine/test_resumed_validations.py',
+        'unit/sampling/hooks/test_dynamic_sampling_hook.py',
+        'unit/test_check_wording.py',
+        'unit/test_docker_files.py',
+        'unit/test_docs.py',
+        'unit/test_errors.py',
+        'unit/test_mutants.py',
+        'unit/test_notebooks_kept.py',
+        'unit/test_page_blocks.py',
+        'unit/test_rooms.py',
+        'unit/test_scripts.py',
+        'distributed/test_calibration_ranks.py',
+        'distributed/test_fixmatch_runs.py',
+        'distributed/test_group_reward_ranks.py',
+        'distributed/test_head_replicas.py',
+        'distributed/test_late_ranks.py',
+        'distributed/test_lora_runs.py',
+        'distributed/test_mask_equivalence.py',
+        'distributed/test_mask_ranks.py',
+        'distributed/test_neighbor_copy.py',
+        'distributed/test_mixed_waits.py',
+        'distributed/test_sampling_runs.py',
+        'distributed/test_saving_alone.py',
+        'integration/test_accept_machine.py',
+        'integration/test_bad_input.py',
+        'integration/test_doctor_on_ranks.py',
+        'integration/test_stack_maps.py',
+        'integration/test_cache_features.py',
+        'integration/test_cache_of_scenes.py',
+        'integration/test_change_configs.py',
+        'integration/test_change_maps.py',
+        'integration/test_earth_runs.py',
+        'integration/test_geotiff_pictures.py',
+        'integration/test_map_colors.py',
+        'integration/test_mask_maps.py',
+        'integration/test_model_card.py',
+        'integration/test_one_writer.py',
+        'integration/test_predict_aoi.py',
+        'integration/test_predict_broken.py',
+        'integration/test_predict_companions.py',
+        'integration/test_predict_full_disk.py',
+        'integration/test_predict_mosaic.py',
+        'integration/test_predict_probabilities.py',
+        'integration/test_pseudo_label',
+        'integration/test_stack_tools.py',
+        'integration/test_suggest_label',
+        'integration/test_windows_of_scenes.py',
+    )
+)
 
 # What takes minutes: each run of CI takes a part of it, by the date.
 LONG = tuple(str(ROOT / 'tests' / name) for name in ('long', 'cuda/test_on_gpu.py'))
 
 # Folders of tests whose processes mostly wait for each other.
-WAITING = (('distributed', ), ('integration', ))
+WAITING = (('distributed',), ('integration',))
 
 STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process go
 
@@ -125,8 +181,11 @@ STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
     part = os.environ.get('MAPSAGE_LONG_PART')
     if part:
-        left_out = {item for item in items
-                    if str(item.path).startswith(LONG) and not in_part(item.nodeid, part)}
+        left_out = {
+            item
+            for item in items
+            if str(item.path).startswith(LONG) and not in_part(item.nodeid, part)
+        }
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     for item in items:
@@ -168,8 +227,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == 'WorkerInteractor':  # this is one of the workers
             io = plugin.channel.gateway._io  # type: ignore[attr-defined]
-            os.register_at_fork(after_in_child=partial(let_go, io.infile.fileno(),
-                                                       io.outfile.fileno()))
+            os.register_at_fork(
+                after_in_child=partial(let_go, io.infile.fileno(), io.outfile.fileno())
+            )
     if getattr(config.option, 'numprocesses', None):
         warm_python()  # its address is in the environment that the workers inherit
         # Files start in the order of spread_waiting_files, not by their number of tests.
@@ -206,8 +266,9 @@ def pytest_enter_pdb() -> None:
 
 
 def pytest_report_header() -> str:
-    return ('random stock configs: MAPSAGE_FUZZ_CONFIGS={}, MAPSAGE_FUZZ_SEED={}'.format(
-        os.environ.get('MAPSAGE_FUZZ_CONFIGS', 20), os.environ.get('MAPSAGE_FUZZ_SEED', 0)))
+    return 'random stock configs: MAPSAGE_FUZZ_CONFIGS={}, MAPSAGE_FUZZ_SEED={}'.format(
+        os.environ.get('MAPSAGE_FUZZ_CONFIGS', 20), os.environ.get('MAPSAGE_FUZZ_SEED', 0)
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -258,6 +319,7 @@ def model(tmp_path_factory) -> Tuple[Path, Path]:
     """Config and checkpoint of a model that tells classes by their colors."""
     # Few files need it, and importing it costs seconds.
     from color_model import write_checkpoint, write_config
+
     folder = tmp_path_factory.mktemp('model')
     return write_config(folder), write_checkpoint(folder)
 

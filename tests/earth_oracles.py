@@ -4,6 +4,7 @@
 terratorch are loaded without their packages' ``__init__``, which import torchvision; a stand-in
 without any function of torchvision has the names that the remaining files import.
 """
+
 import importlib
 import importlib.util
 import sys
@@ -30,9 +31,17 @@ class Oracles:
         timm = self.folder / 'timm'
         _package('timm', timm, __version__='1.0.31')
         _package('timm.models', timm / 'models')
-        _package('timm.data', **dict.fromkeys(
-            (f'{kind}_{name}' for kind in ('IMAGENET_DEFAULT', 'IMAGENET_INCEPTION', 'OPENAI_CLIP')
-             for name in ('MEAN', 'STD')), (0, 0, 0)))
+        _package(
+            'timm.data',
+            **dict.fromkeys(
+                (
+                    f'{kind}_{name}'
+                    for kind in ('IMAGENET_DEFAULT', 'IMAGENET_INCEPTION', 'OPENAI_CLIP')
+                    for name in ('MEAN', 'STD')
+                ),
+                (0, 0, 0),
+            ),
+        )
 
     def dofa(self, **arch: Any) -> Any:
         """torchgeo's DOFA v1."""
@@ -54,21 +63,33 @@ class Oracles:
         embeddings = importlib.import_module('terramind_files.encoder_embeddings')
 
         def build(info: Any, names: Any, img_size: int, dim: int, patch_size: int) -> Any:
-            layers = {name: embeddings.ImageEncoderEmbedding(
-                info[name]['num_channels'], patch_size, dim, image_size=img_size)
-                for name in names}
+            layers = {
+                name: embeddings.ImageEncoderEmbedding(
+                    info[name]['num_channels'], patch_size, dim, image_size=img_size
+                )
+                for name in names
+            }
             return layers, {name: name for name in names}
 
-        _module('terramind_files.modality_info', MODALITY_INFO={
-            name: dict(num_channels=count) for name, count in channels.items()})
+        _module(
+            'terramind_files.modality_info',
+            MODALITY_INFO={name: dict(num_channels=count) for name, count in channels.items()},
+        )
         # The file of this name builds tokenizers, which encoders do not use.
         _module('terramind_files.terramind', build_tokenizer=None, build_modality_embeddings=build)
         norm = importlib.import_module('terramind_files.tm_utils').LayerNorm
         sys.modules.pop('terramind_files.terramind_vit', None)
         encoder = importlib.import_module('terramind_files.terramind_vit').TerraMindViT
-        return encoder(modalities=list(channels), qkv_bias=False, proj_bias=False, mlp_bias=False,
-                       norm_layer=partial(norm, eps=1e-6, bias=False), act_layer=nn.SiLU,
-                       gated_mlp=True, **arch)
+        return encoder(
+            modalities=list(channels),
+            qkv_bias=False,
+            proj_bias=False,
+            mlp_bias=False,
+            norm_layer=partial(norm, eps=1e-6, bias=False),
+            act_layer=nn.SiLU,
+            gated_mlp=True,
+            **arch,
+        )
 
     def olmoearth(self, size: str, version: str = 'v1.2') -> Any:
         """The whole model, with its decoder."""
@@ -106,8 +127,15 @@ class _Nothing(nn.Module, metaclass=_Named):
 
 
 def _torchvision() -> None:
-    for name in ('', '.transforms', '.transforms.v2', '.models', '.models._api', '.ops',
-                 '.ops.misc'):
+    for name in (
+        '',
+        '.transforms',
+        '.transforms.v2',
+        '.models',
+        '.models._api',
+        '.ops',
+        '.ops.misc',
+    ):
         _package(f'torchvision{name}', __getattr__=lambda name: getattr(_Nothing, name))
 
 

@@ -3,6 +3,7 @@
 All values come from a formula, not from a random generator, so that every version of PyTorch and
 every processor has the same ones.
 """
+
 import datetime
 import math
 import re
@@ -17,16 +18,25 @@ from mapsage.stacks import StackLayout, day_number
 # Names of this package and of the published files: (pattern, replacement).
 OLMOEARTH = (
     (r'^(blocks|norm)\.', r'encoder.\1.'),
-    (r'^patch_embed\.(\w+)\.channel$',
-     r'encoder.composite_encodings.per_modality_channel_embeddings.\1'),
-    (r'^patch_embed\.(\w+)\.pixel_proj\.',
-     r'encoder.patch_embeddings.per_modality_embeddings.\1.\1__0.pixel_proj.0.'),
-    (r'^patch_embed\.(\w+)\.proj\.',
-     r'encoder.patch_embeddings.per_modality_embeddings.\1.\1__0.proj.'))
+    (
+        r'^patch_embed\.(\w+)\.channel$',
+        r'encoder.composite_encodings.per_modality_channel_embeddings.\1',
+    ),
+    (
+        r'^patch_embed\.(\w+)\.pixel_proj\.',
+        r'encoder.patch_embeddings.per_modality_embeddings.\1.\1__0.pixel_proj.0.',
+    ),
+    (
+        r'^patch_embed\.(\w+)\.proj\.',
+        r'encoder.patch_embeddings.per_modality_embeddings.\1.\1__0.proj.',
+    ),
+)
 TERRAMIND = (
-    (r'^blocks\.', 'encoder.'), (r'^norm\.', 'encoder_norm.'),
+    (r'^blocks\.', 'encoder.'),
+    (r'^norm\.', 'encoder_norm.'),
     (r'^patch_embed\.S2L2A\.', 'encoder_embeddings.untok_sen2l2a@224.'),
-    (r'^patch_embed\.S1GRD\.', 'encoder_embeddings.untok_sen1grd@224.'))
+    (r'^patch_embed\.S1GRD\.', 'encoder_embeddings.untok_sen1grd@224.'),
+)
 
 
 def rename(key: str, names: Sequence[Tuple[str, str]]) -> str:
@@ -58,23 +68,31 @@ def fill(model: nn.Module, name_of: Callable[[str], str] = str) -> nn.Module:
             values = waves(parameter.shape, zlib.crc32(name_of(name).encode()) % 10007)
             if parameter.dim() > 1:
                 # Variance 1 / inputs, as trained layers have it, so that tokens stay near 1.
-                values *= (3 / parameter[0].numel())**.5 if min(parameter.shape[:2]) > 1 else .5
+                values *= (3 / parameter[0].numel()) ** 0.5 if min(parameter.shape[:2]) > 1 else 0.5
             elif 'norm' in name and name.endswith('weight'):
-                values = 1 + .3 * values
+                values = 1 + 0.3 * values
             else:
-                values *= .3
+                values *= 0.3
             parameter.copy_(values)
     return model.eval()
 
 
 def summarize(maps: Sequence[torch.Tensor]) -> Any:
     """Return a few numbers of maps (N, D, h, w): mean and mean size, and single features."""
-    return [round(float(value), 5) for features in maps for value in (
-        features.mean(), features.abs().mean(), *features[-1, ::37, 0, -1])]
+    return [
+        round(float(value), 5)
+        for features in maps
+        for value in (features.mean(), features.abs().mean(), *features[-1, ::37, 0, -1])
+    ]
 
 
-def images(layout: StackLayout, size: Sequence[int], center: Mapping[str, float],
-           spread: Mapping[str, float], count: int = 2) -> torch.Tensor:
+def images(
+    layout: StackLayout,
+    size: Sequence[int],
+    center: Mapping[str, float],
+    spread: Mapping[str, float],
+    count: int = 2,
+) -> torch.Tensor:
     """Return pixels of all sensors around ``center``, (N, pixel_channels, H, W)."""
     parts = []
     for seed, sensor in enumerate(layout.sensors):
@@ -83,8 +101,13 @@ def images(layout: StackLayout, size: Sequence[int], center: Mapping[str, float]
     return torch.cat(parts, 1)
 
 
-def stack(layout: StackLayout, pixels: torch.Tensor, dates: Mapping[str, Sequence[Any]],
-          missing: Sequence[Any] = (), site: Any = (11.5, 48.1)) -> torch.Tensor:
+def stack(
+    layout: StackLayout,
+    pixels: torch.Tensor,
+    dates: Mapping[str, Sequence[Any]],
+    missing: Sequence[Any] = (),
+    site: Any = (11.5, 48.1),
+) -> torch.Tensor:
     """Return the input of a model.
 
     Args:
@@ -96,12 +119,20 @@ def stack(layout: StackLayout, pixels: torch.Tensor, dates: Mapping[str, Sequenc
     """
     count = len(pixels)
     valid = torch.ones(count, layout.dates, *pixels.shape[2:])
-    days = torch.tensor([[float(day_number(datetime.date(*date))) for sensor in layout.sensors
-                          for date in dates[sensor.name]]]).repeat(count, 1)
+    days = torch.tensor(
+        [
+            [
+                float(day_number(datetime.date(*date)))
+                for sensor in layout.sensors
+                for date in dates[sensor.name]
+            ]
+        ]
+    ).repeat(count, 1)
     first: Dict[str, int] = {}
     for sensor in layout.sensors:
-        first[sensor.name] = sum(first_sensor.max_dates for first_sensor in layout.sensors
-                                 if first_sensor.name in first)
+        first[sensor.name] = sum(
+            first_sensor.max_dates for first_sensor in layout.sensors if first_sensor.name in first
+        )
     for sample, name, date in missing:
         valid[sample, first[name] + date] = 0
         days[sample, first[name] + date] = 0

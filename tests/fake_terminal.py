@@ -1,4 +1,5 @@
 """A stand-in for a terminal that keeps what is written to it."""
+
 from __future__ import annotations
 
 import re

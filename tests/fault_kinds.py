@@ -3,6 +3,7 @@
 ``tests/distributed/planted_faults.py`` makes a fault strike in a process, ``tests/file_faults.py``
 changes files, ``tests/fault_runs.py`` runs the fault and judges the end.
 """
+
 from __future__ import annotations
 
 import random
@@ -22,7 +23,13 @@ SAMPLES = 16  # of the training data
 # reports it; with such an error or the bits of an undisturbed run; not at all, if it has said what
 # it waits for.
 NAMED, GOES_ON, LEAVES, REFUSED, HARMLESS, WAITS = (
-    'named', 'goes on', 'leaves', 'refused', 'harmless', 'waits')
+    'named',
+    'goes on',
+    'leaves',
+    'refused',
+    'harmless',
+    'waits',
+)
 
 # When a fault strikes: while a training runs; between a training and its resume; while scenes are
 # mapped.
@@ -97,12 +104,16 @@ _PROCESS_KINDS: Dict[str, Kind] = {
     'metric': Kind(('exception',), ('metric',), says=PLANTED),
     'save': Kind(('exception',), ('save',), says=PLANTED, role='writer'),
     'log': Kind(('exception',), ('log',), says=PLANTED),
-    'out of memory': Kind(('MemoryError', 'RuntimeError'), (*STEP, 'forward', 'backward'),
-                          says=r'out of memory|MemoryError'),
+    'out of memory': Kind(
+        ('MemoryError', 'RuntimeError'),
+        (*STEP, 'forward', 'backward'),
+        says=r'out of memory|MemoryError',
+    ),
     # numbers
     'NaN loss': Kind(('nan',), ('loss',), says=r'\bnan\b|not finite|non-finite'),
-    'infinite gradient': Kind(('inf',), ('gradient',), says=r'\binf|not finite|\bnan\b',
-                              spreads=True),
+    'infinite gradient': Kind(
+        ('inf',), ('gradient',), says=r'\binf|not finite|\bnan\b', spreads=True
+    ),
     'NaN weight': Kind(('nan',), ('weight',), says=r'\bnan\b|not finite|non-finite'),
     'changed weight': Kind(('add',), ('weight',), says='not equal', pair=True),
     # a process does not go on
@@ -113,15 +124,25 @@ _PROCESS_KINDS: Dict[str, Kind] = {
     'alone in a collective': Kind(('receive',), ('start', *STEP), says='', spreads=True),
     'closed connections': Kind(('close mesh',), pair=True),
     # machine
-    'no descriptors': Kind(('no descriptors',), ('before the step',), says='Too many open files|'
-                           'open files', workers=0, plain=True),
-    'full disk': Kind(('small files', 'folders'), ('save',), says='File too large|directory|'
-                      'checkpoint', role='writer'),
+    'no descriptors': Kind(
+        ('no descriptors',),
+        ('before the step',),
+        says='Too many open files|open files',
+        workers=0,
+        plain=True,
+    ),
+    'full disk': Kind(
+        ('small files', 'folders'),
+        ('save',),
+        says='File too large|directory|checkpoint',
+        role='writer',
+    ),
     # the run goes on
     'slow rank': Kind(('sleep', 'SIGSTOP, continued'), (*STEP, 'forward', 'validation'), GOES_ON),
     'slow item': Kind(('sleep',), ('transform',), GOES_ON),
-    'asked to leave': Kind(('SIGTERM', 'SIGUSR1', 'SIGTERM to the launcher',
-                            'SIGUSR1 to the launcher'), STEP, LEAVES),
+    'asked to leave': Kind(
+        ('SIGTERM', 'SIGUSR1', 'SIGTERM to the launcher', 'SIGUSR1 to the launcher'), STEP, LEAVES
+    ),
     # encoders
     'encoder ends': Kind(('SIGKILL', 'os._exit 3', 'exception'), ('encoder',), role='encoder'),
     'encoder hangs': Kind(('hang', 'SIGSTOP', 'nan'), ('encoder',), role='encoder'),
@@ -130,36 +151,89 @@ _PROCESS_KINDS: Dict[str, Kind] = {
 # that was due is lost.
 FILE_KINDS: Dict[str, Kind] = {
     # a checkpoint was written, its validation was not recorded
-    'killed at a validation': Kind(('SIGKILL', 'os._exit 0', 'SIGSEGV'), AT_VALIDATION,
-                                   scored=True),
-    'validation raises': Kind(('exception', 'RuntimeError'), AT_VALIDATION, scored=True,
-                              says='out of memory'),
+    'killed at a validation': Kind(
+        ('SIGKILL', 'os._exit 0', 'SIGSEGV'), AT_VALIDATION, scored=True
+    ),
+    'validation raises': Kind(
+        ('exception', 'RuntimeError'), AT_VALIDATION, scored=True, says='out of memory'
+    ),
     # what the machine or the config lacks
-    'shared memory refused': Kind(('refuse batches', 'small /dev/shm'), ('transform',),
-                                  says='shared memory|shm', workers=1, plain=True),
-    'no worker to keep': Kind(('in the config', 'override'), (
-        'train_dataloader', 'val_dataloader'), GOES_ON, workers=0, plain=True),
-    'no space': Kind(('ENOSPC', 'EDQUOT', 'no inodes'), ('scalars.json', '.pth'),
-                     says='{file}', role='writer', plain=True),
-    'MASTER_ADDR elsewhere': Kind(('launcher', 'no launcher'), ('203.0.113.7', 'no-host.invalid'),
-                                  WAITS, says=r"MASTER_ADDR='{file}' stands for .*\bthis machine "
-                                  r'has \S', plain=True, deadline=60),
+    'shared memory refused': Kind(
+        ('refuse batches', 'small /dev/shm'),
+        ('transform',),
+        says='shared memory|shm',
+        workers=1,
+        plain=True,
+    ),
+    'no worker to keep': Kind(
+        ('in the config', 'override'),
+        ('train_dataloader', 'val_dataloader'),
+        GOES_ON,
+        workers=0,
+        plain=True,
+    ),
+    'no space': Kind(
+        ('ENOSPC', 'EDQUOT', 'no inodes'),
+        ('scalars.json', '.pth'),
+        says='{file}',
+        role='writer',
+        plain=True,
+    ),
+    'MASTER_ADDR elsewhere': Kind(
+        ('launcher', 'no launcher'),
+        ('203.0.113.7', 'no-host.invalid'),
+        WAITS,
+        says=r"MASTER_ADDR='{file}' stands for .*\bthis machine "
+        r'has \S',
+        plain=True,
+        deadline=60,
+    ),
     # between a training and its resume
-    'flipped bit': Kind(('weights', 'optimizer', 'pickle', 'directory'), (
-        'newest checkpoint', 'two checkpoints'), GOES_ON, when=AT_REST),
-    'code in a checkpoint': Kind(('meta.config', 'meta.cfg', 'pickle', 'custom imports'), (
-        'newest checkpoint',), HARMLESS, says='{file}', when=AT_REST),
-    'best checkpoint elsewhere': Kind(('file', 'folder', 'link', 'kept checkpoints'), (
-        'newest checkpoint',), HARMLESS, says='{file}', when=AT_REST, scored=True),
-    'hostile values': Kind(('dataset_meta', 'counters', 'message hub', 'hook states'), (
-        'newest checkpoint',), HARMLESS, says='{file}', when=AT_REST),
-    'copied work dir': Kind(('original trained on', 'original changed', 'original gone'), (
-        'work dir',), GOES_ON, when=AT_REST),
-    'link in the work dir': Kind(('config', 'last_checkpoint', 'report.html', 'next checkpoint'), (
-        'work dir',), HARMLESS, says='{file}', when=AT_REST),
+    'flipped bit': Kind(
+        ('weights', 'optimizer', 'pickle', 'directory'),
+        ('newest checkpoint', 'two checkpoints'),
+        GOES_ON,
+        when=AT_REST,
+    ),
+    'code in a checkpoint': Kind(
+        ('meta.config', 'meta.cfg', 'pickle', 'custom imports'),
+        ('newest checkpoint',),
+        HARMLESS,
+        says='{file}',
+        when=AT_REST,
+    ),
+    'best checkpoint elsewhere': Kind(
+        ('file', 'folder', 'link', 'kept checkpoints'),
+        ('newest checkpoint',),
+        HARMLESS,
+        says='{file}',
+        when=AT_REST,
+        scored=True,
+    ),
+    'hostile values': Kind(
+        ('dataset_meta', 'counters', 'message hub', 'hook states'),
+        ('newest checkpoint',),
+        HARMLESS,
+        says='{file}',
+        when=AT_REST,
+    ),
+    'copied work dir': Kind(
+        ('original trained on', 'original changed', 'original gone'),
+        ('work dir',),
+        GOES_ON,
+        when=AT_REST,
+    ),
+    'link in the work dir': Kind(
+        ('config', 'last_checkpoint', 'report.html', 'next checkpoint'),
+        ('work dir',),
+        HARMLESS,
+        says='{file}',
+        when=AT_REST,
+    ),
     'image replaced': Kind(('larger', 'smaller'), ('data',), GOES_ON, when=AT_REST),
-    'other samples': Kind(('removed', 'added', 'renamed'), ('data',), REFUSED, says='sample|image',
-                          when=AT_REST),
+    'other samples': Kind(
+        ('removed', 'added', 'renamed'), ('data',), REFUSED, says='sample|image', when=AT_REST
+    ),
     'other classes': Kind(('swapped',), ('data',), REFUSED, says='class', when=AT_REST),
     # while scenes are mapped with --skip-broken
     'scene vanishes': Kind(('unlink', 'rename'), ('mapping',), when=MAPPING),
@@ -171,14 +245,22 @@ KINDS = {**_PROCESS_KINDS, **FILE_KINDS}
 SOURCES: List[Optional[str]] = [None, None, 'Local', 'Prefetched', 'Cached', 'Streamed']
 LOOPS = {
     'iterations': 'train_cfg.update(max_iters={steps}, val_interval=4)\n',
-    'epochs': '''
+    'epochs': """
 train_dataloader['sampler'] = dict(type='DefaultSampler', shuffle=True)
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs={epochs}, val_interval={val})
-''',
+""",
 }
 SAMPLING: Dict[str, List[Dict[str, Any]]] = {
-    'none': [], 'plain': [dict(type='DynamicSamplingHook', score=dict(type='LabelScore'),
-                               validity=dict(low=0.45), max_age=2)]}
+    'none': [],
+    'plain': [
+        dict(
+            type='DynamicSamplingHook',
+            score=dict(type='LabelScore'),
+            validity=dict(low=0.45),
+            max_age=2,
+        )
+    ],
+}
 SAMPLING['prefetch'] = [dict(SAMPLING['plain'][0], prefetch=True)]
 
 # Scores of the validations of a run that depends on them. The rate falls after a score that is no
@@ -186,7 +268,7 @@ SAMPLING['prefetch'] = [dict(SAMPLING['plain'][0], prefetch=True)]
 SCORES = [[0.5, 0.4, 0.4, 0.4], [0.4, 0.3, 0.5, 0.6], [0.5, 0.4, 0.6, 0.3]]
 SCENES = 12  # to be mapped
 
-CONFIG = '''
+CONFIG = """
 custom_imports = dict(imports=['mapsage', 'planted_faults'])
 env_cfg = dict(accelerator={accelerator!r}, reduction={reduction!r},
                dist_cfg=dict(timeout={timeout}))
@@ -198,8 +280,8 @@ default_hooks['checkpoint'] = dict(type='CheckpointHook', **{checkpoint})
 default_hooks['device_check'] = dict(type='DeviceCheckHook', interval={every})
 custom_hooks = [*{sampling}, dict(type='PlantedFault'), dict(type='CheckpointWitness')]
 param_scheduler = None
-'''
-SCORED = '''
+"""
+SCORED = """
 default_hooks['checkpoint'].update(save_best='mIoU', rule='greater')
 custom_hooks += [dict(type='PlantedScore', scores={scores}, every={every}),
                  dict(type='EarlyStoppingHook', monitor='mIoU', rule='greater', min_delta=0.01,
@@ -207,7 +289,7 @@ custom_hooks += [dict(type='PlantedScore', scores={scores}, every={every}),
 param_scheduler = [dict(type='ReduceOnPlateauLR', monitor='mIoU', rule='greater', patience=0,
                         factor=0.1, by_epoch=True)]
 train_cfg.update({train_cfg})
-'''
+"""
 FROZEN = PLAIN + "model['backbone']['type'] = 'PlantedViT'\nfeature_source = {source}\n"
 
 
@@ -253,32 +335,48 @@ class Fault:
     @property
     def reference(self) -> Tuple[Any, ...]:
         """What the bits of the run depend on."""
-        return (self.heads, bool(self.source), self.loop, self.sampling != 'none',
-                self.accelerator, self.at_rest,
-                # Best checkpoints have names of steps or epochs.
-                None if self.scores is None else (self.scores, self.by_epoch),
-                # The data of these is changed.
-                self.seed if self.place == 'data' else None)
+        return (
+            self.heads,
+            bool(self.source),
+            self.loop,
+            self.sampling != 'none',
+            self.accelerator,
+            self.at_rest,
+            # Best checkpoints have names of steps or epochs.
+            None if self.scores is None else (self.scores, self.by_epoch),
+            # The data of these is changed.
+            self.seed if self.place == 'data' else None,
+        )
 
     def __str__(self) -> str:
-        settings = {name: value for name, value in asdict(self).items() if value and name not in
-                    ('seed', 'kind', 'action', 'place', 'rank', 'ranks', 'batch')}
-        return (f'seed {self.seed}: {self.kind} ({self.action}, {self.place}) on rank {self.rank} '
-                f'of {self.ranks}, ' + ', '.join(f'{k}={v}' for k, v in settings.items()))
+        settings = {
+            name: value
+            for name, value in asdict(self).items()
+            if value and name not in ('seed', 'kind', 'action', 'place', 'rank', 'ranks', 'batch')
+        }
+        return (
+            f'seed {self.seed}: {self.kind} ({self.action}, {self.place}) on rank {self.rank} '
+            f'of {self.ranks}, ' + ', '.join(f'{k}={v}' for k, v in settings.items())
+        )
 
 
 # Faults over the simulated cards, whose eccl reports no lost rank: survivors hang in native code.
-CARD_FAULTS = [Fault(10_000 + index, kind, action, place, rank=1, ranks=ranks, accelerator='sim')
-               for index, (kind, action, place, ranks) in enumerate([
-                   ('killed', 'SIGKILL', 'before the step', 3),
-                   ('killed', 'SIGKILL', 'forward', 2),
-                   ('stopped', 'SIGSTOP', 'before the step', 2),
-                   ('stopped', 'SIGSTOP', 'after the step', 3),
-                   ('hang', 'hang', 'forward', 2),
-                   ('hang in C', 'hang in C', 'before the step', 3),
-                   ('alone in a collective', 'all-reduce on the card', 'after the step', 3),
-                   ('forward', 'exception', 'forward', 2),
-                   ('slow rank', 'sleep', 'forward', 2)])]
+CARD_FAULTS = [
+    Fault(10_000 + index, kind, action, place, rank=1, ranks=ranks, accelerator='sim')
+    for index, (kind, action, place, ranks) in enumerate(
+        [
+            ('killed', 'SIGKILL', 'before the step', 3),
+            ('killed', 'SIGKILL', 'forward', 2),
+            ('stopped', 'SIGSTOP', 'before the step', 2),
+            ('stopped', 'SIGSTOP', 'after the step', 3),
+            ('hang', 'hang', 'forward', 2),
+            ('hang in C', 'hang in C', 'before the step', 3),
+            ('alone in a collective', 'all-reduce on the card', 'after the step', 3),
+            ('forward', 'exception', 'forward', 2),
+            ('slow rank', 'sleep', 'forward', 2),
+        ]
+    )
+]
 
 
 def draw(seed: int) -> Fault:
@@ -288,14 +386,20 @@ def draw(seed: int) -> Fault:
     kind = KINDS[name]
     # Each time that its turn comes, a kind has another action.
     action = kind.actions[seed // len(KINDS) % len(kind.actions)]
-    fault = Fault(seed, name, action, dice.choice(kind.places), step=dice.randrange(STEPS),
-                  ranks=dice.randint(2, 5), loop=dice.choice(list(LOOPS)),
-                  workers=dice.randrange(2) if kind.workers is None else kind.workers)
+    fault = Fault(
+        seed,
+        name,
+        action,
+        dice.choice(kind.places),
+        step=dice.randrange(STEPS),
+        ranks=dice.randint(2, 5),
+        loop=dice.choice(list(LOOPS)),
+        workers=dice.randrange(2) if kind.workers is None else kind.workers,
+    )
     if kind.scored or kind.when != TRAINING:
         return _draw_files(fault, dice)
     # An idle worker is there between two epochs only if it is kept.
-    fault.persistent = bool(fault.workers) and (
-        name == 'idle worker killed' or dice.random() < 0.6)
+    fault.persistent = bool(fault.workers) and (name == 'idle worker killed' or dice.random() < 0.6)
     fault.by_epoch = fault.loop == 'epochs' and dice.random() < 0.5
     if kind.role == 'encoder':
         fault.source = 'Streamed'
@@ -360,31 +464,49 @@ def config_of(fault: Fault, data: Path, cache: Path) -> str:
     # A fault at rest finds the checkpoints of the whole run.
     kept = 9 if fault.at_rest else 1
     text = TINY_CONFIG.replace('{data_root!r}', repr(str(data))) + CONFIG.format(
-        timeout=TIMEOUT, accelerator=fault.accelerator,
-        reduction=fault.reduction, workers=fault.workers, persistent=fault.persistent, every=EVERY,
+        timeout=TIMEOUT,
+        accelerator=fault.accelerator,
+        reduction=fault.reduction,
+        workers=fault.workers,
+        persistent=fault.persistent,
+        every=EVERY,
         sampling=SAMPLING[fault.sampling],
-        checkpoint=dict(by_epoch=fault.by_epoch, max_keep_ckpts=kept,
-                        interval=-(-EVERY // epoch) if fault.by_epoch else EVERY))
+        checkpoint=dict(
+            by_epoch=fault.by_epoch,
+            max_keep_ckpts=kept,
+            interval=-(-EVERY // epoch) if fault.by_epoch else EVERY,
+        ),
+    )
     text += LOOPS[fault.loop].format(steps=STEPS, epochs=-(-STEPS // epoch), val=-(-4 // epoch))
     if fault.scores is not None:
         scores = SCORES[fault.scores]
         text += SCORED.format(
-            scores=scores, every=epoch if fault.loop == 'epochs' else EVERY,
-            train_cfg=dict(max_epochs=len(scores), val_interval=1) if fault.loop == 'epochs'
-            else dict(max_iters=EVERY * len(scores), val_interval=EVERY))
+            scores=scores,
+            every=epoch if fault.loop == 'epochs' else EVERY,
+            train_cfg=dict(max_epochs=len(scores), val_interval=1)
+            if fault.loop == 'epochs'
+            else dict(max_iters=EVERY * len(scores), val_interval=EVERY),
+        )
     if fault.source:
         source: Dict[str, Any] = dict(type=fault.source)
         if fault.source == 'Cached':
             source['folder'] = str(cache)
         if fault.source == 'Streamed':
             # shorter than the others wait for a head that waits for an encoder
-            source.update(encoders=fault.encoders, timeout=TIMEOUT / 2, peer_timeout=TIMEOUT / 2,
-                          local_fallback=fault.fallback)
+            source.update(
+                encoders=fault.encoders,
+                timeout=TIMEOUT / 2,
+                peer_timeout=TIMEOUT / 2,
+                local_fallback=fault.fallback,
+            )
         text += FROZEN.format(source=source)
     return text
 
 
 def may_go_on(fault: Fault) -> bool:
     """Return whether the run may succeed without the encoder that fails."""
-    return (fault.place == 'encoder' and fault.action in ('hang', 'SIGSTOP', 'exception', 'nan')
-            and (fault.fallback or fault.encoders > 1))
+    return (
+        fault.place == 'encoder'
+        and fault.action in ('hang', 'SIGSTOP', 'exception', 'nan')
+        and (fault.fallback or fault.encoders > 1)
+    )

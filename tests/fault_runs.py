@@ -7,6 +7,7 @@
 A fault follows from its seed, see ``fault_kinds.py``. ``--out`` is a folder for the table and for
 the output of each run that did not end as it must.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -100,12 +101,15 @@ class Outcome:
         when = 'no fault' if self.seconds is None else f'{self.seconds:.1f} s after it'
         cause = ' | '.join(line.strip() for line in self.cause.splitlines() if line.strip())
         end = 'WRONG' if self.wrong else 'as it must'
-        struck = ', '.join(sorted({f"rank {record['rank']}" for record in self.struck})) or 'none'
-        return '\n'.join([
-            f'{self.fault}\n    {end}, status {self.status}, {self.whole:.1f} s, {when}; struck '
-            f'{struck}, named {sorted(self.culprits) or "none"}; '
-            f'{"resumed" if self.resumed else "not resumed"}: {cause[:300] or "no error"}',
-            *(f'    WRONG ({column}): {what}' for column, what in self.wrong)])
+        struck = ', '.join(sorted({f'rank {record["rank"]}' for record in self.struck})) or 'none'
+        return '\n'.join(
+            [
+                f'{self.fault}\n    {end}, status {self.status}, {self.whole:.1f} s, {when}; struck '
+                f'{struck}, named {sorted(self.culprits) or "none"}; '
+                f'{"resumed" if self.resumed else "not resumed"}: {cause[:300] or "no error"}',
+                *(f'    WRONG ({column}): {what}' for column, what in self.wrong),
+            ]
+        )
 
 
 class FaultRuns:
@@ -131,8 +135,15 @@ class FaultRuns:
         """Compute the features for sources of type 'Cached'."""
         path = self._folder / 'cached.py'
         path.write_text(config_of(Fault(0, '', '', '', source='Cached'), self._data, self._cache))
-        made = launch(path, '--folder', self._cache, '--accelerator', 'cpu',
-                      command=[sys.executable, 'tools/cache_features.py'], environ=self._environ)
+        made = launch(
+            path,
+            '--folder',
+            self._cache,
+            '--accelerator',
+            'cpu',
+            command=[sys.executable, 'tools/cache_features.py'],
+            environ=self._environ,
+        )
         assert made.status == 0, made.output
 
     def run(self, fault: Fault) -> Outcome:
@@ -162,8 +173,12 @@ class FaultRuns:
             if KINDS[outcome.fault.kind].end == WAITS:
                 outcome.wrong = judge_wait(outcome)
                 return None
-            outcome.wrong = [('in time', 'it does not end' + (
-                '' if outcome.struck else ' though nothing struck'))]
+            outcome.wrong = [
+                (
+                    'in time',
+                    'it does not end' + ('' if outcome.struck else ' though nothing struck'),
+                )
+            ]
             return None
         outcome.status, outcome.output = finished.status, finished.output
         outcome.cause = finished.final_error.strip()
@@ -171,8 +186,9 @@ class FaultRuns:
         outcome.struck, outcome.culprits = records(folder), named_culprits(finished.final_error)
         if outcome.struck:
             outcome.seconds = time.time() - outcome.struck[0]['time']
-        outcome.wrong = [('in time', f'left running: {process}')
-                         for process in finished.left_running]
+        outcome.wrong = [
+            ('in time', f'left running: {process}') for process in finished.left_running
+        ]
         return finished
 
     def _run_training(self, outcome: Outcome, folder: Path) -> None:
@@ -180,13 +196,22 @@ class FaultRuns:
         config, work = folder / 'run.py', folder / 'work'
         config.write_text(config_of(fault, self._data, self._cache))
         arguments, options = _unusual_start(fault, folder)
-        run = Launch(*([] if 'command' in options else [config]), '--work-dir', work, *arguments,
-                     **{'ranks': fault.ranks, **options}, environ=dict(
-            self._environ, MAPSAGE_TEST_FAULT=json.dumps(asdict(fault)),
-            MAPSAGE_TEST_FOLDER=str(folder)))
+        run = Launch(
+            *([] if 'command' in options else [config]),
+            '--work-dir',
+            work,
+            *arguments,
+            **{'ranks': fault.ranks, **options},
+            environ=dict(
+                self._environ,
+                MAPSAGE_TEST_FAULT=json.dumps(asdict(fault)),
+                MAPSAGE_TEST_FOLDER=str(folder),
+            ),
+        )
         if fault.action.endswith('to the launcher'):
-            threading.Thread(target=_signal_launcher, args=(run, fault, folder),
-                             daemon=True).start()
+            threading.Thread(
+                target=_signal_launcher, args=(run, fault, folder), daemon=True
+            ).start()
         finished = self._finish(outcome, run, folder)
         if finished is None:
             return
@@ -211,9 +236,17 @@ class FaultRuns:
         config.write_text(config_of(fault, self._data_of(fault), self._cache))
         strike(fault, stopped)
         note(fault, folder, stopped.struck_file)
-        run = Launch(config, '--work-dir', stopped.work, '--resume', ranks=fault.ranks,
-                     environ=dict(MAPSAGE_TEST_FOLDER=str(folder), PYTHONPATH=os.pathsep.join(
-                         [self._environ['PYTHONPATH'], str(folder)])))
+        run = Launch(
+            config,
+            '--work-dir',
+            stopped.work,
+            '--resume',
+            ranks=fault.ranks,
+            environ=dict(
+                MAPSAGE_TEST_FOLDER=str(folder),
+                PYTHONPATH=os.pathsep.join([self._environ['PYTHONPATH'], str(folder)]),
+            ),
+        )
         finished = self._finish(outcome, run, folder)
         outcome.wrong += [('named', what) for what in stopped.wrong()]
         if finished is None:
@@ -228,8 +261,9 @@ class FaultRuns:
         fault = outcome.fault
         expected = self._maps()
         shutil.copytree(str(self._folder / 'scenes'), str(folder / 'scenes'))
-        planted = dict(MAPSAGE_TEST_FAULT=json.dumps(asdict(fault)),
-                       MAPSAGE_TEST_FOLDER=str(folder))
+        planted = dict(
+            MAPSAGE_TEST_FAULT=json.dumps(asdict(fault)), MAPSAGE_TEST_FOLDER=str(folder)
+        )
         finished = self._finish(outcome, self._predict(folder, fault.ranks, planted), folder)
         if finished is None:
             return
@@ -238,14 +272,21 @@ class FaultRuns:
         if not victim:
             outcome.wrong.append(('struck', 'it did not come to the fault'))
         if finished.status != (0 if victim in maps else PARTIAL):
-            outcome.wrong.append(('named', f'status {finished.status}, and {len(maps)} of '
-                                  f'{SCENES} scenes are mapped'))
+            outcome.wrong.append(
+                (
+                    'named',
+                    f'status {finished.status}, and {len(maps)} of {SCENES} scenes are mapped',
+                )
+            )
         elif finished.status and f'scenes/{victim}' not in finished.output:
             outcome.wrong.append(('named', f'nothing says that {victim} was left out'))
         if set(expected) - set(maps) - {victim}:
             outcome.wrong.append(('checkpoint', f'{len(maps)} of {SCENES} scenes are mapped'))
-        outcome.wrong += [('checkpoint', f'the map of {name} is not that of an undisturbed run')
-                          for name, content in maps.items() if content != expected.get(name)]
+        outcome.wrong += [
+            ('checkpoint', f'the map of {name} is not that of an undisturbed run')
+            for name, content in maps.items()
+            if content != expected.get(name)
+        ]
         if outcome.wrong or not self._resumes:
             return
         path = folder / 'scenes' / victim
@@ -255,14 +296,28 @@ class FaultRuns:
         again = self._predict(folder, fault.ranks, {}).finish(DEADLINE)
         outcome.resumed = True
         if again.status or read_maps(folder) != expected:
-            outcome.wrong.append(('resumed', 'with all scenes whole, the maps are not those of an '
-                                  f'undisturbed run:\n{again.output[-2000:]}'))
+            outcome.wrong.append(
+                (
+                    'resumed',
+                    'with all scenes whole, the maps are not those of an '
+                    f'undisturbed run:\n{again.output[-2000:]}',
+                )
+            )
 
     def _predict(self, folder: Path, ranks: int, environ: Dict[str, str]) -> Launch:
-        return Launch(self._folder / 'bands.py', self._folder / 'bands.pth', folder / 'scenes',
-                      '--out', folder / 'maps', '--skip-broken', '--batch-size', 2,
-                      command=['bash', str(ROOT / 'scripts' / 'predict.sh')], ranks=ranks,
-                      environ=dict(self._environ, ACCELERATOR='cpu', **environ))
+        return Launch(
+            self._folder / 'bands.py',
+            self._folder / 'bands.pth',
+            folder / 'scenes',
+            '--out',
+            folder / 'maps',
+            '--skip-broken',
+            '--batch-size',
+            2,
+            command=['bash', str(ROOT / 'scripts' / 'predict.sh')],
+            ranks=ranks,
+            environ=dict(self._environ, ACCELERATOR='cpu', **environ),
+        )
 
     def _maps(self) -> Dict[str, bytes]:
         """Return the maps of an undisturbed prediction, by the names of their scenes."""
@@ -286,9 +341,15 @@ class FaultRuns:
     def _resume(self, outcome: Outcome, config: Path, folder: Path) -> None:
         outcome.resumed = True
         try:
-            again = launch(config, '--work-dir', folder / 'work', '--resume',
-                           ranks=outcome.fault.ranks, timeout=DEADLINE,
-                           environ=dict(self._environ, MAPSAGE_TEST_FOLDER=str(folder)))
+            again = launch(
+                config,
+                '--work-dir',
+                folder / 'work',
+                '--resume',
+                ranks=outcome.fault.ranks,
+                timeout=DEADLINE,
+                environ=dict(self._environ, MAPSAGE_TEST_FOLDER=str(folder)),
+            )
         except AssertionError as error:
             outcome.wrong.append(('resumed', f'the resumed run does not end: {error}'))
             return
@@ -302,14 +363,20 @@ class FaultRuns:
         reference, column = self._reference(outcome.fault), 'resumed' if outcome.resumed else 'bits'
         final = folder / 'final'
         if not final.exists() or final.read_text() != (reference / 'final').read_text():
-            outcome.wrong.append((
-                column, 'the weights at the end are not those of an undisturbed run'))
+            outcome.wrong.append(
+                (column, 'the weights at the end are not those of an undisturbed run')
+            )
         if outcome.fault.scores is not None and not outcome.fault.at_rest:
             best, expected = best_checkpoints(folder), best_checkpoints(reference)
             # A rank that is killed before it removes the best checkpoint of before leaves that too.
             if not expected.items() <= best.items():
-                outcome.wrong.append((column, f'best checkpoints {sorted(best)}, of an undisturbed '
-                                      f'run {sorted(expected)}, or their weights differ'))
+                outcome.wrong.append(
+                    (
+                        column,
+                        f'best checkpoints {sorted(best)}, of an undisturbed '
+                        f'run {sorted(expected)}, or their weights differ',
+                    )
+                )
 
     def _reference(self, fault: Fault) -> Path:
         """Return the folder of the undisturbed run."""
@@ -317,16 +384,27 @@ class FaultRuns:
             lock = self._locks.setdefault(fault.reference, threading.Lock())
         with lock:
             if fault.reference not in self._references:
-                plain = replace(fault, ranks=fault.heads, encoders=0, workers=0, persistent=False,
-                                source='Local' if fault.source else None,
-                                by_epoch=fault.by_epoch and fault.scores is not None,
-                                sampling='none' if fault.sampling == 'none' else 'plain')
+                plain = replace(
+                    fault,
+                    ranks=fault.heads,
+                    encoders=0,
+                    workers=0,
+                    persistent=False,
+                    source='Local' if fault.source else None,
+                    by_epoch=fault.by_epoch and fault.scores is not None,
+                    sampling='none' if fault.sampling == 'none' else 'plain',
+                )
                 folder = self._folder / f'undisturbed {fault.seed}'
                 folder.mkdir()
                 config = folder / 'run.py'
                 config.write_text(config_of(plain, self._data_of(fault), self._cache))
-                run = launch(config, '--work-dir', folder / 'work', ranks=plain.ranks,
-                             environ=dict(self._environ, MAPSAGE_TEST_FOLDER=str(folder)))
+                run = launch(
+                    config,
+                    '--work-dir',
+                    folder / 'work',
+                    ranks=plain.ranks,
+                    environ=dict(self._environ, MAPSAGE_TEST_FOLDER=str(folder)),
+                )
                 assert run.status == 0, run.output
                 self._references[fault.reference] = folder
             return self._references[fault.reference]
@@ -343,10 +421,21 @@ def _unusual_start(fault: Fault, folder: Path) -> Tuple[List[str], Dict[str, Any
     elif fault.action == 'small /dev/shm':
         note(fault, folder)
         # From nothing: a process that was forked from another is in the mounts of that one.
-        return [], dict(cold=True, command=[
-            'unshare', *([] if os.geteuid() == 0 else ['-r']), '-m', '--', 'bash', '-c',
-            'mount -t tmpfs -o size=256k small /dev/shm && exec bash "$@"', 'bash', str(SCRIPT),
-            str(folder / 'run.py')])
+        return [], dict(
+            cold=True,
+            command=[
+                'unshare',
+                *([] if os.geteuid() == 0 else ['-r']),
+                '-m',
+                '--',
+                'bash',
+                '-c',
+                'mount -t tmpfs -o size=256k small /dev/shm && exec bash "$@"',
+                'bash',
+                str(SCRIPT),
+                str(folder / 'run.py'),
+            ],
+        )
     elif fault.kind == 'MASTER_ADDR elsewhere':
         note(fault, folder, fault.place)
         variables = f'MASTER_ADDR={fault.place} MASTER_PORT={20_000 + fault.seed % 10_000}'
@@ -358,7 +447,8 @@ def _unusual_start(fault: Fault, folder: Path) -> Tuple[List[str], Dict[str, Any
                 f'export {variables} WORLD_SIZE={fault.ranks}\n'
                 f'for rank in $(seq 1 {fault.ranks - 1}) 0; do RANK=$rank LOCAL_RANK=$rank '
                 '"$MAPSAGE_PYTHON" tools/train.py "$@" --launcher pytorch & last=$!; done\n'
-                'wait $last; status=$?; wait; exit $status')
+                'wait $last; status=$?; wait; exit $status'
+            )
         return [], dict(command=['bash', '-c', command, 'bash', str(folder / 'run.py')])
     return [], {}
 
@@ -379,6 +469,7 @@ def records(folder: Path) -> List[Dict[str, Any]]:
 def note(fault: Fault, folder: Path, file: str = '') -> None:
     """Write a record as the injector does, for what no process of the run does."""
     from planted_faults import record
+
     record(asdict(fault), folder, fault.rank, file)
 
 
@@ -390,16 +481,21 @@ def read_maps(folder: Path) -> Dict[str, bytes]:
 def best_checkpoints(folder: Path) -> Dict[str, str]:
     """Return digests of the weights of the best checkpoints of a run by name."""
     from planted_faults import digest
-    return {path.name: digest(torch.load(str(path), map_location='cpu',
-                                         weights_only=False)['state_dict'])
-            for path in (folder / 'work').glob('best_*.pth')}
+
+    return {
+        path.name: digest(
+            torch.load(str(path), map_location='cpu', weights_only=False)['state_dict']
+        )
+        for path in (folder / 'work').glob('best_*.pth')
+    }
 
 
 def named_culprits(error: str) -> Set[int]:
     """Return the ranks that the launcher's last error names as the cause."""
     heading = error.strip().split('\n')[0]
     match = re.match(r'error: rank (\d+) failed first', heading) or re.match(
-        r'error: rank\(s\) \[([\d, ]+)\] (?:was waited|were waited|aborted)', heading)
+        r'error: rank\(s\) \[([\d, ]+)\] (?:was waited|were waited|aborted)', heading
+    )
     if match:
         return {int(rank) for rank in match.group(1).split(',')}
     if 'RankLostError: ' in error:  # which says that it does not know
@@ -449,29 +545,39 @@ def judge_resumed(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tu
     if finished.status:
         return [('named', f'status {finished.status}, and it may go on')]
     resumed_from = re.search(r'resuming from (\S+\.pth)', finished.output)
-    if fault.kind == 'flipped bit' and not (resumed_from and (
+    if fault.kind == 'flipped bit' and not (
+        resumed_from
+        and (
             Path(resumed_from.group(1)).name == struck_file
-            or re.search(rf'WARNING.*{re.escape(struck_file)}', finished.output))):
+            or re.search(rf'WARNING.*{re.escape(struck_file)}', finished.output)
+        )
+    ):
         return [('named', f'nothing warns that {struck_file} is damaged')]
     if fault.kind == 'image replaced' and not re.search(
-            r'WARNING.*\b(data|train_dataloader)', finished.output):
+        r'WARNING.*\b(data|train_dataloader)', finished.output
+    ):
         return [('named', f'nothing warns of other data, and {struck_file} was replaced')]
     return []
 
 
 def judge_wait(outcome: Outcome) -> List[Tuple[str, str]]:
     """Return what is wrong with the output of a run whose ranks cannot meet."""
-    return [('named', f'nothing says {pattern!r}')
-            for pattern in patterns_of(outcome.fault, outcome)
-            if not re.search(pattern, outcome.output)]
+    return [
+        ('named', f'nothing says {pattern!r}')
+        for pattern in patterns_of(outcome.fault, outcome)
+        if not re.search(pattern, outcome.output)
+    ]
 
 
 def _judge_refusal(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[str, str]]:
     error = finished.final_error or finished.output
     if finished.status == 0:
         return [('named', 'it ended with status 0')]
-    return [('named', f'the last words do not say {pattern!r}')
-            for pattern in patterns_of(fault, outcome) if not re.search(pattern, error, re.I)]
+    return [
+        ('named', f'the last words do not say {pattern!r}')
+        for pattern in patterns_of(fault, outcome)
+        if not re.search(pattern, error, re.I)
+    ]
 
 
 def patterns_of(fault: Fault, outcome: Outcome) -> List[str]:
@@ -487,9 +593,17 @@ def patterns_of(fault: Fault, outcome: Outcome) -> List[str]:
 def _judge_success(fault: Fault, finished: Finished, outcome: Outcome) -> List[Tuple[str, str]]:
     if fault.place == 'scalars.json':
         warnings = re.findall(r'.*\bWARNING\b.*', finished.output)
-        return [] if any(all(re.search(pattern, line, re.IGNORECASE)
-                             for pattern in patterns_of(fault, outcome)) for line in warnings) \
+        return (
+            []
+            if any(
+                all(
+                    re.search(pattern, line, re.IGNORECASE)
+                    for pattern in patterns_of(fault, outcome)
+                )
+                for line in warnings
+            )
             else [('named', f'no warning says {patterns_of(fault, outcome)}')]
+        )
     if fault.kind == 'shared memory refused':
         return []  # batches may come another way
     if not may_go_on(fault):
@@ -504,8 +618,11 @@ def _judge_success(fault: Fault, finished: Finished, outcome: Outcome) -> List[T
 def unnamed(fault: Fault, error: str, outcome: Outcome) -> List[str]:
     """Return what the last error of a run fails to say, or whom it names wrongly."""
     kind, wrong = KINDS[fault.kind], []
-    wrong += [f'the last words do not say {pattern!r}' for pattern in patterns_of(fault, outcome)
-              if not re.search(pattern, error, re.IGNORECASE)]
+    wrong += [
+        f'the last words do not say {pattern!r}'
+        for pattern in patterns_of(fault, outcome)
+        if not re.search(pattern, error, re.IGNORECASE)
+    ]
     if fault.action == 'small /dev/shm':
         return wrong  # all ranks have it
     struck = {record['rank'] for record in outcome.struck}
@@ -515,14 +632,17 @@ def unnamed(fault: Fault, error: str, outcome: Outcome) -> List[str]:
     if kind.pair and fault.heads == 2 and len(outcome.culprits) == 1:
         innocents = set()
     if innocents or not (outcome.culprits or kind.spreads):
-        wrong.append(f'the last words name {sorted(outcome.culprits) or "no rank"}, and rank '
-                     f'{sorted(struck)} was struck')
+        wrong.append(
+            f'the last words name {sorted(outcome.culprits) or "no rank"}, and rank '
+            f'{sorted(struck)} was struck'
+        )
     return wrong
 
 
 def judge_checkpoints(folder: Path, work: Path) -> List[str]:
     """Return what is wrong with the checkpoints that a run has left."""
     from planted_faults import digest
+
     notes = folder / 'checkpoints'
     good = [line.split(' ', 1) for line in notes.read_text().splitlines()] if notes.exists() else []
     if not any(path.is_file() for path in work.glob('*.pth')):
@@ -542,8 +662,13 @@ def judge_checkpoints(folder: Path, work: Path) -> List[str]:
     return wrong
 
 
-def run_faults(faults: Sequence[Fault], folder: Path, jobs: int,
-               tell: Callable[[Outcome], None], resumes: bool = True) -> List[Outcome]:
+def run_faults(
+    faults: Sequence[Fault],
+    folder: Path,
+    jobs: int,
+    tell: Callable[[Outcome], None],
+    resumes: bool = True,
+) -> List[Outcome]:
     """Run faults, ``jobs`` at a time; ``tell`` gets each outcome when the run has ended."""
     runs = FaultRuns(folder, resumes)
     if any(fault.source == 'Cached' for fault in faults):
@@ -559,38 +684,50 @@ def run_faults(faults: Sequence[Fault], folder: Path, jobs: int,
 def table(outcomes: Iterable[Outcome]) -> str:
     """Return counts by kind, the slowest ends, and the seeds that went wrong."""
     outcomes = list(outcomes)
-    lines = ['| kind | runs | struck | ended or continued in time | culprit right | checkpoint '
-             'good | resumed equal | seeds |', '|---' * 8 + '|']
+    lines = [
+        '| kind | runs | struck | ended or continued in time | culprit right | checkpoint '
+        'good | resumed equal | seeds |',
+        '|---' * 8 + '|',
+    ]
     for kind in KINDS:
         runs = [outcome for outcome in outcomes if outcome.fault.kind == kind]
         if runs:
             lines.append(_row(kind, runs))
     lines.append(_row('all', outcomes))
     slow = sorted((o for o in outcomes if o.seconds), key=lambda o: -(o.seconds or 0))[:5]
-    lines += ['', 'slowest from the fault to the end:',
-              *(f'    {outcome.seconds:.1f} s: {outcome.fault}' for outcome in slow)]
+    lines += [
+        '',
+        'slowest from the fault to the end:',
+        *(f'    {outcome.seconds:.1f} s: {outcome.fault}' for outcome in slow),
+    ]
     lines += ['', 'wrong:', *(str(outcome) for outcome in outcomes if outcome.wrong)]
     return '\n'.join(lines)
 
 
 def _row(name: str, runs: Sequence[Outcome]) -> str:
     """Return a row of the table; of each property, how many have it of those that could."""
+
     def share(column: Sequence[str], able: Sequence[Outcome]) -> str:
-        good = [outcome for outcome in able
-                if not any(what in column for what, _ in outcome.wrong)]
+        good = [outcome for outcome in able if not any(what in column for what, _ in outcome.wrong)]
         return f'{len(good)}/{len(able)}' if able else '-'
 
     struck = [outcome for outcome in runs if outcome.struck]
     ended = [outcome for outcome in struck if outcome.status is not None]
     seeds = ' '.join(str(outcome.fault.seed) for outcome in runs)
-    named = [outcome for outcome in ended
-             if KINDS[outcome.fault.kind].end not in (GOES_ON, LEAVES)]
-    cells = [name, str(len(runs)), str(len(struck)), share(['in time'], struck),
-             share(['named'], named),
-             share(['checkpoint'], [outcome for outcome in ended if outcome.checkpoint]),
-             share(['resumed', 'bits'], [outcome for outcome in ended
-                                         if outcome.resumed or outcome.status == 0]),
-             seeds if name != 'all' else '']
+    named = [outcome for outcome in ended if KINDS[outcome.fault.kind].end not in (GOES_ON, LEAVES)]
+    cells = [
+        name,
+        str(len(runs)),
+        str(len(struck)),
+        share(['in time'], struck),
+        share(['named'], named),
+        share(['checkpoint'], [outcome for outcome in ended if outcome.checkpoint]),
+        share(
+            ['resumed', 'bits'],
+            [outcome for outcome in ended if outcome.resumed or outcome.status == 0],
+        ),
+        seeds if name != 'all' else '',
+    ]
     return '| ' + ' | '.join(cells) + ' |'
 
 
@@ -599,10 +736,14 @@ def main() -> int:
     parser.add_argument('--count', type=int, default=20, help='number of seeds, from --first on')
     parser.add_argument('--first', type=int, default=0)
     parser.add_argument('--seed', type=int, nargs='*', help='these seeds alone')
-    parser.add_argument('--files', action='store_true',
-                        help='of the seeds from --first on, those of files and validations alone')
-    parser.add_argument('--cards', action='store_true',
-                        help='the faults over simulated cards, instead of seeds')
+    parser.add_argument(
+        '--files',
+        action='store_true',
+        help='of the seeds from --first on, those of files and validations alone',
+    )
+    parser.add_argument(
+        '--cards', action='store_true', help='the faults over simulated cards, instead of seeds'
+    )
     parser.add_argument('--jobs', type=int, default=2, help='runs at a time')
     parser.add_argument('--out', type=Path, default=Path(tempfile.gettempdir(), 'mapsage-faults'))
     args = parser.parse_args()
@@ -615,8 +756,11 @@ def main() -> int:
 
     seeds = args.seed or range(args.first, args.first + args.count)
     if args.files:
-        seeds = list(islice((seed for seed in count(args.first)
-                             if draw(seed).kind in FILE_KINDS), args.count))
+        seeds = list(
+            islice(
+                (seed for seed in count(args.first) if draw(seed).kind in FILE_KINDS), args.count
+            )
+        )
     with tempfile.TemporaryDirectory(prefix='mapsage-faults-') as folder:
         faults = CARD_FAULTS if args.cards else [draw(seed) for seed in seeds]
         outcomes = run_faults(faults, Path(folder), args.jobs, tell)

@@ -3,6 +3,7 @@
 The kernels are matrix products and convolutions, in the forward and in the backward pass, so that a
 fault takes the way through the model that it takes on a real card.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ def flip_bit(tensor: torch.Tensor, element: int, bit: int) -> None:
     """Flip one bit of one float32 of a tensor on any device, in place."""
     host = tensor.detach().cpu().contiguous()
     numbers = host.view(-1).view(torch.int32)
-    numbers[element % numbers.numel()] ^= 1 << bit if bit < 31 else -2**31
+    numbers[element % numbers.numel()] ^= 1 << bit if bit < 31 else -(2**31)
     with torch.no_grad():
         tensor.copy_(host)
 
@@ -42,8 +43,14 @@ class FaultyCard:
         functional.linear = self._through(functional.linear)
         functional.conv2d = self._through(functional.conv2d)
 
-    def break_down(self, stage: str, element: int, bit: int, once: bool = False,
-                   when: Optional[Callable[[], bool]] = None) -> None:
+    def break_down(
+        self,
+        stage: str,
+        element: int,
+        bit: int,
+        once: bool = False,
+        when: Optional[Callable[[], bool]] = None,
+    ) -> None:
         """Flip a bit in the results of all kernels of a stage, or of the next one only."""
         self._stage, self._element, self._bit, self._once = stage, element, bit, once
         self._when = when or (lambda: True)

@@ -3,6 +3,7 @@
 What is random follows from the seed of the fault. ``tests/fault_runs.py`` judges what a run makes
 of it.
 """
+
 from __future__ import annotations
 
 import os
@@ -23,7 +24,7 @@ from fault_kinds import SCENES, Fault
 # Escape sequences that set the title of a terminal and clear it.
 ESCAPES = '\x1b]0;owned\x07\x1b[2J'
 
-PREDICT_CONFIG = '''
+PREDICT_CONFIG = """
 custom_imports = dict(imports=['mapsage', 'planted_faults'])
 default_scope = 'mmseg'
 crop_size = (64, 64)
@@ -40,7 +41,7 @@ model = dict(
         type='FCNHead', in_channels=3, in_index=0, channels=3, num_convs=0, concat_input=False,
         dropout_ratio=0, num_classes=3, align_corners=False),
     train_cfg=dict(), test_cfg=dict(mode='whole'))
-'''
+"""
 
 
 @dataclass
@@ -81,9 +82,11 @@ class StoppedRun:
     def wrong(self) -> List[str]:
         """Return what a run has done to files that are not its own, or what it has executed."""
         wrong = ['code of a checkpoint was run'] if self.marker.exists() else []
-        if not self.thesis.is_dir() or {
-                path.name: path.read_text(errors='replace') for path in self.thesis.iterdir()
-                } != _THESIS:
+        if (
+            not self.thesis.is_dir()
+            or {path.name: path.read_text(errors='replace') for path in self.thesis.iterdir()}
+            != _THESIS
+        ):
             wrong.append("a user's files were changed or removed")
         return wrong
 
@@ -94,8 +97,9 @@ _THESIS = {'years.pth': 'years of work', 'more.txt': 'and more'}
 def stop(whole: Path, folder: Path) -> StoppedRun:
     """Copy the work dir of a whole run as it was before the last checkpoint was written."""
     work = folder / 'work'
-    shutil.copytree(str(whole), str(work), ignore=shutil.ignore_patterns(
-        'best_*', 'report*', 'preview*'))
+    shutil.copytree(
+        str(whole), str(work), ignore=shutil.ignore_patterns('best_*', 'report*', 'preview*')
+    )
     last, *checkpoints = sorted(work.glob('iter_*.pth'), key=lambda path: -int(path.stem[5:]))
     last.unlink()
     (work / 'last_checkpoint').write_text(str(checkpoints[0]))
@@ -119,7 +123,7 @@ def _edit(path: Path, change: Callable[[Dict[str, Any]], Any]) -> None:
 
 
 def _flip_bit(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
-    for path in run.checkpoints[:2 if fault.place == 'two checkpoints' else 1]:
+    for path in run.checkpoints[: 2 if fault.place == 'two checkpoints' else 1]:
         content = bytearray(path.read_bytes())
         begin, end = _part(path, content, fault.action, dice)
         content[dice.randrange(begin, end)] ^= 1 << dice.randrange(8)
@@ -132,15 +136,19 @@ def _part(path: Path, content: bytes, part: str, dice: random.Random) -> Tuple[i
         entries = archive.infolist()
         if part == 'directory':
             return archive.start_dir, len(content)
-    tensors = sorted((entry for entry in entries if '/data/' in entry.filename
-                      and entry.file_size > 64), key=lambda entry: entry.header_offset)
+    tensors = sorted(
+        (entry for entry in entries if '/data/' in entry.filename and entry.file_size > 64),
+        key=lambda entry: entry.header_offset,
+    )
     # The optimizer's tensors are saved last.
-    entry = {'pickle': [entry for entry in entries if entry.filename.endswith('data.pkl')],
-             'weights': tensors[:len(tensors) // 2],
-             'optimizer': tensors[len(tensors) // 2:]}[part]
+    entry = {
+        'pickle': [entry for entry in entries if entry.filename.endswith('data.pkl')],
+        'weights': tensors[: len(tensors) // 2],
+        'optimizer': tensors[len(tensors) // 2 :],
+    }[part]
     chosen = dice.choice(entry)
     header = chosen.header_offset
-    begin = header + 30 + sum(struct.unpack('<HH', content[header + 26:header + 30]))
+    begin = header + 30 + sum(struct.unpack('<HH', content[header + 26 : header + 30]))
     return begin, begin + chosen.file_size
 
 
@@ -166,15 +174,19 @@ def _put_code(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
         elif fault.action == 'meta.cfg':
             meta['cfg'] = checkpoint['message_hub']['runtime_info']['cfg'] = code
         else:
-            meta['config'] = code if fault.action == 'meta.config' else \
-                "custom_imports = dict(imports=['planted_import'])\n"
+            meta['config'] = (
+                code
+                if fault.action == 'meta.config'
+                else "custom_imports = dict(imports=['planted_import'])\n"
+            )
 
     _edit(run.newest, put)
 
 
 def _lead_elsewhere(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
     best = {'file': run.thesis / 'years.pth', 'folder': run.thesis}.get(
-        fault.action, run.work / 'best_mIoU_iter_1.pth')
+        fault.action, run.work / 'best_mIoU_iter_1.pth'
+    )
     if fault.action == 'link':
         best.symlink_to(dice.choice([run.thesis, run.thesis / 'years.pth']))
 
@@ -194,17 +206,21 @@ def _put_hostile_values(fault: Fault, run: StoppedRun, dice: random.Random) -> N
     def put(checkpoint: Dict[str, Any]) -> None:
         meta, hub = checkpoint['meta'], checkpoint['message_hub']
         if fault.action == 'dataset_meta':
-            meta['dataset_meta'] = hub['runtime_info']['dataset_meta'] = dice.choice([
-                ESCAPES, dict(classes=(ESCAPES,) * 7, palette=ESCAPES), dict(classes=-1), 7])
+            meta['dataset_meta'] = hub['runtime_info']['dataset_meta'] = dice.choice(
+                [ESCAPES, dict(classes=(ESCAPES,) * 7, palette=ESCAPES), dict(classes=-1), 7]
+            )
         elif fault.action == 'counters':
             meta[dice.choice(['iter', 'epoch'])] = dice.choice([-3, '6', 2.5, [1], ESCAPES])
         elif fault.action == 'message hub':
-            checkpoint['message_hub'] = dice.choice([
-                ESCAPES, [1], dict(log_scalars=ESCAPES, runtime_info=[], resumed_keys=7), {}])
+            checkpoint['message_hub'] = dice.choice(
+                [ESCAPES, [1], dict(log_scalars=ESCAPES, runtime_info=[], resumed_keys=7), {}]
+            )
         else:
             names = sorted(set(checkpoint) - {'meta', 'state_dict', 'message_hub'})
-            for holder, name in [(meta, 'reproducibility'), *((checkpoint, name)
-                                                              for name in names)]:
+            for holder, name in [
+                (meta, 'reproducibility'),
+                *((checkpoint, name) for name in names),
+            ]:
                 holder[name] = dice.choice([ESCAPES, -1, [1], {ESCAPES: 1}])
 
     _edit(run.newest, put)
@@ -230,7 +246,8 @@ def _copy_work_dir(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
 
 def _put_link(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
     run.struck_file = {'config': 'run.py', 'next checkpoint': run.last}.get(
-        fault.action, fault.action)
+        fault.action, fault.action
+    )
     path = run.work / run.struck_file
     if path.exists():
         path.unlink()
@@ -240,8 +257,11 @@ def _put_link(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
 def _replace_image(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
     path = dice.choice(sorted((run.folder / 'data/img_dir/train').iterdir()))
     image = cv2.imread(str(path))
-    image[:] = dice.randrange(256) if fault.action == 'smaller' else np.random.RandomState(
-        fault.seed % 1000).randint(0, 256, image.shape)
+    image[:] = (
+        dice.randrange(256)
+        if fault.action == 'smaller'
+        else np.random.RandomState(fault.seed % 1000).randint(0, 256, image.shape)
+    )
     cv2.imwrite(str(path), image)
     run.struck_file = path.name
 
@@ -263,9 +283,13 @@ def _swap_classes(fault: Fault, run: StoppedRun, dice: random.Random) -> None:
     names = ['background', 'building', 'road', 'water', 'barren', 'forest', 'agricultural']
     dice.shuffle(names)
     path = run.folder / 'run.py'
-    path.write_text(path.read_text() + ''.join(
-        f"{loader}_dataloader['dataset']['metainfo'] = dict(classes={names})\n"
-        for loader in ('train', 'val')))
+    path.write_text(
+        path.read_text()
+        + ''.join(
+            f"{loader}_dataloader['dataset']['metainfo'] = dict(classes={names})\n"
+            for loader in ('train', 'val')
+        )
+    )
 
 
 _STRIKES: Dict[str, Callable[[Fault, StoppedRun, random.Random], None]] = {
@@ -286,10 +310,20 @@ def write_scenes(folder: Path) -> Path:
     folder.mkdir()
     noise = np.random.RandomState(0)
     for number in range(SCENES):
-        with rasterio.open(str(folder / f'{number:02}.tif'), 'w', driver='GTiff', width=160,
-                           height=96, count=3, dtype='uint8', crs='EPSG:32633',
-                           transform=rasterio.Affine(1, 0, 4e5 + 160 * number, 0, -1, 5e6),
-                           tiled=True, blockxsize=32, blockysize=32) as file:
+        with rasterio.open(
+            str(folder / f'{number:02}.tif'),
+            'w',
+            driver='GTiff',
+            width=160,
+            height=96,
+            count=3,
+            dtype='uint8',
+            crs='EPSG:32633',
+            transform=rasterio.Affine(1, 0, 4e5 + 160 * number, 0, -1, 5e6),
+            tiled=True,
+            blockxsize=32,
+            blockysize=32,
+        ) as file:
             file.write(noise.randint(0, 256, (3, 96, 160)).astype(np.uint8))
     return folder
 
@@ -298,7 +332,14 @@ def write_predict_model(folder: Path) -> Tuple[Path, Path]:
     """Write the config and the checkpoint of a model whose map is the strongest band."""
     config, checkpoint = folder / 'bands.py', folder / 'bands.pth'
     config.write_text(PREDICT_CONFIG)
-    torch.save(dict(meta={}, state_dict={
-        'decode_head.conv_seg.weight': torch.eye(3).view(3, 3, 1, 1),
-        'decode_head.conv_seg.bias': torch.zeros(3)}), str(checkpoint))
+    torch.save(
+        dict(
+            meta={},
+            state_dict={
+                'decode_head.conv_seg.weight': torch.eye(3).view(3, 3, 1, 1),
+                'decode_head.conv_seg.bias': torch.zeros(3),
+            },
+        ),
+        str(checkpoint),
+    )
     return config, checkpoint

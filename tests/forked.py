@@ -1,4 +1,5 @@
 """Real ranks forked from one process that has imported everything: many scenarios for one start."""
+
 from __future__ import annotations
 
 import os
@@ -22,8 +23,14 @@ PATIENT = 240.0  # seconds: a test that waits for this deadline is a test that f
 class Ranks:
     """Forked ranks that run ``function(*args)``; see :func:`fork_ranks`."""
 
-    def __init__(self, function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
-                 timeout: float = PATIENT) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        folder: Path,
+        *args: Any,
+        timeout: float = PATIENT,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         port = str(free_port())
         self._folder, self._pids = folder, []
@@ -45,16 +52,24 @@ class Ranks:
         for pid in self._waiting:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        answers = [_answer(self._folder / f'{rank}.answer', pid in self._waiting)
-                   for rank, pid in enumerate(self._pids)]
+        answers = [
+            _answer(self._folder / f'{rank}.answer', pid in self._waiting)
+            for rank, pid in enumerate(self._pids)
+        ]
         if any(not good for good, _ in answers):
-            raise AssertionError('\n'.join(f'--- rank {rank}: {text}'
-                                           for rank, (_, text) in enumerate(answers)))
+            raise AssertionError(
+                '\n'.join(f'--- rank {rank}: {text}' for rank, (_, text) in enumerate(answers))
+            )
         return [value for _, value in answers]
 
 
-def fork_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
-               timeout: float = PATIENT) -> List[Any]:
+def fork_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    folder: Path,
+    *args: Any,
+    timeout: float = PATIENT,
+) -> List[Any]:
     """Return what ``function(*args)`` returns on each of ``world_size`` forked ranks.
 
     A rank that ends itself answers :data:`DIED`. One that raises, or is not done after ``timeout``
@@ -67,8 +82,9 @@ def fork_ranks(function: Callable[..., Any], world_size: int, folder: Path, *arg
     return ranks.answers()
 
 
-def fork_scenarios(scenarios: Dict[Any, Sequence[Any]], folder: Path,
-                   timeout: float = PATIENT) -> Dict[Any, Any]:
+def fork_scenarios(
+    scenarios: Dict[Any, Sequence[Any]], folder: Path, timeout: float = PATIENT
+) -> Dict[Any, Any]:
     """Fork the ranks of each scenario, :data:`AT_ONCE` scenarios at a time.
 
     Args:
@@ -103,10 +119,17 @@ def _answer(path: Path, hangs: bool) -> Any:
     return pickle.loads(path.read_bytes()) if path.exists() else (True, DIED)
 
 
-def _be_rank(rank: int, world_size: int, port: str, folder: Path, function: Callable[..., Any],
-             args: Any) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
-                      LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR='127.0.0.1', MASTER_PORT=port)
+def _be_rank(
+    rank: int, world_size: int, port: str, folder: Path, function: Callable[..., Any], args: Any
+) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR='127.0.0.1',
+        MASTER_PORT=port,
+    )
     try:
         answer = True, function(*args)
     except BaseException:

@@ -1,7 +1,7 @@
 """A frozen DINOv3 of two blocks with a linear head, for tests of feature sources."""
 
 # To be added to the tiny config, whose pipeline is random.
-FROZEN = '''
+FROZEN = """
 model.update(
     data_preprocessor=dict(type='SegDataPreProcessor', bgr_to_rgb=True, pad_val=0,
                            seg_pad_val=255, size=(64, 64)),
@@ -11,6 +11,6 @@ model.update(
         type='LinearHead', in_channels=[96, 96], in_index=[0, 1],
         input_transform='resize_concat', channels=192, dropout_ratio=0, num_classes=7,
         norm_cfg=dict(type='BN'), align_corners=False, loss_decode=dict(type='CrossEntropyLoss')))
-'''
+"""
 # without what is random
 PLAIN = FROZEN + 'del train_pipeline[2:4]\n'

@@ -1,4 +1,5 @@
 """Small scenes with known shapes, written as GeoTIFF."""
+
 from __future__ import annotations
 
 import os
@@ -33,7 +34,7 @@ def draw_classes(width: int = 300, height: int = 260) -> np.ndarray:
     classes[20:50, 30:70] = 1
     classes[100:107, 200:205] = 1
     rows, columns = np.mgrid[:height, :width]
-    classes[(rows - 180) ** 2 + (columns - 120) ** 2 < 50 ** 2] = 2
+    classes[(rows - 180) ** 2 + (columns - 120) ** 2 < 50**2] = 2
     return classes
 
 
@@ -51,8 +52,15 @@ def write_raster(path: Path, values: np.ndarray, place: dict = UTM, **profile: A
     defaults = dict(driver='GTiff', tiled=True, blockxsize=64, blockysize=64, compress='deflate')
     given = {key: value for key, value in place.items() if value is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_file(path, 'w', count=bands, height=height, width=width, dtype=values.dtype,
-                   **{**defaults, **given, **profile}) as file:
+    with open_file(
+        path,
+        'w',
+        count=bands,
+        height=height,
+        width=width,
+        dtype=values.dtype,
+        **{**defaults, **given, **profile},
+    ) as file:
         file.write(values)
     return path
 
@@ -69,19 +77,23 @@ def write_mosaic(path: Path, sources: Sequence[Path]) -> Path:
         f'{os.path.relpath(str(source), str(path.parent))}</SourceFilename><SourceBand>1'
         f'</SourceBand><SrcRect xOff="0" yOff="0" {size}/>'
         f'<DstRect xOff="{number * width}" yOff="0" {size}/></SimpleSource>'
-        for number, source in enumerate(sources))
+        for number, source in enumerate(sources)
+    )
     path.write_text(
         f'<VRTDataset rasterXSize="{width * len(sources)}" rasterYSize="{height}">'
         f'<SRS>{escape(crs)}</SRS><GeoTransform>{", ".join(map(str, transform))}</GeoTransform>'
-        f'<VRTRasterBand dataType="{kind}" band="1">{bands}</VRTRasterBand></VRTDataset>')
+        f'<VRTRasterBand dataType="{kind}" band="1">{bands}</VRTRasterBand></VRTDataset>'
+    )
     return path
 
 
 def damage_block(path: Path, band: int, column: int, row: int) -> None:
     """Overwrite part of a compressed block, given by its place among the blocks."""
     with rasterio.open(path) as file:
-        offset, size = (int(file.get_tag_item(f'BLOCK_{what}_{column}_{row}', 'TIFF', bidx=band))
-                        for what in ('OFFSET', 'SIZE'))
+        offset, size = (
+            int(file.get_tag_item(f'BLOCK_{what}_{column}_{row}', 'TIFF', bidx=band))
+            for what in ('OFFSET', 'SIZE')
+        )
     with open(path, 'r+b') as file:
         file.seek(offset + size // 3)
         file.write(b'\x5a' * (size // 3))
@@ -89,8 +101,12 @@ def damage_block(path: Path, band: int, column: int, row: int) -> None:
 
 def rectangle(place: dict, left: int, top: int, right: int, bottom: int) -> shapely.Polygon:
     """Return the polygon of a block of pixels in the coordinates of a scene."""
-    corners: Sequence[Tuple[int, int]] = [(left, top), (right, top), (right, bottom),
-                                          (left, bottom)]
+    corners: Sequence[Tuple[int, int]] = [
+        (left, top),
+        (right, top),
+        (right, bottom),
+        (left, bottom),
+    ]
     a, b, c, d, e, f = place['transform'][:6]
     return shapely.Polygon([(a * x + b * y + c, d * x + e * y + f) for x, y in corners])
 
@@ -102,9 +118,11 @@ def count_open_files(path: Path) -> int:
 
 def open_file_positions(path: Path) -> List[str]:
     """Return where each of this process's open files of ``path`` stands."""
-    return [(Path('/proc/self/fdinfo') / link.name).read_text().split('\n', 1)[0]
-            for link in Path('/proc/self/fd').iterdir()
-            if os.path.realpath(str(link)) == str(path)]
+    return [
+        (Path('/proc/self/fdinfo') / link.name).read_text().split('\n', 1)[0]
+        for link in Path('/proc/self/fd').iterdir()
+        if os.path.realpath(str(link)) == str(path)
+    ]
 
 
 def read_polygons(path: Path) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
@@ -113,8 +131,9 @@ def read_polygons(path: Path) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.
     return meta, shapely.from_wkb(geometry), dict(zip(meta['fields'], fields))
 
 
-def map_polygons(folder: Path, classes: np.ndarray, place: dict = UTM, nodata: Any = 255,
-                 **options: Any) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
+def map_polygons(
+    folder: Path, classes: np.ndarray, place: dict = UTM, nodata: Any = 255, **options: Any
+) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
     """Write a class map and its polygons into ``folder``; return them as ``read_polygons``."""
     path = write_raster(folder / 'map.tif', classes, place, nodata=nodata)
     names = options.pop('names', CLASSES)
@@ -125,10 +144,23 @@ def map_polygons(folder: Path, classes: np.ndarray, place: dict = UTM, nodata: A
     return meta, polygons, fields
 
 
-def write_areas(path: Path, shapes: Sequence[Any], crs: Any = 'EPSG:32650', layer: str = 'areas',
-                kind: str = 'Unknown') -> Path:
+def write_areas(
+    path: Path,
+    shapes: Sequence[Any],
+    crs: Any = 'EPSG:32650',
+    layer: str = 'areas',
+    kind: str = 'Unknown',
+) -> Path:
     """Write shapes into a layer, which is added where the file is there."""
-    pyogrio.raw.write(str(path), shapely.to_wkb(np.array(shapes, object)), [], [], layer=layer,
-                      geometry_type=kind, crs=crs, append=path.exists(),
-                      driver='GPKG' if path.suffix == '.gpkg' else 'GeoJSON')
+    pyogrio.raw.write(
+        str(path),
+        shapely.to_wkb(np.array(shapes, object)),
+        [],
+        [],
+        layer=layer,
+        geometry_type=kind,
+        crs=crs,
+        append=path.exists(),
+        driver='GPKG' if path.suffix == '.gpkg' else 'GeoJSON',
+    )
     return path

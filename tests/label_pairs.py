@@ -1,4 +1,5 @@
 """Pairs of predicted and true label maps, and their evaluation."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -13,14 +14,15 @@ from mmseg.structures import SegDataSample
 NAMES = ('field', 'road', 'water', 'wood', 'roof', 'barren', 'crop')
 
 
-def label_maps(seed: int, num_classes: int, shape: Tuple[int, ...] = (40, 50),
-               ignore_index: int = 255) -> Tuple[torch.Tensor, torch.Tensor]:
+def label_maps(
+    seed: int, num_classes: int, shape: Tuple[int, ...] = (40, 50), ignore_index: int = 255
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return (prediction, truth): right in about 60 % of pixels, a tenth is ignored."""
     rng = np.random.default_rng(seed)
     truth = rng.integers(0, num_classes, shape)
     guess = rng.integers(0, num_classes, shape)
-    prediction = np.where(rng.random(shape) < .6, truth, guess)
-    truth[rng.random(shape) < .1] = ignore_index
+    prediction = np.where(rng.random(shape) < 0.6, truth, guess)
+    truth[rng.random(shape) < 0.1] = ignore_index
     return torch.from_numpy(prediction), torch.from_numpy(truth)
 
 
@@ -32,8 +34,14 @@ def data_sample(prediction: torch.Tensor, truth: torch.Tensor, **meta: Any) -> S
     return data
 
 
-def evaluate(kind: str, pairs: List[Any], size: Optional[int] = None, classes: Any = NAMES,
-             meta: Optional[Dict[str, Any]] = None, **options: Any) -> Dict[str, float]:
+def evaluate(
+    kind: str,
+    pairs: List[Any],
+    size: Optional[int] = None,
+    classes: Any = NAMES,
+    meta: Optional[Dict[str, Any]] = None,
+    **options: Any,
+) -> Dict[str, float]:
     """Return the figures of an evaluator for (prediction, truth) pairs."""
     with DefaultScope.overwrite_default_scope('mmseg'):
         evaluator = Evaluator(dict(type=kind, **options))

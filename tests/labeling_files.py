@@ -1,4 +1,5 @@
 """Images with some labels, and scenes, for the model that tells classes by their colors."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,7 @@ UTM: Dict[str, Any] = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0,
 UNSURE = np.array([128, 128, 10], np.uint8)
 
 # Class indices in files are shifted by one, as in LoveDA: 0 is no data.
-TRAINING = '''
+TRAINING = """
 train_pipeline = [
     dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'{reduce}),
     dict(type='RandomFlip', prob=0.5), dict(type='PackSegInputs')]
@@ -35,7 +36,7 @@ train_dataloader = dict(
 model['data_preprocessor']['size'] = (64, 64)
 optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-4))
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=2)
-'''
+"""
 
 
 def write_image(path: Path, classes: np.ndarray, unsure: np.ndarray) -> None:
@@ -61,8 +62,7 @@ def write_tiles(root: Path, count: int = 4) -> Tuple[np.ndarray, np.ndarray]:
 
 def write_training(root: Path, reduce: str = '') -> Path:
     """Write the config of a training on the labeled tiles."""
-    return write_config(root, TRAINING.format(
-        root=str(root), names='labeled.txt', reduce=reduce))
+    return write_config(root, TRAINING.format(root=str(root), names='labeled.txt', reduce=reduce))
 
 
 def write_sure_checkpoint(folder: Path) -> Path:
@@ -75,7 +75,7 @@ def write_sure_checkpoint(folder: Path) -> Path:
     return path
 
 
-SCENES = '''
+SCENES = """
 train_dataloader = dict(
     batch_size=2, num_workers=0, sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
@@ -87,7 +87,7 @@ test_dataloader = None
 model['data_preprocessor']['size'] = (64, 64)
 optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-4))
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=2)
-'''
+"""
 
 
 def write_scene_training(root: Path) -> Path:
@@ -95,10 +95,12 @@ def write_scene_training(root: Path) -> Path:
     return write_config(root, SCENES.format(root=str(root)))
 
 
-def write_unsure_scene(path: Path, classes: np.ndarray, unsure: np.ndarray,
-                       place: Dict[str, Any] = UTM) -> Path:
+def write_unsure_scene(
+    path: Path, classes: np.ndarray, unsure: np.ndarray, place: Dict[str, Any] = UTM
+) -> Path:
     """Write a scene of the colors of classes, another color where ``unsure``."""
     import rasterio
+
     path.parent.mkdir(parents=True, exist_ok=True)
     write_scene(path, classes, **place)
     with rasterio.open(str(path), 'r+') as file:
@@ -108,8 +110,17 @@ def write_unsure_scene(path: Path, classes: np.ndarray, unsure: np.ndarray,
     return path
 
 
-__all__ = ['NAMES', 'UNSURE', 'UTM', 'write_image', 'write_scene_training',
-           'write_sure_checkpoint', 'write_tiles', 'write_training', 'write_unsure_scene']
+__all__ = [
+    'NAMES',
+    'UNSURE',
+    'UTM',
+    'write_image',
+    'write_scene_training',
+    'write_sure_checkpoint',
+    'write_tiles',
+    'write_training',
+    'write_unsure_scene',
+]
 
 
 def joined(folder: Path) -> Any:

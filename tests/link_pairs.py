@@ -1,4 +1,5 @@
 """Both ends of real links in one process: over TCP, each end with threads of its own."""
+
 from __future__ import annotations
 
 import socket
@@ -28,8 +29,13 @@ def open_job(heads: int, encoders: int, peer_timeout: float = TIMEOUT) -> List[L
     """Return the links of each head, then those of each encoder; none of them is started."""
     store = dist.HashStore()
     ranks = range(heads), range(heads, heads + encoders)
-    found = both(*(lambda rank=rank: open_links(store, rank, ranks[1], ranks[0], TIMEOUT,
-                                                peer_timeout) for each in ranks for rank in each))
+    found = both(
+        *(
+            lambda rank=rank: open_links(store, rank, ranks[1], ranks[0], TIMEOUT, peer_timeout)
+            for each in ranks
+            for rank in each
+        )
+    )
     return [[links[peer] for peer in sorted(links)] for links in found]
 
 
@@ -74,8 +80,9 @@ class PeerTime:
         """Let time pass by as much as a link may be silent for, and wait until all were heard."""
         end = self.now + seconds
         while self.now < end:
-            self.step(lambda each: all(peer.heard >= self.now
-                                       for peer in list(each._peers.values())))
+            self.step(
+                lambda each: all(peer.heard >= self.now for peer in list(each._peers.values()))
+            )
 
     def step(self, happened: Callable[[liveness.Liveness], bool]) -> None:
         """Let a quarter of the time pass after which a peer counts as silent, until all see it."""
@@ -98,8 +105,9 @@ class Kept(Receiver):
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
         return None
 
-    def received(self, link: Link, header: Header, payload: torch.Tensor,
-                 damage: Optional[str]) -> None:
+    def received(
+        self, link: Link, header: Header, payload: torch.Tensor, damage: Optional[str]
+    ) -> None:
         with self._changed:
             self.messages.append((header, payload, damage))
             self._changed.notify_all()
@@ -118,4 +126,6 @@ class Kept(Receiver):
         """Return once something happened, such as ``lambda: kept.ended``."""
         with self._changed:
             assert self._changed.wait_for(happened, TIMEOUT), (
-                [header.kind.name for header, _, _ in self.messages][:50], self.ended)
+                [header.kind.name for header, _, _ in self.messages][:50],
+                self.ended,
+            )

@@ -1,4 +1,5 @@
 """tools/predict.py, called in this process, and the maps that it writes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +12,7 @@ from mapsage.commands.programs import predict as command
 
 # Runs tools/predict.py with the arguments of `python -c`, where PyTorch and the MM packages cannot
 # be imported.
-WITHOUT_HOSTS = '''
+WITHOUT_HOSTS = """
 import sys
 from importlib.abc import MetaPathFinder
 
@@ -25,7 +26,7 @@ sys.argv = ['predict.py', *sys.argv[1:]]
 sys.path.insert(0, 'tools')
 import runpy
 runpy.run_path('tools/predict.py', run_name='__main__')
-'''
+"""
 
 
 def run(model: Tuple[Path, Path], *arguments: Any) -> int:

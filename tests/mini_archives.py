@@ -3,6 +3,7 @@
 Each writer returns the class map drawn for every image, as MMSeg's class should read it: uint8
 class indices, 255 where ignored. Names, folders and colors are the providers'.
 """
+
 from __future__ import annotations
 
 import io
@@ -18,15 +19,53 @@ from PIL import Image
 ISPRS = [(255, 255, 255), (0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0)]
 
 # iSAID's: the development kit's order, with the background first.
-ISAID = [(0, 0, 0), (0, 0, 63), (0, 63, 63), (0, 63, 0), (0, 63, 127), (0, 63, 191), (0, 63, 255),
-         (0, 127, 63), (0, 127, 127), (0, 0, 127), (0, 0, 191), (0, 0, 255), (0, 191, 127),
-         (0, 127, 191), (0, 127, 255), (0, 100, 155)]
+ISAID = [
+    (0, 0, 0),
+    (0, 0, 63),
+    (0, 63, 63),
+    (0, 63, 0),
+    (0, 63, 127),
+    (0, 63, 191),
+    (0, 63, 255),
+    (0, 127, 63),
+    (0, 127, 127),
+    (0, 0, 127),
+    (0, 0, 191),
+    (0, 0, 255),
+    (0, 191, 127),
+    (0, 127, 191),
+    (0, 127, 255),
+    (0, 100, 155),
+]
 
-POTSDAM_TRAIN = [f'{row}_{column}' for row, columns in (
-    (2, (10, 11, 12)), (3, (10, 11, 12)), (4, (10, 11, 12)), (5, (10, 11, 12)),
-    (6, (7, 8, 9, 10, 11, 12)), (7, (7, 8, 9, 10, 11, 12))) for column in columns]
-POTSDAM_VAL = ['2_13', '2_14', '3_13', '3_14', '4_13', '4_14', '4_15', '5_13', '5_14', '5_15',
-               '6_13', '6_14', '6_15', '7_13']
+POTSDAM_TRAIN = [
+    f'{row}_{column}'
+    for row, columns in (
+        (2, (10, 11, 12)),
+        (3, (10, 11, 12)),
+        (4, (10, 11, 12)),
+        (5, (10, 11, 12)),
+        (6, (7, 8, 9, 10, 11, 12)),
+        (7, (7, 8, 9, 10, 11, 12)),
+    )
+    for column in columns
+]
+POTSDAM_VAL = [
+    '2_13',
+    '2_14',
+    '3_13',
+    '3_14',
+    '4_13',
+    '4_14',
+    '4_15',
+    '5_13',
+    '5_14',
+    '5_15',
+    '6_13',
+    '6_14',
+    '6_15',
+    '7_13',
+]
 VAIHINGEN_TRAIN = [1, 3, 5, 7, 11, 13, 15, 17, 21, 23, 26, 28, 30, 32, 34, 37]
 VAIHINGEN_VAL = [2, 4, 6, 8, 10, 12, 14, 16, 20, 22, 24, 27, 29, 31, 33, 35, 38]
 
@@ -53,8 +92,14 @@ def png(pixels: np.ndarray) -> bytes:
 def tif(pixels: np.ndarray) -> bytes:
     """A striped TIFF of RGB, as ISPRS ships them."""
     with rasterio.io.MemoryFile() as memory:
-        with memory.open(driver='GTiff', width=pixels.shape[1], height=pixels.shape[0], count=3,
-                         dtype='uint8', photometric='RGB') as file:
+        with memory.open(
+            driver='GTiff',
+            width=pixels.shape[1],
+            height=pixels.shape[0],
+            count=3,
+            dtype='uint8',
+            photometric='RGB',
+        ) as file:
             file.write(pixels.transpose(2, 0, 1))
         return bytes(memory.read())
 
@@ -62,7 +107,7 @@ def tif(pixels: np.ndarray) -> bytes:
 def paint(mask: np.ndarray, colors: Sequence[Tuple[int, int, int]]) -> np.ndarray:
     """The label picture of a class map; what is ignored is black."""
     table = np.zeros((256, 3), np.uint8)
-    table[:len(colors)] = colors
+    table[: len(colors)] = colors
     return table[mask]
 
 

@@ -1,4 +1,5 @@
 """Records of MMRS-1M, as its README describes them."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List
@@ -24,5 +25,9 @@ def text(*boxes: List[float]) -> str:
 
 def record(image: str, *turns: str) -> Dict[str, Any]:
     speakers = ('human', 'gpt') * len(turns)
-    return dict(image=image, conversations=[
-        {'from': speaker, 'value': value} for speaker, value in zip(speakers, turns)])
+    return dict(
+        image=image,
+        conversations=[
+            {'from': speaker, 'value': value} for speaker, value in zip(speakers, turns)
+        ],
+    )

@@ -12,6 +12,7 @@ config: every `type` in it must be registered and take the arguments that stand 
 looks like a checkout; `page_program.py` stands for `python` and `mapsage` there and makes trainings
 and demo data small. Words such as CONFIG and CHECKPOINT stand for the demo's.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -60,7 +61,9 @@ WORDS = {
 }
 _BLOCK = re.compile(
     r'(?:^<!-- test: (?P<order>[^\n]*?) -->\n+)?^(?P<fence>```+)(?P<language>\w+)[^\n]*\n'
-    r'(?P<code>.*?)^(?P=fence)\s*?$', re.DOTALL | re.MULTILINE)
+    r'(?P<code>.*?)^(?P=fence)\s*?$',
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,17 @@ class Block:
     @property
     def file(self) -> str:
         """The path to which the block is written, '' if it is run."""
-        return self.order[len('file '):] if self.order.startswith('file ') else ''
+        return self.order[len('file ') :] if self.order.startswith('file ') else ''
 
 
 def pages() -> List[str]:
     """Return the pages whose blocks are run: tutorials and how-tos in English."""
-    return sorted(path.relative_to(DOCS).as_posix() for folder in ('tutorials', 'how-to')
-                  for path in (DOCS / folder).glob('*.md') if '.zh-CN' not in path.name)
+    return sorted(
+        path.relative_to(DOCS).as_posix()
+        for folder in ('tutorials', 'how-to')
+        for path in (DOCS / folder).glob('*.md')
+        if '.zh-CN' not in path.name
+    )
 
 
 def blocks_of(page: str) -> List[Block]:
@@ -119,10 +126,13 @@ def blocks_of(page: str) -> List[Block]:
             continue
         line = text.count('\n', 0, match.start('code')) + 1
         block = Block(page, line, match['language'], match['code'], match['order'] or '')
-        if block.order and not (block.skipped in KINDS or block.file or block.words
-                                or block.order == 'program'):
-            raise ValueError(f'docs/{page}:{line}: <!-- test: {block.order} --> is no order; see '
-                             f'tests/page_blocks.py')
+        if block.order and not (
+            block.skipped in KINDS or block.file or block.words or block.order == 'program'
+        ):
+            raise ValueError(
+                f'docs/{page}:{line}: <!-- test: {block.order} --> is no order; see '
+                f'tests/page_blocks.py'
+            )
         blocks.append(block)
     return blocks
 
@@ -149,12 +159,17 @@ class Workspace:
         for name in ('python', 'mapsage'):
             program = programs / name
             program.write_text(
-                f'#!/bin/sh\nexec "{warm_python()}" "{ROOT}/tests/page_program.py" {name} "$@"\n')
+                f'#!/bin/sh\nexec "{warm_python()}" "{ROOT}/tests/page_program.py" {name} "$@"\n'
+            )
             program.chmod(0o755)
         self.environ = {
-            **os.environ, 'PATH': f'{programs}:{Path(sys.executable).parent}:{os.environ["PATH"]}',
-            'MAPSAGE_PYTHON': str(programs / 'python'), 'OMP_NUM_THREADS': '1',
-            'NPROC_PER_NODE': '1', 'PYTHONPATH': str(folder)}
+            **os.environ,
+            'PATH': f'{programs}:{Path(sys.executable).parent}:{os.environ["PATH"]}',
+            'MAPSAGE_PYTHON': str(programs / 'python'),
+            'OMP_NUM_THREADS': '1',
+            'NPROC_PER_NODE': '1',
+            'PYTHONPATH': str(folder),
+        }
 
     def train_demo(self) -> str:
         """Make what the how-tos begin with: CONFIG and CHECKPOINT, MODEL.onnx, scenes, labels.
@@ -167,7 +182,8 @@ class Workspace:
             'python tools/export.py CONFIG CHECKPOINT --out exported.onnx\n'
             'mkdir scenes labels\n'
             'cp data/demo/scene.tif scenes/\n'
-            'cp data/demo/scene_label.tif labels/scene.tif\n')
+            'cp data/demo/scene_label.tif labels/scene.tif\n'
+        )
 
     def run_page(self, page: str) -> List[str]:
         """Run the blocks of a page; return a text for each that failed."""
@@ -184,8 +200,11 @@ class Workspace:
         for block in blocks:
             if block.skipped:
                 continue
-            text = (self.run_shell(block.code, block.words) if block.language == 'bash'
-                    else self.read(block))
+            text = (
+                self.run_shell(block.code, block.words)
+                if block.language == 'bash'
+                else self.read(block)
+            )
             if text:
                 failed.append(f'docs/{page}:{block.line}\n{block.code}\n{text}')
         return failed
@@ -206,9 +225,15 @@ class Workspace:
                 variables[word] = value
             code = re.sub(pattern, value, code)
         done = subprocess.run(
-            ['bash', '-euo', 'pipefail', '-c', code], cwd=str(self.folder), timeout=600,
-            env={**self.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            universal_newlines=True, errors='replace')
+            ['bash', '-euo', 'pipefail', '-c', code],
+            cwd=str(self.folder),
+            timeout=600,
+            env={**self.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            errors='replace',
+        )
         return '' if done.returncode == 0 else f'status {done.returncode}\n{done.stdout[-5000:]}'
 
     def read(self, block: Block) -> str:
@@ -234,6 +259,7 @@ def check_config(code: str) -> None:
         KeyError: If a type is not registered.
         TypeError: If its class does not take an argument that stands there.
     """
+
     def make_dict(*_: Any, **settings: Any) -> Dict[str, Any]:
         return settings
 
@@ -291,6 +317,7 @@ def _registered() -> Dict[str, List[Any]]:
     from mmseg.utils import register_all_modules
 
     import mapsage  # noqa: F401
+
     register_all_modules(init_default_scope=False)
     kinds: Dict[str, List[Any]] = {}
     for module in (mmengine.registry, mmseg.registry):

@@ -8,6 +8,7 @@ scene has few pixels, a cache of features holds some tiles, options of a step ar
 shorter time, and the server of the viewer ends after its address was printed. Other programs run as
 they stand.
 """
+
 import os
 import re
 import runpy
@@ -17,15 +18,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = '2'
-TRAINING = [f'train_cfg.max_iters={STEPS}', f'train_cfg.val_interval={STEPS}',
-            f'default_hooks.checkpoint.interval={STEPS}', 'train_dataloader.num_workers=0',
-            'train_dataloader.persistent_workers=False', 'val_dataloader.num_workers=0',
-            'val_dataloader.persistent_workers=False']
+TRAINING = [
+    f'train_cfg.max_iters={STEPS}',
+    f'train_cfg.val_interval={STEPS}',
+    f'default_hooks.checkpoint.interval={STEPS}',
+    'train_dataloader.num_workers=0',
+    'train_dataloader.persistent_workers=False',
+    'val_dataloader.num_workers=0',
+    'val_dataloader.persistent_workers=False',
+]
 DEMO = ['--val-scenes', '1']
 SCENES = ['--scene-size', '400']
 PAIRS = [*DEMO, '--train-scenes', '2']
 CACHED = ['train_dataloader.dataset.indices=16', 'val_dataloader.dataset.indices=4']
-TUNING = 40.  # seconds
+TUNING = 40.0  # seconds
 
 
 def shorten(program: str, options: list) -> list:
@@ -37,14 +43,17 @@ def shorten(program: str, options: list) -> list:
             return [*options[:index], *settings, *options[index:]]
         return [*options, '--cfg-options', *settings]
     if program == 'make_demo_data' and '--stacks' not in options:
-        return [*options, *(SCENES if '--geotiff' in options else PAIRS if '--change' in options
-                            else DEMO)]
+        return [
+            *options,
+            *(SCENES if '--geotiff' in options else PAIRS if '--change' in options else DEMO),
+        ]
     return options
 
 
 def shorten_tuning() -> None:
     """Give `doctor --tune` less time."""
     from mapsage.extras.forensics.tuning import command
+
     command.BUDGET = command.LEAST_BUDGET = TUNING
 
 
@@ -70,10 +79,16 @@ def main() -> None:
     name_checkpoints(words)
     program = words[0] if name == 'mapsage' and words else find_program(words)
     if program == 'launch' and name == 'python':  # tools/launch.py [options] tools/train.py CONFIG
-        start = next((i for i, word in enumerate(words)
-                      if word.endswith(('/train.py', '/cache_features.py'))), None)
+        start = next(
+            (
+                i
+                for i, word in enumerate(words)
+                if word.endswith(('/train.py', '/cache_features.py'))
+            ),
+            None,
+        )
         if start is not None:
-            words = [*words[:start + 1], *shorten(Path(words[start]).stem, words[start + 1:])]
+            words = [*words[: start + 1], *shorten(Path(words[start]).stem, words[start + 1 :])]
     elif program:
         words = [words[0], *shorten(program, words[1:])]
     if program == 'doctor' and '--tune' in words:
@@ -84,6 +99,7 @@ def main() -> None:
     sys.path[0] = str(ROOT)
     if name == 'mapsage':
         from mapsage_launcher.command import main as run_command
+
         sys.argv = ['mapsage', *words]
         run_command()
     elif words[:1] == ['-m']:

@@ -3,6 +3,7 @@
 Run by the Python that QGIS belongs to: ``qgis_labeling.py POINTS.gpkg LABELS.json``. The labels are
 a dict from the number of a point to its class. Prints how many points QGIS changed.
 """
+
 import json
 import os
 import sys

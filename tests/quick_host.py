@@ -7,6 +7,7 @@
 - PyTorch waits 5 s for each worker of a loader that is garbage, since in a cycle of references the
   queue that would tell the worker to end is finalized before the loader. After that it is killed.
 """
+
 from __future__ import annotations
 
 from types import SimpleNamespace

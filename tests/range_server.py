@@ -2,6 +2,7 @@
 
 It is a process of its own: GDAL may hold Python's lock while it waits for an answer.
 """
+
 from __future__ import annotations
 
 import http.server
@@ -29,8 +30,9 @@ class RangeServer:
     def __init__(self, folder: Path) -> None:
         self._log = folder / '.requests'
         self._log.write_text('')
-        self._process = subprocess.Popen([sys.executable, '-S', '-E', __file__, str(folder)],
-                                         stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [sys.executable, '-S', '-E', __file__, str(folder)], stdout=subprocess.PIPE
+        )
         assert self._process.stdout is not None
         self.address = f'127.0.0.1:{int(self._process.stdout.readline())}'
         self.url = f'http://{self.address}'
@@ -70,7 +72,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with open(file, 'rb') as opened:
             data = opened.read()
         stamp = int(os.stat(file).st_mtime)
-        data = data[:len(data) // 2] if fault == 'cut' else data
+        data = data[: len(data) // 2] if fault == 'cut' else data
         found = re.match(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
         start = int(found.group(1)) if found else 0
         if start >= 16384 and fault == 'stall':
@@ -78,15 +80,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(600)
         if start >= 16384 and fault == 'busy':
             return self._send(503, b'', {}, with_body)
-        known = {} if fault == 'plain' else {
-            'ETag': f'"{stamp}-{len(data)}"', 'Last-Modified': self.date_time_string(stamp)}
+        known = (
+            {}
+            if fault == 'plain'
+            else {'ETag': f'"{stamp}-{len(data)}"', 'Last-Modified': self.date_time_string(stamp)}
+        )
         if not found or fault == 'norange':
             return self._send(200, data, known, with_body)
         if start >= len(data):
             return self._send(416, b'', {'Content-Range': f'bytes */{len(data)}'}, with_body)
         stop = min(int(found.group(2) or len(data)), len(data) - 1)
         known['Content-Range'] = f'bytes {start}-{stop}/{len(data)}'
-        return self._send(206, data[start:stop + 1], known, with_body)
+        return self._send(206, data[start : stop + 1], known, with_body)
 
     def _note(self, size: int) -> None:
         with open(os.path.join(sys.argv[1], '.requests'), 'a') as log:

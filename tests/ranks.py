@@ -1,4 +1,5 @@
 """Run a function of a test file on several real ranks and return what each of them returned."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -63,8 +64,14 @@ def _claim_block() -> Tuple[socket.socket, range]:
     raise OSError('other test sessions have claimed all ports')
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
-              timeout: float = 240, environ: Any = None) -> List[Any]:
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    folder: Path,
+    *args: Any,
+    timeout: float = 240,
+    environ: Any = None,
+) -> List[Any]:
     """Run ``function(*args)`` as ranks 0 to ``world_size - 1``; return the results in that order.
 
     ``function`` is a top-level function of a test file; each rank is a Python of its own with the
@@ -85,21 +92,34 @@ def run_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args
         for process in ranks:
             process.kill()
             process.wait()
-    return [pickle.loads((folder / f'task{rank}.pkl.out').read_bytes())
-            for rank in range(world_size)]
+    return [
+        pickle.loads((folder / f'task{rank}.pkl.out').read_bytes()) for rank in range(world_size)
+    ]
 
 
 def _variables(rank: int, world_size: int, port: str, more: Dict[str, str]) -> Dict[str, str]:
-    return {**os.environ, 'RANK': str(rank), 'LOCAL_RANK': str(rank),
-            'WORLD_SIZE': str(world_size), 'LOCAL_WORLD_SIZE': str(world_size),
-            'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port, 'OMP_NUM_THREADS': '1',
-            'PJRT_DEVICE': 'CPU', **more}
+    return {
+        **os.environ,
+        'RANK': str(rank),
+        'LOCAL_RANK': str(rank),
+        'WORLD_SIZE': str(world_size),
+        'LOCAL_WORLD_SIZE': str(world_size),
+        'MASTER_ADDR': '127.0.0.1',
+        'MASTER_PORT': port,
+        'OMP_NUM_THREADS': '1',
+        'PJRT_DEVICE': 'CPU',
+        **more,
+    }
 
 
 def _start(task: Path, variables: Dict[str, str]) -> subprocess.Popen:
     with open(f'{task}.log', 'wb') as log:
-        return subprocess.Popen([warm_python(), __file__, str(task)], env=variables, stdout=log,
-                                stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [warm_python(), __file__, str(task)],
+            env=variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def _wait(ranks: List[subprocess.Popen], deadline: float, folder: Path) -> None:
@@ -112,9 +132,11 @@ def _wait(ranks: List[subprocess.Popen], deadline: float, folder: Path) -> None:
         time.sleep(0.02)
     states = [process.poll() for process in ranks]
     if any(state != 0 for state in states):
-        logs = [f'--- rank {rank}: {"hangs" if state is None else f"exit status {state}"}\n'
-                + Path(folder / f'task{rank}.pkl.log').read_text(errors='replace')[-2500:]
-                for rank, state in enumerate(states)]
+        logs = [
+            f'--- rank {rank}: {"hangs" if state is None else f"exit status {state}"}\n'
+            + Path(folder / f'task{rank}.pkl.log').read_text(errors='replace')[-2500:]
+            for rank, state in enumerate(states)
+        ]
         raise AssertionError('\n'.join(logs))
 
 
@@ -123,6 +145,7 @@ def _run_task(task: str) -> None:
         source, name, args = pickle.load(file)
     sys.path[:0] = [str(TESTS.parent), str(TESTS)]
     import mapsage  # noqa: F401  (as tests/conftest.py does)
+
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -132,6 +155,7 @@ def _run_task(task: str) -> None:
     with open(f'{task}.out', 'wb') as file:
         pickle.dump(result, file)
     import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()  # left to the interpreter's end, gloo may abort the process
 

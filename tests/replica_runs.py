@@ -1,4 +1,5 @@
 """Trainings of a head that one rank holds, or several ranks together, and how they are compared."""
+
 from __future__ import annotations
 
 import json
@@ -11,13 +12,16 @@ from frozen_config import FROZEN
 
 # What has a state of its own: dropout, the moments of AdamW, batch statistics; and what looks at
 # the whole head: clipping, the check of the weights.
-TRAINING = FROZEN + '''
+TRAINING = (
+    FROZEN
+    + """
 model['decode_head'].update(dropout_ratio=0.3)
 optim_wrapper = dict(
     type='OptimWrapper', optimizer=dict(type='AdamW', lr=0.01, weight_decay=0.01),
     clip_grad=dict(max_norm=0.5))
 custom_hooks = [dict(type='DeviceCheckHook', interval=5)]
-'''
+"""
+)
 STEPS = 10
 # float32: splitting changes the order of sums, ten steps of AdamW carry it on
 CLOSE = dict(rtol=1e-4, atol=2e-5)
@@ -27,8 +31,11 @@ class Run:
     """What a training left behind."""
 
     def __init__(self, work: Path) -> None:
-        lines = [json.loads(line) for path in sorted(work.glob('*/vis_data/scalars.json'))
-                 for line in path.read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for path in sorted(work.glob('*/vis_data/scalars.json'))
+            for line in path.read_text().splitlines()
+        ]
         self.losses = [line['loss'] for line in lines if 'loss' in line]
         self.norms = [line['grad_norm'] for line in lines if 'grad_norm' in line]
         self.scores = [line['mIoU'] for line in lines if 'mIoU' in line]
@@ -38,8 +45,11 @@ class Run:
         self.optimizer: Dict[str, Any] = checkpoint['optimizer']
 
     def moments(self) -> List[torch.Tensor]:
-        return [value for _, state in sorted(self.optimizer['state'].items())
-                for _, value in sorted(state.items())]
+        return [
+            value
+            for _, state in sorted(self.optimizer['state'].items())
+            for _, value in sorted(state.items())
+        ]
 
 
 def check_close(run: Run, other: Run) -> None:

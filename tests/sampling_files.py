@@ -1,4 +1,5 @@
 """Files that a run with dynamic sampling writes."""
+
 from __future__ import annotations
 
 import json
@@ -15,10 +16,28 @@ SIDE = 96
 def row(iteration: int, **changes: Any) -> Dict[str, Any]:
     """Return the record of a log interval that ends at an iteration."""
     figures: Dict[str, Any] = dict(
-        iter=iteration, steps=50, attempts=10, rounds=14, judged=800, passed=400, not_finite=0,
-        missing=3, moved_samples=100, sent_bytes=25 * 2**20, fetched=800, used=400, replicated=0,
-        unfiltered=0, surplus=4, seconds=2.0, interval_seconds=40.0, shortfalls={'fallback': 1},
-        dropped={'too_low': 300, 'expired': 100}, world_size=8, global_target=16)
+        iter=iteration,
+        steps=50,
+        attempts=10,
+        rounds=14,
+        judged=800,
+        passed=400,
+        not_finite=0,
+        missing=3,
+        moved_samples=100,
+        sent_bytes=25 * 2**20,
+        fetched=800,
+        used=400,
+        replicated=0,
+        unfiltered=0,
+        surplus=4,
+        seconds=2.0,
+        interval_seconds=40.0,
+        shortfalls={'fallback': 1},
+        dropped={'too_low': 300, 'expired': 100},
+        world_size=8,
+        global_target=16,
+    )
     figures.update(changes)
     return figures
 
@@ -36,11 +55,14 @@ def tile_arrays(kept: int = 5, dropped: int = 6, side: int = SIDE) -> Dict[str, 
     rng = np.random.default_rng(0)
     arrays: Dict[str, np.ndarray] = dict(palette=PALETTE, classes=np.array(CLASSES))
     for kind, count in (('kept', kept), ('dropped', dropped)):
-        arrays.update({
-            f'{kind}_images': rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8),
-            f'{kind}_labels': rng.choice(np.array([0, 1, 255], np.uint8), (count, side, side)),
-            f'{kind}_scores': np.linspace(0.1, 0.9, count),
-            f'{kind}_iters': np.arange(count, dtype=np.int64)})
+        arrays.update(
+            {
+                f'{kind}_images': rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8),
+                f'{kind}_labels': rng.choice(np.array([0, 1, 255], np.uint8), (count, side, side)),
+                f'{kind}_scores': np.linspace(0.1, 0.9, count),
+                f'{kind}_iters': np.arange(count, dtype=np.int64),
+            }
+        )
     arrays['dropped_reasons'] = np.array(['too_high', 'too_low'] * 12)[:dropped]
     return arrays
 

@@ -1,4 +1,5 @@
 """Scenarios of dynamic sampling on ranks forked from one process, for tests/distributed."""
+
 from __future__ import annotations
 
 import logging
@@ -58,8 +59,14 @@ def logger_with(lines: Lines) -> logging.Logger:
 def batches(rank: int, valid: Sequence[int], size: int = 16) -> Iterator[List[dict]]:
     """Yield batches of ``size`` samples of which the last ``valid[k]`` are valid."""
     for number, count in enumerate(valid):
-        yield [dict(id=(rank, number, k), x=torch.full((k % 3 + 1, 2), float(rank)),
-                    score=float(k >= size - count)) for k in range(size)]
+        yield [
+            dict(
+                id=(rank, number, k),
+                x=torch.full((k % 3 + 1, 2), float(rank)),
+                score=float(k >= size - count),
+            )
+            for k in range(size)
+        ]
 
 
 def scores(samples: Sequence[dict]) -> List[float]:

@@ -1,4 +1,5 @@
 """An optimizer wrapper with a gradient scaler, which AmpOptimWrapper has on cards only."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Whole runs of FixMatch on tiny tiles of 32 pixels, in this process or on forked ranks."""
+
 from __future__ import annotations
 
 import os
@@ -17,7 +18,7 @@ from mapsage.engine import MapSageRunner
 
 LABELED = 5
 # BatchNorm and dropout: buffers that differ from rank to rank, and random draws behind the views.
-SEMI = '''
+SEMI = """
 model['backbone']['norm_cfg'] = dict(type='BN')
 model['data_preprocessor']['size'] = (32, 32)
 model['decode_head'].update(dropout_ratio=0.1, loss_decode=dict(type='SegFocalLoss', gamma=0.))
@@ -43,12 +44,15 @@ train_cfg = dict(type='IterBasedTrainLoop', max_iters=6, val_interval=6)
 default_hooks.update(preview=None)
 default_hooks['checkpoint']['interval'] = 1
 default_hooks['logger']['interval'] = 2
-'''
-OF_FEATURES = FROZEN + '''
+"""
+OF_FEATURES = (
+    FROZEN
+    + """
 model['data_preprocessor']['size'] = (32, 32)
 model['decode_head']['dropout_ratio'] = 0.1
 custom_hooks = [dict(type='FixMatchHook', threshold=0.15, views='features')]
-'''
+"""
+)
 
 
 def write_semi_data(root: Path) -> Path:
@@ -59,8 +63,8 @@ def write_semi_data(root: Path) -> Path:
             path = str(root / kind / 'train' / f'{number}.png')
             tile = cv2.imread(path, cv2.IMREAD_UNCHANGED)
             if kind == 'ann_dir':
-                tile[:2 * number] = 0
-            cv2.imwrite(path, tile[:, :32 - 4 * (number % 3)])
+                tile[: 2 * number] = 0
+            cv2.imwrite(path, tile[:, : 32 - 4 * (number % 3)])
     (root / 'labeled.txt').write_text('\n'.join(str(3 * each) for each in range(LABELED)))
     return root
 
@@ -80,8 +84,9 @@ class Followed(Hook):
         self.figures: List[float] = []
         self.evaluated: List[Dict[str, torch.Tensor]] = []
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         self.losses.append(float(outputs['loss']))
         self.students.append(_state(runner))
 
@@ -101,14 +106,18 @@ def _state(runner: Any) -> Dict[str, torch.Tensor]:
 def semi_config(data: Path, folder: Path, extra: str = '', **changes: Any) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     cfg = Config.fromfile(str(write_semi_config(folder / 'semi.py', data, extra)))
-    cfg.merge_from_dict({
-        'work_dir': str(folder), 'launcher': 'pytorch' if 'RANK' in os.environ else 'none',
-        'experiment_name': f'{folder.parent.name}_{folder.name}_{os.getpid()}', **changes})
+    cfg.merge_from_dict(
+        {
+            'work_dir': str(folder),
+            'launcher': 'pytorch' if 'RANK' in os.environ else 'none',
+            'experiment_name': f'{folder.parent.name}_{folder.name}_{os.getpid()}',
+            **changes,
+        }
+    )
     return cfg
 
 
-def semi_train(data: Path, folder: Path, hooks: Any = (), extra: str = '',
-               **changes: Any) -> Any:
+def semi_train(data: Path, folder: Path, hooks: Any = (), extra: str = '', **changes: Any) -> Any:
     """Train; return the runner and its :class:`Followed`."""
     runner: Any = MapSageRunner.from_cfg(semi_config(data, folder, extra, **changes))
     followed = Followed()

@@ -1,4 +1,5 @@
 """The sockets at which processes listen, as the kernel knows them."""
+
 from __future__ import annotations
 
 import ipaddress
@@ -66,24 +67,31 @@ def _lines(pid: int, name: str) -> List[List[str]]:
 
 def _internet(pid: int, owners: Dict[int, int]) -> List[Listener]:
     listeners = []
-    for name, state in (('tcp', _LISTEN), ('tcp6', _LISTEN),
-                        ('udp', _UNCONNECTED), ('udp6', _UNCONNECTED)):
+    for name, state in (
+        ('tcp', _LISTEN),
+        ('tcp6', _LISTEN),
+        ('udp', _UNCONNECTED),
+        ('udp6', _UNCONNECTED),
+    ):
         for fields in _lines(pid, name):
             inode = int(fields[9])
             if inode in owners and int(fields[3], 16) == state:
                 address, port = fields[1].split(':')
-                listeners.append(Listener(name[:3], _address(address), int(port, 16),
-                                          owners[inode]))
+                listeners.append(
+                    Listener(name[:3], _address(address), int(port, 16), owners[inode])
+                )
     return listeners
 
 
 def _address(digits: str) -> str:
     # words of 32 bits in the machine's order
-    words = [int(digits[start:start + 8], 16) for start in range(0, len(digits), 8)]
+    words = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
     return str(ipaddress.ip_address(struct.pack(f'={len(words)}I', *words)))
 
 
 def _unix(pid: int, owners: Dict[int, int]) -> List[Listener]:
-    return [Listener('unix', fields[7] if len(fields) > 7 else '', 0, owners[int(fields[6])])
-            for fields in _lines(pid, 'unix')
-            if int(fields[6]) in owners and int(fields[3], 16) & _UNIX_ACCEPTS]
+    return [
+        Listener('unix', fields[7] if len(fields) > 7 else '', 0, owners[int(fields[6])])
+        for fields in _lines(pid, 'unix')
+        if int(fields[6]) in owners and int(fields[3], 16) & _UNIX_ACCEPTS
+    ]

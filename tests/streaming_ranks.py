@@ -1,4 +1,5 @@
 """Encoders and heads as forked processes, and what all of them compute."""
+
 from __future__ import annotations
 
 import os
@@ -53,28 +54,60 @@ def fetch(source: Streamed, items: Sequence[Item], wire: Any = None) -> None:
 
 def check(features: Sequence[torch.Tensor], images: torch.Tensor, wire: Any = None) -> None:
     """Assert that features have the shapes, dtypes and bits of those computed locally."""
-    expected = [level if wire is None else level.to(wire).to(level.dtype)
-                for level in encode(images)]
+    expected = [
+        level if wire is None else level.to(wire).to(level.dtype) for level in encode(images)
+    ]
     assert [each.shape for each in features] == [each.shape for each in expected]
     for got, right in zip(features, expected):
         assert got.dtype == right.dtype and not got.requires_grad
         assert torch.equal(got, right)
 
 
-def run_job(head: Callable[..., Any], encoder: Callable[..., Any], heads: int, encoders: int,
-            folder: Path, *args: Any, peer_timeout: float = PEER_TIMEOUT,
-            timeout: float = PATIENT) -> List[Any]:
+def run_job(
+    head: Callable[..., Any],
+    encoder: Callable[..., Any],
+    heads: int,
+    encoders: int,
+    folder: Path,
+    *args: Any,
+    peer_timeout: float = PEER_TIMEOUT,
+    timeout: float = PATIENT,
+) -> List[Any]:
     """Return what ``head(links, *args)`` and ``encoder(links, *args)`` return, heads first."""
-    return fork_ranks(_rank, heads + encoders, folder, head, encoder, heads, encoders,
-                      str(folder / 'store'), peer_timeout, args, timeout=timeout)
+    return fork_ranks(
+        _rank,
+        heads + encoders,
+        folder,
+        head,
+        encoder,
+        heads,
+        encoders,
+        str(folder / 'store'),
+        peer_timeout,
+        args,
+        timeout=timeout,
+    )
 
 
-def _rank(head: Callable[..., Any], encoder: Callable[..., Any], heads: int, encoders: int,
-          path: str, peer_timeout: float, args: Any) -> Any:
+def _rank(
+    head: Callable[..., Any],
+    encoder: Callable[..., Any],
+    heads: int,
+    encoders: int,
+    path: str,
+    peer_timeout: float,
+    args: Any,
+) -> Any:
     rank = int(os.environ['RANK'])
     torch.set_num_threads(1)
-    links = open_links(dist.FileStore(path, -1), rank, range(heads, heads + encoders),
-                       range(heads), timeout=60, peer_timeout=peer_timeout)
+    links = open_links(
+        dist.FileStore(path, -1),
+        rank,
+        range(heads, heads + encoders),
+        range(heads),
+        timeout=60,
+        peer_timeout=peer_timeout,
+    )
     role = head if rank < heads else encoder
     return role([links[peer] for peer in sorted(links)], *args)
 

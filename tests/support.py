@@ -1,4 +1,5 @@
 """What tests share: tiny data, a tiny config, and the user's own launcher."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -27,13 +28,14 @@ ON_CUDA_DOUBLE = importlib.util.find_spec('cuda_double') is not None
 # For files about processes and messages, which no device of the xla and cuda legs makes different.
 on_host = pytest.mark.skipif(
     importlib.util.find_spec('torch_xla') is not None or ON_CUDA_DOUBLE,
-    reason='the main and t20 legs run this; time is short on the xla and cuda legs')
+    reason='the main and t20 legs run this; time is short on the xla and cuda legs',
+)
 
 # Where the other legs would run the same code for minutes.
 ON_MAIN_LEG = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10) and not ON_CUDA_DOUBLE
 main_leg = pytest.mark.skipif(
-    not ON_MAIN_LEG,
-    reason='the main leg runs this; time is short on the others')
+    not ON_MAIN_LEG, reason='the main leg runs this; time is short on the others'
+)
 
 
 def no_simulated_cards() -> Optional[str]:
@@ -43,6 +45,7 @@ def no_simulated_cards() -> Optional[str]:
     version of torch. They ask the simulator itself.
     """
     from mapsage.extras import simulator
+
     if importlib.util.find_spec('torch_xla') is not None:
         return 'the main leg runs this; time is short on the xla leg'
     return simulator.why_unavailable()
@@ -52,7 +55,7 @@ UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as o
 PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
-TINY_CONFIG = '''
+TINY_CONFIG = """
 custom_imports = dict(imports=['mapsage'])
 runner_type = 'MapSageRunner'
 default_scope = 'mmseg'
@@ -106,7 +109,7 @@ default_hooks = dict(
     preview=dict(type='PreviewHook', max_images=1),
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5))
 log_processor = dict(by_epoch=False)
-'''
+"""
 
 
 def write_tiny_data(root: Path, train: int = 16, val: int = 4, size: int = 64) -> Path:
@@ -171,30 +174,53 @@ class Launch:
             session's: where the processes themselves are what is tested.
     """
 
-    def __init__(self, *arguments: Any, ranks: Optional[int] = 2,
-                 environ: Optional[Dict[str, str]] = None, command: Optional[List[str]] = None,
-                 cold: bool = False) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        ranks: Optional[int] = 2,
+        environ: Optional[Dict[str, str]] = None,
+        command: Optional[List[str]] = None,
+        cold: bool = False,
+    ) -> None:
         self._mark = f'MAPSAGE_TEST_MARK={uuid.uuid4().hex}'
         name, value = self._mark.split('=')
         python = sys.executable if cold else warm_python()
         if command and command[0] == sys.executable:
             command = [python, *command[1:]]
-        settings = {'MAPSAGE_PYTHON': python, 'OMP_NUM_THREADS': '1', 'PJRT_DEVICE': 'CPU',
-                    name: value, **(environ or {})}
+        settings = {
+            'MAPSAGE_PYTHON': python,
+            'OMP_NUM_THREADS': '1',
+            'PJRT_DEVICE': 'CPU',
+            name: value,
+            **(environ or {}),
+        }
         if ranks is not None:
             settings['NPROC_PER_NODE'] = str(ranks)
         if torch.version.cuda is not None:
             settings.setdefault('ACCELERATOR', 'cpu')  # what means the cards says so
-        dropped = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'PYTHON_EXEC',
-                   'NPROC_PER_NODE']
+        dropped = [
+            'RANK',
+            'WORLD_SIZE',
+            'LOCAL_RANK',
+            'MASTER_ADDR',
+            'MASTER_PORT',
+            'PYTHON_EXEC',
+            'NPROC_PER_NODE',
+        ]
         if cold:
             dropped.append(rank_start.ADDRESS)
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
         self._start = time.monotonic()
         self.process = subprocess.Popen(
             [*(command or ['bash', str(SCRIPT)]), *map(str, arguments)],
-            env={**inherited, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            universal_newlines=True, errors='replace', cwd=str(ROOT), start_new_session=True)
+            env={**inherited, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            errors='replace',
+            cwd=str(ROOT),
+            start_new_session=True,
+        )
 
     def finish(self, timeout: float = PATIENT) -> Finished:
         """Wait for the end; kill everything and fail when it takes longer than ``timeout`` s."""
@@ -230,8 +256,11 @@ class Launch:
 
     def ranks(self) -> List[int]:
         """Return the pids of the training ranks, without their data workers."""
-        commands = {pid: cmd for pid, cmd in self.running().items()
-                    if 'tools/train.py' in cmd and 'launch.py' not in cmd}
+        commands = {
+            pid: cmd
+            for pid, cmd in self.running().items()
+            if 'tools/train.py' in cmd and 'launch.py' not in cmd
+        }
         return sorted(pid for pid in commands if self._parent(pid) not in commands)
 
     def wait_for(self, path: Path, timeout: float = PATIENT) -> None:
@@ -256,12 +285,18 @@ class Launch:
                 pass
 
 
-def launch(*arguments: Any, ranks: Optional[int] = 2, timeout: float = PATIENT,
-           environ: Optional[Dict[str, str]] = None,
-           command: Optional[List[str]] = None, cold: bool = False) -> Finished:
+def launch(
+    *arguments: Any,
+    ranks: Optional[int] = 2,
+    timeout: float = PATIENT,
+    environ: Optional[Dict[str, str]] = None,
+    command: Optional[List[str]] = None,
+    cold: bool = False,
+) -> Finished:
     """Start and finish a :class:`Launch`."""
-    return Launch(*arguments, ranks=ranks, environ=environ, command=command,
-                  cold=cold).finish(timeout)
+    return Launch(*arguments, ranks=ranks, environ=environ, command=command, cold=cold).finish(
+        timeout
+    )
 
 
 def check_finished(finished: Finished) -> None:
@@ -276,6 +311,7 @@ def why_no_make() -> str:
     They are devices of the simulator under other names, in processes where it is not loaded.
     """
     from mapsage.extras.simulator.build import compiler
+
     version = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2]))
     if version < (2, 13) or compiler() is None or torch.version.cuda is not None:
         return 'the simulated backend is for the main leg, with a C++ compiler'

@@ -1,4 +1,5 @@
 """Whole runs of milliseconds: eight numbers a sample, BatchNorm, dropout, random augmentation."""
+
 from __future__ import annotations
 
 import itertools
@@ -47,8 +48,9 @@ class ToyNumbers(Dataset):
 class ToyRegression(BaseModel):
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(),
-                                    nn.Dropout(dropout), nn.Linear(6, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(dropout), nn.Linear(6, 1)
+        )
 
     def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
         values = self.layers(torch.stack(list(inputs)))[:, 0]
@@ -65,7 +67,7 @@ class CountedToy(ToyRegression):
     """Its loss is the mean over the samples above 3 of all virtual ranks, not of its own."""
 
     def count_batch(self, data_samples: Any) -> torch.Tensor:
-        return torch.tensor([float(sum(float(sample.target) > 3 for sample in data_samples)), 1.])
+        return torch.tensor([float(sum(float(sample.target) > 3 for sample in data_samples)), 1.0])
 
     sum_over_ranks = staticmethod(lambda count: count)
 
@@ -109,8 +111,9 @@ class Record(Hook):
         self.rates.append(runner.optim_wrapper.get_lr()['lr'][0])
         self.batch_idx.append(batch_idx)
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         self.losses.append(float(outputs['loss']))
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
@@ -121,35 +124,54 @@ class Record(Hook):
 
 def toy_config(work_dir: Path, **changes: Any) -> Config:
     """Return the config of a run of 8 iterations with a checkpoint after every 4th."""
-    def loader(length: int, noise: float, shuffle: bool, kind: str) -> dict:
-        return dict(batch_size=2, num_workers=0, sampler=dict(type=kind, shuffle=shuffle),
-                    collate_fn=dict(type='pseudo_collate'),
-                    dataset=dict(type='ToyNumbers', length=length, noise=noise))
 
-    cfg = Config(dict(
-        default_scope='mmengine', env_cfg=dict(accelerator='cpu'), randomness=dict(seed=3),
-        model=dict(type='ToyRegression'), work_dir=str(work_dir),
-        train_dataloader=loader(16, 0.5, True, 'InfiniteSampler'),
-        val_dataloader=loader(8, 0.0, False, 'DefaultSampler'),
-        test_dataloader=loader(8, 0.0, False, 'DefaultSampler'),
-        val_evaluator=dict(type='MeanValue'), test_evaluator=dict(type='MeanValue'),
-        train_cfg=dict(by_epoch=False, max_iters=8, val_interval=8), val_cfg=dict(),
-        test_cfg=dict(),
-        optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.05, momentum=0.9)),
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=4),
-                           logger=dict(type='LoggerHook', interval=1)),
-        custom_hooks=[dict(type='DeviceCheckHook', interval=0)],
-        log_processor=dict(by_epoch=False), visualizer=dict(type='Visualizer'),
-        launcher='pytorch' if 'RANK' in os.environ else 'none',
-        experiment_name=f'{Path(work_dir).name}{os.getpid()}_{next(_count)}'))
+    def loader(length: int, noise: float, shuffle: bool, kind: str) -> dict:
+        return dict(
+            batch_size=2,
+            num_workers=0,
+            sampler=dict(type=kind, shuffle=shuffle),
+            collate_fn=dict(type='pseudo_collate'),
+            dataset=dict(type='ToyNumbers', length=length, noise=noise),
+        )
+
+    cfg = Config(
+        dict(
+            default_scope='mmengine',
+            env_cfg=dict(accelerator='cpu'),
+            randomness=dict(seed=3),
+            model=dict(type='ToyRegression'),
+            work_dir=str(work_dir),
+            train_dataloader=loader(16, 0.5, True, 'InfiniteSampler'),
+            val_dataloader=loader(8, 0.0, False, 'DefaultSampler'),
+            test_dataloader=loader(8, 0.0, False, 'DefaultSampler'),
+            val_evaluator=dict(type='MeanValue'),
+            test_evaluator=dict(type='MeanValue'),
+            train_cfg=dict(by_epoch=False, max_iters=8, val_interval=8),
+            val_cfg=dict(),
+            test_cfg=dict(),
+            optim_wrapper=dict(
+                type='OptimWrapper', optimizer=dict(type='SGD', lr=0.05, momentum=0.9)
+            ),
+            default_hooks=dict(
+                checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=4),
+                logger=dict(type='LoggerHook', interval=1),
+            ),
+            custom_hooks=[dict(type='DeviceCheckHook', interval=0)],
+            log_processor=dict(by_epoch=False),
+            visualizer=dict(type='Visualizer'),
+            launcher='pytorch' if 'RANK' in os.environ else 'none',
+            experiment_name=f'{Path(work_dir).name}{os.getpid()}_{next(_count)}',
+        )
+    )
     if 'train_cfg' in changes:
         cfg.train_cfg = changes.pop('train_cfg')
     cfg.merge_from_dict(changes)
     return cfg
 
 
-def toy_runner(work_dir: Path, runner_class: Any = MapSageRunner, hooks: Any = (),
-               **changes: Any) -> Any:
+def toy_runner(
+    work_dir: Path, runner_class: Any = MapSageRunner, hooks: Any = (), **changes: Any
+) -> Any:
     """Return the runner and its :class:`Record`."""
     runner = runner_class.from_cfg(toy_config(work_dir, **changes))
     for hook in hooks:
@@ -159,8 +181,9 @@ def toy_runner(work_dir: Path, runner_class: Any = MapSageRunner, hooks: Any = (
     return runner, record
 
 
-def toy_train(work_dir: Path, runner_class: Any = MapSageRunner, hooks: Any = (),
-              **changes: Any) -> Any:
+def toy_train(
+    work_dir: Path, runner_class: Any = MapSageRunner, hooks: Any = (), **changes: Any
+) -> Any:
     """Train; return the runner and its :class:`Record`."""
     runner, record = toy_runner(work_dir, runner_class, hooks, **changes)
     runner.train()

@@ -1,4 +1,5 @@
 """The page of the viewer in a browser, for tests: what it shows, asks for and complains of."""
+
 from __future__ import annotations
 
 import json
@@ -20,8 +21,9 @@ def serving(server: Any) -> Iterator[Any]:
     """Run a server; provide it, or its address if it is none of the viewer."""
     with server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield (server if isinstance(server, ViewServer)
-               else f'http://127.0.0.1:{server.server_port}/')
+        yield (
+            server if isinstance(server, ViewServer) else f'http://127.0.0.1:{server.server_port}/'
+        )
         server.shutdown()
 
 
@@ -51,8 +53,12 @@ class Page:
         self.foreign: List[str] = []
         self.complaints: List[str] = []
         self.page.on('request', lambda request: self._note(request.url, root))
-        self.page.on('console', lambda message: self.complaints.append(message.text)
-                     if message.type == 'error' else None)
+        self.page.on(
+            'console',
+            lambda message: (
+                self.complaints.append(message.text) if message.type == 'error' else None
+            ),
+        )
         self.page.on('pageerror', lambda error: self.complaints.append(str(error)))
         self.page.goto(url)
         if name is not None:
@@ -85,16 +91,18 @@ class Page:
 
     def drawn(self) -> None:
         """Wait until everything is drawn that has been asked for."""
-        self.page.evaluate('''() => new Promise((done) => {
-            viewer.map().once('rendercomplete', done); viewer.map().render(); })''')
+        self.page.evaluate("""() => new Promise((done) => {
+            viewer.map().once('rendercomplete', done); viewer.map().render(); })""")
 
     def place(self, share: float, height: float) -> List[float]:
         """Return x and y on the page of a place of the map, in shares of its width and height."""
-        return self.page.evaluate('''([share, height]) => {
+        return self.page.evaluate(
+            """([share, height]) => {
             const [left, bottom, right, top] = viewer.state.extent;
             return viewer.map().getPixelFromCoordinate(
-                [left + share * (right - left), top - height * (top - bottom)]); }''',
-                                  [share, height])
+                [left + share * (right - left), top - height * (top - bottom)]); }""",
+            [share, height],
+        )
 
     def color(self, share: float, height: float) -> List[int]:
         """Return red, green and blue at a place of the map."""
@@ -111,12 +119,16 @@ class Page:
     def sentence(self, words: str) -> str:
         """Wait for the sentence over the map that has these words, and return it."""
         try:
-            self.page.wait_for_function('''(words) => {
+            self.page.wait_for_function(
+                """(words) => {
                 const box = document.getElementById('sentence');
-                return !box.hidden && box.textContent.includes(words); }''', arg=words)
+                return !box.hidden && box.textContent.includes(words); }""",
+                arg=words,
+            )
         except Exception as error:
-            raise AssertionError(f'no sentence with {words!r} but '
-                                 f'{self.page.text_content("#sentence")!r}') from error
+            raise AssertionError(
+                f'no sentence with {words!r} but {self.page.text_content("#sentence")!r}'
+            ) from error
         return self.page.inner_text('#sentence')
 
     def panel(self) -> str:

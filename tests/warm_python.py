@@ -3,6 +3,7 @@
 One fork server (mapsage_launcher/ranks/fork_server.py) serves a test session, as one
 serves a user's launch.
 """
+
 import atexit
 import os
 import shutil
@@ -17,8 +18,12 @@ if ROOT not in sys.path:  # in a rank of a test that was not forked
 from mapsage_launcher.ranks import rank_start  # noqa: E402
 
 # What the entry points of tools/ import beyond what a rank needs, and quick_host.py of this folder.
-MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict',
-                'mapsage.commands.checkpoint_model', 'quick_host')
+MORE_IMPORTS = (
+    'torch.distributed.run',
+    'mapsage.commands.predict',
+    'mapsage.commands.checkpoint_model',
+    'quick_host',
+)
 _PROGRAM = 'MAPSAGE_TEST_WARM_PYTHON'
 
 
@@ -37,7 +42,8 @@ def warm_python() -> str:
         program = Path(tempfile.mkdtemp(prefix='mapsage-warm-')) / 'python'
         atexit.register(shutil.rmtree, str(program.parent), ignore_errors=True)
         command = ' '.join(
-            f'"{word}"' for word in rank_start.caller_command(server.address, '$PPID'))
+            f'"{word}"' for word in rank_start.caller_command(server.address, '$PPID')
+        )
         program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         program.chmod(0o755)
         os.environ.update({_PROGRAM: str(program), rank_start.ADDRESS: server.address})

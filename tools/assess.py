@@ -2,6 +2,7 @@
 
 The program is mapsage/extras/assess/programs/assess.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 The program is mapsage/commands/programs/cache_features.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 The program is mapsage/commands/programs/compare_checkpoints.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 The program is mapsage/commands/programs/geotiff_statistics.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

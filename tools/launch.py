@@ -2,6 +2,7 @@
 
 The program is mapsage_launcher/launch.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 The program is mapsage/commands/programs/plot_sampling.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

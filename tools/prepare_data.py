@@ -2,6 +2,7 @@
 
 The program is mapsage/extras/demo/programs/prepare_data.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 The program is mapsage/extras/labels/programs/suggest_labels.py.
 """
+
 from _program import run
 
 if __name__ == '__main__':

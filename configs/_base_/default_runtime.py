@@ -3,6 +3,7 @@
 Lengths are counted in optimizer steps. A config that trains for another length overrides
 ``train_cfg``, ``param_scheduler`` and the intervals.
 """
+
 default_scope = 'mmseg'
 custom_imports = dict(imports=['mapsage'])
 runner_type = 'MapSageRunner'
@@ -11,7 +12,8 @@ env_cfg = dict(
     accelerator='auto',  # auto, cuda, gcu, gcu_t20, xla, cpu, sim
     use_model_parallel=None,  # None: automatic; True or False: required
     dist_cfg=dict(backend='auto', timeout=1800),  # in seconds
-    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
+    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
+)
 
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='SegLocalVisualizer', vis_backends=vis_backends, name='visualizer')
@@ -30,5 +32,7 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2, save_best='mIoU'),
-    sampler_seed=dict(type='DistSamplerSeedHook'))
+        type='CheckpointHook', by_epoch=False, interval=8000, max_keep_ckpts=2, save_best='mIoU'
+    ),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+)

@@ -7,6 +7,7 @@ masks of the six blocks fade out one after the other.
 The encoder's weights are looked for as in dinov3_vit_l_upernet.py. A published decoder is loaded by
 ``model.decode_head.init_cfg=dict(type='Pretrained', checkpoint=..., class_head=False)``.
 """
+
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=dict(
@@ -15,7 +16,8 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(512, 512),
-        test_cfg=dict(size_divisor=16)),
+        test_cfg=dict(size_divisor=16),
+    ),
     backbone=dict(
         type='DINOv3ViT',
         arch='large',
@@ -24,7 +26,9 @@ model = dict(
         frozen=True,
         init_cfg=dict(
             type='Pretrained',
-            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth')),
+            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth',
+        ),
+    ),
     decode_head=dict(
         type='PMTHead',
         in_channels=[1024, 1024, 1024, 1024],
@@ -34,21 +38,25 @@ model = dict(
         num_classes=7,
         norm_cfg=dict(type='SyncBN'),  # becomes BN where the accelerator has no SyncBN
         align_corners=False,
-        loss_decode=dict(type='MaskClassLoss')),
+        loss_decode=dict(type='MaskClassLoss'),
+    ),
     train_cfg=dict(),
-    test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341)))
+    test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341)),
+)
 optim_wrapper = dict(
     type='AmpOptimWrapper',
     dtype='bfloat16',
     optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
-    clip_grad=dict(max_norm=0.01))
+    clip_grad=dict(max_norm=0.01),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, begin=0, end=6000, by_epoch=False),
-    dict(type='CosineAnnealingLR', eta_min=1e-9, begin=6000, end=20000, by_epoch=False)
+    dict(type='CosineAnnealingLR', eta_min=1e-9, begin=6000, end=20000, by_epoch=False),
 ]
 custom_hooks = [
     dict(
         type='MaskAnnealingHook',
         starts=[0, 5384, 7403, 9422, 11442, 13461],
-        ends=[3000, 8749, 10769, 12788, 14807, 16826])
+        ends=[3000, 8749, 10769, 12788, 14807, 16826],
+    )
 ]

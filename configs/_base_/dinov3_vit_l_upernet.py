@@ -7,6 +7,7 @@ safetensors file or timm's weights do as well: set ``model.backbone.init_cfg.che
 The backbone takes RGB in 0..255 and normalizes it as its weights were trained, so that the data
 preprocessor has no mean and std.
 """
+
 norm_cfg = dict(type='SyncBN', requires_grad=True)  # becomes BN where the accelerator has no SyncBN
 model = dict(
     type='EncoderDecoder',
@@ -16,7 +17,8 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(512, 512),
-        test_cfg=dict(size_divisor=16)),
+        test_cfg=dict(size_divisor=16),
+    ),
     backbone=dict(
         type='DINOv3ViT',
         arch='large',
@@ -24,9 +26,10 @@ model = dict(
         frozen=True,
         init_cfg=dict(
             type='Pretrained',
-            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth')),
-    neck=dict(
-        type='Feature2Pyramid', embed_dim=1024, rescales=[4, 2, 1, 0.5], norm_cfg=norm_cfg),
+            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth',
+        ),
+    ),
+    neck=dict(type='Feature2Pyramid', embed_dim=1024, rescales=[4, 2, 1, 0.5], norm_cfg=norm_cfg),
     decode_head=dict(
         type='UPerHead',
         in_channels=[1024, 1024, 1024, 1024],
@@ -37,6 +40,8 @@ model = dict(
         num_classes=7,
         norm_cfg=norm_cfg,
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True),
+    ),
     train_cfg=dict(),
-    test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341)))
+    test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341)),
+)

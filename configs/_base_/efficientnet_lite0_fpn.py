@@ -5,14 +5,16 @@ dropout or a hidden layer: from scratch it learns in tens of steps what MMSeg's 
 group norm had not learned in hundreds (rare classes stayed at 0 IoU). Nothing depends on batch
 statistics, so a rank with two samples is as good as one with sixteen, and SyncBN is not needed.
 """
+
 data_preprocessor = dict(
     type='SegDataPreProcessor',
-    mean=[127., 127., 127.],  # as in the training of EfficientNet-Lite, 0..255
-    std=[128., 128., 128.],
+    mean=[127.0, 127.0, 127.0],  # as in the training of EfficientNet-Lite, 0..255
+    std=[128.0, 128.0, 128.0],
     bgr_to_rgb=True,
     pad_val=0,
     seg_pad_val=255,
-    test_cfg=dict(size_divisor=32))
+    test_cfg=dict(size_divisor=32),
+)
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=data_preprocessor,
@@ -20,7 +22,8 @@ model = dict(
         type='EfficientNetLite',
         norm_eval=True,
         frozen_stages=2,  # edges and textures transfer, and the backward pass ends earlier
-        init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0')),
+        init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0'),
+    ),
     neck=dict(type='FPN', in_channels=[24, 40, 112, 320], out_channels=64, num_outs=4),
     decode_head=dict(
         type='FCNHead',
@@ -30,9 +33,11 @@ model = dict(
         channels=256,
         num_convs=0,
         concat_input=False,
-        dropout_ratio=0.,
+        dropout_ratio=0.0,
         num_classes=7,
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True),
+    ),
     train_cfg=dict(),
-    test_cfg=dict(mode='whole'))
+    test_cfg=dict(mode='whole'),
+)

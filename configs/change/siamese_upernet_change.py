@@ -8,9 +8,11 @@ Hardware: one NVIDIA H200, 2026-11-27
 Score:    F1 86.4 ± 1.2 after 575 of the steps of a shorter schedule, three seeds
           (docs/benchmarks.md)
 """
+
 _base_ = [
-    '../_base_/datasets/change.py', '../_base_/default_runtime.py',
-    '../_base_/change_schedule.py'
+    '../_base_/datasets/change.py',
+    '../_base_/default_runtime.py',
+    '../_base_/change_schedule.py',
 ]
 
 sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
@@ -19,11 +21,12 @@ model = dict(
     data_preprocessor=dict(
         type='StackDataPreProcessor',
         sensors=sensors,
-        mean=dict(image=[127., 127., 127.]),
-        std=dict(image=[128., 128., 128.]),
+        mean=dict(image=[127.0, 127.0, 127.0]),
+        std=dict(image=[128.0, 128.0, 128.0]),
         size=(128, 128),
         seg_pad_val=255,
-        test_cfg=dict(size_divisor=32)),
+        test_cfg=dict(size_divisor=32),
+    ),
     backbone=dict(
         type='SiameseBackbone',
         sensors=sensors,
@@ -31,7 +34,9 @@ model = dict(
         encoder=dict(
             type='EfficientNetLite',
             norm_eval=True,
-            init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0'))),
+            init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0'),
+        ),
+    ),
     decode_head=dict(
         type='UPerHead',
         in_channels=[72, 120, 336, 960],
@@ -42,10 +47,13 @@ model = dict(
         num_classes=2,
         norm_cfg=dict(type='BN', requires_grad=True),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True),
+    ),
     train_cfg=dict(),
-    test_cfg=dict(mode='whole'))
+    test_cfg=dict(mode='whole'),
+)
 train_cfg = dict(max_iters=_base_.max_iters, val_interval=_base_.max_iters)
 default_hooks = dict(
     logger=dict(interval=20),
-    checkpoint=dict(interval=_base_.max_iters // 2, save_best='F1', rule='greater'))
+    checkpoint=dict(interval=_base_.max_iters // 2, save_best='F1', rule='greater'),
+)

@@ -7,6 +7,7 @@ Score:    mIoU 21.4; always predicting the most frequent class gives 4.1, and th
           82.5. A ViT from scratch, and queries from scratch, need far more steps. With a query for
           each class it is 28.2: num_queries=7, loss_decode.matching='fixed' (docs/benchmarks.md)
 """
+
 _base_ = ['../_base_/default_runtime.py', '../_base_/datasets/demo.py']
 
 max_iters = 600
@@ -19,11 +20,13 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(128, 128),
-        test_cfg=dict(size_divisor=16)),
+        test_cfg=dict(size_divisor=16),
+    ),
     backbone=dict(
         type='DINOv3ViT',
         arch=dict(embed_dims=96, num_layers=4, num_heads=3, feedforward_channels=384),
-        out_indices=(3, )),
+        out_indices=(3,),
+    ),
     decode_head=dict(
         type='EoMTHead',
         in_channels=96,
@@ -31,17 +34,20 @@ model = dict(
         num_queries=14,  # twice the classes
         num_classes=7,
         align_corners=False,
-        loss_decode=dict(type='MaskClassLoss')),
+        loss_decode=dict(type='MaskClassLoss'),
+    ),
     train_cfg=dict(),
-    test_cfg=dict(mode='whole'))
+    test_cfg=dict(mode='whole'),
+)
 # Two stages are for pretrained encoders; here all parts are new. Clipping is the authors'.
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.05),
-    clip_grad=dict(max_norm=0.01))
+    clip_grad=dict(max_norm=0.01),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
-    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False),
 ]
 custom_hooks = [dict(type='MaskAnnealingHook')]
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)

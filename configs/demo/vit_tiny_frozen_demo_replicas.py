@@ -7,6 +7,7 @@ Hardware: 4 head ranks and 2 encoder ranks on a 2-core AMD EPYC with much other 
 Score:    mIoU 27.4; vit_tiny_frozen_demo, with three heads of one rank, has 27.6. A head of 7,000
           weights gains nothing from being split; this config only shows how to do it
 """
+
 _base_ = './vit_tiny_frozen_demo.py'
 
 # Besides the encoders, any even number of ranks can train. Each two of them train one copy.

@@ -12,9 +12,11 @@ that of the head, 6e-5, is used for both. At 1e-4 adapters have collapsed a DINO
 (Earth-Adapter). Checkpoints hold the adapters, the neck and the heads alone. Nothing was tuned on
 LoveDA.
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
-    '../_base_/dinov3_vit_l_upernet.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/loveda.py',
+    '../_base_/dinov3_vit_l_upernet.py',
 ]
 
 max_iters = 80000
@@ -23,14 +25,18 @@ model = dict(
         frozen=False,
         lora=dict(rank=16, targets=('q', 'v')),
         init_cfg=dict(
-            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth')))
+            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth'
+        ),
+    )
+)
 optim_wrapper = dict(
     type='AmpOptimWrapper',
     dtype='bfloat16',
-    optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.05))
+    optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.05),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, begin=0, end=1500, by_epoch=False),
-    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=1500, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=1500, end=max_iters, by_epoch=False),
 ]
 train_cfg = dict(max_iters=max_iters, val_interval=8000)
 custom_hooks = [dict(type='TrainedWeightsHook')]

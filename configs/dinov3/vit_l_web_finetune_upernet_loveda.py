@@ -13,9 +13,11 @@ is fine-tuned as a whole; its first block learns at 0.29 of the rate. Those of B
 crops of 512 are those of the frozen recipe, to compare with it. bfloat16 has the range of float32
 and needs no loss scaling. Nothing was tuned on LoveDA.
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
-    '../_base_/dinov3_vit_l_upernet.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/loveda.py',
+    '../_base_/dinov3_vit_l_upernet.py',
 ]
 
 max_iters = 80000
@@ -25,10 +27,11 @@ optim_wrapper = dict(
     dtype='bfloat16',
     optimizer=dict(type='AdamW', lr=2e-5, weight_decay=0.05),
     constructor='DINOv3LayerDecayConstructor',
-    paramwise_cfg=dict(decay_rate=0.95))
+    paramwise_cfg=dict(decay_rate=0.95),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, begin=0, end=1500, by_epoch=False),
-    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=1500, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=1500, end=max_iters, by_epoch=False),
 ]
 train_cfg = dict(max_iters=max_iters, val_interval=8000)
 randomness = dict(seed=0)

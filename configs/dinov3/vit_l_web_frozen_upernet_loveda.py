@@ -10,17 +10,18 @@ Score:    not yet run. Expected: about 53.7 mIoU on val (whu-pzhang/dinov3_geo h
 Settings of facebookresearch/dinov3 #112: AdamW 6e-5, weight decay 0.01, 1,500 steps of warm-up, 80k
 steps, poly, crops of 512, cross entropy, normed features.
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
-    '../_base_/dinov3_vit_l_upernet.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/loveda.py',
+    '../_base_/dinov3_vit_l_upernet.py',
 ]
 
 max_iters = 80000
-optim_wrapper = dict(
-    type='OptimWrapper', optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.01))
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.01))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, begin=0, end=1500, by_epoch=False),
-    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=1500, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=1500, end=max_iters, by_epoch=False),
 ]
 train_cfg = dict(max_iters=max_iters, val_interval=8000)
 randomness = dict(seed=0)

@@ -7,8 +7,11 @@ Command:  python tools/make_demo_data.py data/crops --stacks
 Hardware: not yet run
 Score:    not yet run
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/crops.py', '../_base_/earth_linear.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/crops.py',
+    '../_base_/earth_linear.py',
 ]
 
 sensors = _base_.sensors
@@ -19,7 +22,9 @@ model = dict(
         sensors=sensors,
         arch=dict(embed_dims=96, num_layers=4, num_heads=4),
         # Statistics of the images, because DOFA's are of 8-bit values.
-        mean=dict(s2=[1000., 1100., 3000., 2500.], s1=[-10.4, -17.8]),
-        std=dict(s2=[230., 500., 980., 650.], s1=[1.9, 2.6])))
+        mean=dict(s2=[1000.0, 1100.0, 3000.0, 2500.0], s1=[-10.4, -17.8]),
+        std=dict(s2=[230.0, 500.0, 980.0, 650.0], s1=[1.9, 2.6]),
+    ),
+)
 train_cfg = dict(max_iters=300, val_interval=300)
 default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=150))

@@ -7,8 +7,11 @@ Command:  python tools/make_demo_data.py data/crops --stacks
 Hardware: not yet run
 Score:    not yet run
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/crops.py', '../_base_/earth_linear.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/crops.py',
+    '../_base_/earth_linear.py',
 ]
 
 sensors = _base_.sensors
@@ -18,6 +21,8 @@ model = dict(
         type='OlmoEarth',
         sensors=sensors,
         arch=dict(embed_dims=96, num_layers=4, num_heads=4, pixel_channels=8),
-        patch_size=8))
+        patch_size=8,
+    ),
+)
 train_cfg = dict(max_iters=300, val_interval=300)
 default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=150))

@@ -12,8 +12,11 @@ Command:  bash scripts/start_8card_training.sh configs/earth/prithvi_300m_burn_s
 Hardware: not yet run
 Score:    not yet run. GEO-Bench-2 reports 88.4 mIoU for this encoder
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/stacks.py', '../_base_/earth_upernet.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/stacks.py',
+    '../_base_/earth_upernet.py',
 ]
 
 data_root = '{{$MAPSAGE_BURN_SCARS:data/burn_scars}}'
@@ -26,23 +29,27 @@ dataset = dict(
     sensors=files,
     labels='{place}.mask.tif',
     window=512,
-    metainfo=dict(classes=('not burned', 'burn scar'), palette=[[120, 150, 90], [200, 60, 30]]))
+    metainfo=dict(classes=('not burned', 'burn scar'), palette=[[120, 150, 90], [200, 60, 30]]),
+)
 train_dataloader = dict(dataset=dict(**dataset, data_root=data_root + '/training'))
 val_dataloader = dict(dataset=dict(**dataset, data_root=data_root + '/validation'))
 test_dataloader = val_dataloader
 model = dict(
-    data_preprocessor=dict(sensors=sensors, mean=dict(hls=[0.] * 6), std=dict(hls=[1e-4] * 6)),
+    data_preprocessor=dict(sensors=sensors, mean=dict(hls=[0.0] * 6), std=dict(hls=[1e-4] * 6)),
     backbone=dict(
         type='PrithviEO',
         sensors=sensors,
         arch='300M_TL',
         init_cfg=dict(
-            type='Pretrained', checkpoint='{{$MAPSAGE_EARTH:weights}}/Prithvi_EO_V2_300M_TL.pt')),
+            type='Pretrained', checkpoint='{{$MAPSAGE_EARTH:weights}}/Prithvi_EO_V2_300M_TL.pt'
+        ),
+    ),
     neck=dict(embed_dim=1024),
-    decode_head=dict(in_channels=[1024, 1024, 1024, 1024]))
+    decode_head=dict(in_channels=[1024, 1024, 1024, 1024]),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, begin=0, end=500, by_epoch=False),
-    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=500, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=1.0, eta_min=0.0, begin=500, end=max_iters, by_epoch=False),
 ]
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters // 10)
 default_hooks = dict(checkpoint=dict(interval=max_iters // 10))

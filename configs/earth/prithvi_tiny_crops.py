@@ -7,8 +7,11 @@ Command:  python tools/make_demo_data.py data/crops --stacks
 Hardware: not yet run
 Score:    not yet run
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/crops.py', '../_base_/earth_linear.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/crops.py',
+    '../_base_/earth_linear.py',
 ]
 
 # Prithvi takes one sensor, and of the bands of these files it knows three.
@@ -20,8 +23,8 @@ test_dataloader = dict(dataset=dataset)
 model = dict(
     data_preprocessor=dict(sensors=sensors),
     backbone=dict(
-        type='PrithviEO',
-        sensors=sensors,
-        arch=dict(embed_dims=96, num_layers=4, num_heads=4)))
+        type='PrithviEO', sensors=sensors, arch=dict(embed_dims=96, num_layers=4, num_heads=4)
+    ),
+)
 train_cfg = dict(max_iters=300, val_interval=300)
 default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=150))

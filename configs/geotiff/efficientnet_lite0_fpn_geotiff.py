@@ -10,9 +10,11 @@ Score:    mIoU 85.6 on the validation blocks; always predicting the most frequen
           Weakest: building 73, road 76;
           best: water 98
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/geotiff.py',
-    '../_base_/efficientnet_lite0_fpn.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/geotiff.py',
+    '../_base_/efficientnet_lite0_fpn.py',
 ]
 
 max_iters = 200
@@ -26,15 +28,16 @@ model = dict(
         size=(256, 256),
         pad_val=0,
         seg_pad_val=255,
-        test_cfg=dict(size_divisor=32)),
+        test_cfg=dict(size_divisor=32),
+    ),
     # The pretrained kernels go to red, green and blue; near infrared starts from their mean.
     backbone=dict(in_channels=4, bands=dict(rgb=(0, 1, 2))),
-    decode_head=dict(num_classes=7))
-optim_wrapper = dict(
-    type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
+    decode_head=dict(num_classes=7),
+)
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
-    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False),
 ]
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
 default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=max_iters // 2))

@@ -5,18 +5,19 @@ Hardware: 8 accelerators, 2 crops each
 Score:    not yet run. MMSeg's ResNet-101 models reach 51 to 52 mIoU on val (PSPNet, DeepLabV3+);
           a network of 3 M parameters should stay below.
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
-    '../_base_/efficientnet_lite0_fpn.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/loveda.py',
+    '../_base_/efficientnet_lite0_fpn.py',
 ]
 
 max_iters = 80000
 model = dict(data_preprocessor=dict(size=(512, 512)), backbone=dict(drop_path_rate=0.1))
-optim_wrapper = dict(
-    type='OptimWrapper', optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.01))
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.01))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=1500, by_epoch=False),
-    dict(type='PolyLR', power=0.9, eta_min=1e-6, begin=1500, end=max_iters, by_epoch=False)
+    dict(type='PolyLR', power=0.9, eta_min=1e-6, begin=1500, end=max_iters, by_epoch=False),
 ]
 train_cfg = dict(max_iters=max_iters, val_interval=8000)
 randomness = dict(seed=0)

@@ -10,17 +10,23 @@ Score:    not yet run. Nobody has published EoMT or PMT on this data, and with f
 Mean and std of the weights are found from the file and logged; published EoMT and PMT have web
 weights.
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/isaid.py',
-    '../_base_/dinov3_vit_l_pmt.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/isaid.py',
+    '../_base_/dinov3_vit_l_pmt.py',
 ]
 
 model = dict(
     data_preprocessor=dict(size=(896, 896)),
-    backbone=dict(init_cfg=dict(
-        checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth')),
+    backbone=dict(
+        init_cfg=dict(
+            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth'
+        )
+    ),
     decode_head=dict(num_classes=16),
-    test_cfg=dict(crop_size=(896, 896), stride=(597, 597)))
+    test_cfg=dict(crop_size=(896, 896), stride=(597, 597)),
+)
 train_cfg = dict(max_iters=20000, val_interval=4000)  # the length of the base's phases
 default_hooks = dict(checkpoint=dict(interval=4000))
 randomness = dict(seed=0)

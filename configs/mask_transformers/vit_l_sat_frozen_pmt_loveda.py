@@ -10,14 +10,20 @@ Score:    not yet run. Nobody has published EoMT or PMT on this data, and with f
 Mean and std of the weights are found from the file and logged; published EoMT and PMT have web
 weights.
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
-    '../_base_/dinov3_vit_l_pmt.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/loveda.py',
+    '../_base_/dinov3_vit_l_pmt.py',
 ]
 
 model = dict(
-    backbone=dict(init_cfg=dict(
-        checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth')))
+    backbone=dict(
+        init_cfg=dict(
+            checkpoint='{{$MAPSAGE_DINOV3:weights}}/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth'
+        )
+    )
+)
 train_cfg = dict(max_iters=20000, val_interval=4000)  # the length of the base's phases
 default_hooks = dict(checkpoint=dict(interval=4000))
 randomness = dict(seed=0)

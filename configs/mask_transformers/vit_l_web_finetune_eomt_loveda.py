@@ -8,9 +8,11 @@ Score:    not yet run. Nobody has published EoMT or PMT on this data, and with f
           queries may gain nothing over heads per pixel. To hold against: UPerNet on the same
           frozen encoder 53.72 web / 51.98 sat mIoU on val (whu-pzhang/dinov3_geo)
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
-    '../_base_/dinov3_vit_l_eomt.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/loveda.py',
+    '../_base_/dinov3_vit_l_eomt.py',
 ]
 
 train_cfg = dict(max_iters=20000, val_interval=4000)  # the length of the base's phases

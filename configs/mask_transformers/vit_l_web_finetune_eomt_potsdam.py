@@ -8,9 +8,11 @@ Score:    not yet run. Nobody has published EoMT or PMT on this data, and with f
           queries may gain nothing over heads per pixel. To hold against: MMSeg's DeepLabV3+ with
           ResNet-101 reaches 78.7 mIoU on val with these classes
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/potsdam.py',
-    '../_base_/dinov3_vit_l_eomt.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/potsdam.py',
+    '../_base_/dinov3_vit_l_eomt.py',
 ]
 
 model = dict(decode_head=dict(num_classes=6))

@@ -7,15 +7,18 @@ Score:    not yet run. Nobody has published EoMT or PMT on this data, and with f
           queries may gain nothing over heads per pixel. To hold against: MMSeg's HRNet-W48
           reaches 67.8 mIoU on val
 """
+
 _base_ = [
-    '../_base_/default_runtime.py', '../_base_/datasets/isaid.py',
-    '../_base_/dinov3_vit_l_pmt.py'
+    '../_base_/default_runtime.py',
+    '../_base_/datasets/isaid.py',
+    '../_base_/dinov3_vit_l_pmt.py',
 ]
 
 model = dict(
     data_preprocessor=dict(size=(896, 896)),
     decode_head=dict(num_classes=16),
-    test_cfg=dict(crop_size=(896, 896), stride=(597, 597)))
+    test_cfg=dict(crop_size=(896, 896), stride=(597, 597)),
+)
 train_cfg = dict(max_iters=20000, val_interval=4000)  # the length of the base's phases
 default_hooks = dict(checkpoint=dict(interval=4000))
 randomness = dict(seed=0)

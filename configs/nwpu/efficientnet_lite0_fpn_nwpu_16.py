@@ -6,6 +6,7 @@ Hardware: one CPU process on a 2-core AMD EPYC with other work, 184 s of process
 Score:    mIoU 27.7 (25.9 to 31.2) in one process, 267 steps of 4 labeled images
           (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
+
 _base_ = './efficientnet_lite0_fpn_nwpu_40.py'
 
 train_dataloader = dict(dataset=dict(names='{{ fileDirname }}/splits/labeled_16.txt'))

@@ -7,8 +7,7 @@ Hardware: one CPU process on a 2-core AMD EPYC with other work, 186 s of process
 Score:    mIoU 13.5 (11.9 to 14.9) in one process, 79 steps of 4 labeled and 4 unlabeled images
           (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
+
 _base_ = './efficientnet_lite0_fpn_nwpu_16_fixmatch.py'
 
-custom_hooks = [
-    dict(type='FixMatchHook', threshold=0.95, momentum=0.98, channel_dropout=True)
-]
+custom_hooks = [dict(type='FixMatchHook', threshold=0.95, momentum=0.98, channel_dropout=True)]

@@ -6,6 +6,7 @@ Hardware: one CPU process on a 2-core AMD EPYC with other work, 188 s of process
 Score:    mIoU 43.8 (37.3 to 50.1) in one process, 267 steps of 4 labeled images
           (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
+
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 
 train_dataloader = dict(
@@ -13,4 +14,6 @@ train_dataloader = dict(
         _delete_=True,
         type='NamedSamples',
         names='{{ fileDirname }}/splits/labeled_40.txt',
-        dataset={{_base_.train_dataloader.dataset}}))
+        dataset={{_base_.train_dataloader.dataset}},
+    )
+)

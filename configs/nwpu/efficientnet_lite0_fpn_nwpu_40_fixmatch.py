@@ -7,6 +7,7 @@ Hardware: one CPU process on a 2-core AMD EPYC with other work, 206 s of process
 Score:    mIoU 24.9 (20.7 to 32.1) in one process, 131 steps of 4 labeled and 4 unlabeled images
           (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
+
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 
 labeled_names = '{{ fileDirname }}/splits/labeled_40.txt'
@@ -19,7 +20,7 @@ weak_pipeline = [
     dict(type='RandomCrop', crop_size={{_base_.crop_size}}),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='RandomFlip', prob=0.5, direction='vertical'),
-    dict(type='PackUnlabeledInputs')
+    dict(type='PackUnlabeledInputs'),
 ]
 # On one rank four labeled and four unlabeled crops; an epoch is 30 steps there.
 train_dataloader = dict(
@@ -29,9 +30,8 @@ train_dataloader = dict(
         _delete_=True,
         type='SemiSupervisedDataset',
         labeled=dict(
-            type='NamedSamples',
-            names=labeled_names,
-            dataset={{_base_.train_dataloader.dataset}}),
+            type='NamedSamples', names=labeled_names, dataset={{_base_.train_dataloader.dataset}}
+        ),
         unlabeled=dict(
             type='NamedSamples',
             names=labeled_names,
@@ -41,6 +41,10 @@ train_dataloader = dict(
                 data_root={{_base_.data_root}},
                 ann_file='train.json',
                 data_prefix=dict(img_path='images'),
-                pipeline=weak_pipeline))))
+                pipeline=weak_pipeline,
+            ),
+        ),
+    ),
+)
 # The teacher is an average of some 50 steps; 0.996, the default, is for thousands of them.
 custom_hooks = [dict(type='FixMatchHook', threshold=0.95, momentum=0.98)]

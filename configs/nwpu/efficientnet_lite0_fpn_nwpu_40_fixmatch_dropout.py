@@ -7,8 +7,7 @@ Hardware: 2 CPU ranks on a 2-core AMD EPYC with much other work, the first 8 ste
 Score:    mIoU 15.6 (11.8 to 22.5) in one process, 79 steps of 4 labeled and 4 unlabeled images
           (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
+
 _base_ = './efficientnet_lite0_fpn_nwpu_40_fixmatch.py'
 
-custom_hooks = [
-    dict(type='FixMatchHook', threshold=0.95, momentum=0.98, channel_dropout=True)
-]
+custom_hooks = [dict(type='FixMatchHook', threshold=0.95, momentum=0.98, channel_dropout=True)]

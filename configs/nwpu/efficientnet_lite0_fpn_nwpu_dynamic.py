@@ -7,6 +7,7 @@ Score:    not yet run over its 300 steps. 120 steps without cat_max_ratio gave m
           score and 33.7 without; cat_max_ratio alone, which the base has, gave 37.3, and on 450
           other images as much as this score (docs/explanation/dynamic-sampling.md)
 """
+
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 
 custom_hooks = [
@@ -14,5 +15,6 @@ custom_hooks = [
         type='DynamicSamplingHook',
         score=dict(type='LabelScore', metric='class_entropy'),
         validity=dict(low=0.1),  # in nats; an object on 2 % of the crop gives 0.1
-        prefetch=True)
+        prefetch=True,
+    )
 ]

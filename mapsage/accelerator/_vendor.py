@@ -5,6 +5,7 @@ is the typed view of ``torch.npu``, ``torch.gcu`` and the like, whose functions 
 version. Where the module lacks a function, it takes one of ``torch.accelerator`` (torch 2.6 and
 newer).
 """
+
 from __future__ import annotations
 
 import importlib
@@ -55,7 +56,8 @@ def _broken(name: str, error: Exception) -> AcceleratorError:
     return AcceleratorError(
         f'{name} is installed but its import fails: {type(error).__name__}: {error}. '
         f'Repair it (driver, library path, matching torch) or choose another accelerator '
-        f'by name, for example accelerator=cpu.')
+        f'by name, for example accelerator=cpu.'
+    )
 
 
 def ask_vendor(name: str, question: Callable[[], T]) -> T:
@@ -70,7 +72,8 @@ def ask_vendor(name: str, question: Callable[[], T]) -> T:
         raise AcceleratorError(
             f'{name} is installed but cannot reach its devices: {type(error).__name__}: {error}. '
             f'Repair it (driver, permissions) or choose another accelerator by name, for example '
-            f'accelerator=cpu.') from error
+            f'accelerator=cpu.'
+        ) from error
 
 
 def vendor_version(package: str) -> str:
@@ -118,6 +121,7 @@ def communication_backend(device_type: str) -> Optional[str]:
     (torch_fl). The table of capabilities is right in the first case.
     """
     from torch import distributed
+
     backends: Any = getattr(distributed, 'Backend', None)
     defaults: Dict[str, str] = getattr(backends, 'default_device_backend_map', {})
     capabilities: Dict[str, List[str]] = getattr(backends, 'backend_capability', {})
@@ -125,8 +129,9 @@ def communication_backend(device_type: str) -> Optional[str]:
     for name in names:
         if name in defaults:
             return str(defaults[name])
-    return next((backend for backend, devices in capabilities.items()
-                 if set(names) & set(devices)), None)
+    return next(
+        (backend for backend, devices in capabilities.items() if set(names) & set(devices)), None
+    )
 
 
 class DeviceModule:
@@ -162,8 +167,7 @@ class DeviceModule:
 
     def current_device(self) -> int:
         """Return the index of the current device."""
-        return int(self._function('current_device', 'current_device_index',
-                                  'current_device_idx')())
+        return int(self._function('current_device', 'current_device_index', 'current_device_idx')())
 
     def synchronize(self) -> None:
         """Wait for the work queued on the current device."""
@@ -203,8 +207,10 @@ class DeviceModule:
         properties = self._find('get_device_properties')
         uuid = None if properties is None else getattr(properties(index), 'uuid', None)
         if uuid is None:
-            uuids, position = self._find('_raw_device_uuid_efml'), self._find(
-                '_get_efml_device_index')
+            uuids, position = (
+                self._find('_raw_device_uuid_efml'),
+                self._find('_get_efml_device_index'),
+            )
             if uuids is not None and position is not None:
                 uuid = _efml_uuid(uuids, position, index)
         return None if uuid is None else str(uuid)
@@ -224,8 +230,10 @@ class DeviceModule:
 
     def reset_peak_memory(self) -> None:
         """Reset the peak of :meth:`max_memory_allocated`, if the vendor's software can."""
-        for function in (self._find('reset_peak_memory_stats'),
-                         self._accelerator('reset_peak_memory_stats')):
+        for function in (
+            self._find('reset_peak_memory_stats'),
+            self._accelerator('reset_peak_memory_stats'),
+        ):
             if function is not None:
                 _answer(function)
                 return
@@ -259,11 +267,13 @@ class DeviceModule:
         raise AcceleratorError(
             f'{self.package} has no torch.{self.device_type}.{name}, which MapSage needs, and '
             f'torch {torch.__version__} has no replacement for it. Update {self.package}, or '
-            f'choose another accelerator by name, for example accelerator=cpu.')
+            f'choose another accelerator by name, for example accelerator=cpu.'
+        )
 
 
-def _efml_uuid(uuids: Callable[[], Optional[List[str]]], position: Callable[[int], int],
-               index: int) -> Optional[str]:
+def _efml_uuid(
+    uuids: Callable[[], Optional[List[str]]], position: Callable[[int], int], index: int
+) -> Optional[str]:
     """Return a card's identifier from EFML; None where EFML is not installed."""
     try:
         identifiers = uuids()

@@ -4,6 +4,7 @@ Each file of this package has one subclass, and no other code imports a vendor's
 stack can do is asked here (`supports`, `lazy`, `native_group`), so that callers need no list of
 devices. `resolve.py` chooses the accelerator of a process.
 """
+
 from __future__ import annotations
 
 import abc
@@ -178,8 +179,9 @@ class Accelerator(abc.ABC):
         """
         return None
 
-    def set_float32_precision(self, matmul: Optional[str],
-                              tf32_convolutions: Optional[bool]) -> Optional[str]:
+    def set_float32_precision(
+        self, matmul: Optional[str], tf32_convolutions: Optional[bool]
+    ) -> Optional[str]:
         """Set how precisely the device computes in float32; return a warning, or None.
 
         Only CUDA has such settings. Elsewhere they have no effect, which the warning says.
@@ -190,10 +192,15 @@ class Accelerator(abc.ABC):
             tf32_convolutions: Whether convolutions may use TF32; None for PyTorch's default.
         """
         settings = dict(float32_matmul_precision=matmul, cudnn_allow_tf32=tf32_convolutions)
-        requested = [f'env_cfg.{name}={value!r}' for name, value in settings.items()
-                     if value is not None]
-        return (f"{' and '.join(requested)}: no effect on {self.name}, since only cuda has these "
-                f'settings' if requested else None)
+        requested = [
+            f'env_cfg.{name}={value!r}' for name, value in settings.items() if value is not None
+        ]
+        return (
+            f'{" and ".join(requested)}: no effect on {self.name}, since only cuda has these '
+            f'settings'
+            if requested
+            else None
+        )
 
     def native_bfloat16(self) -> Optional[bool]:
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
@@ -214,8 +221,9 @@ class Accelerator(abc.ABC):
         """Run ``optimizer.step(**kwargs)``, or the function the vendor provides for it."""
         optimizer.step(**kwargs)
 
-    def init_native_group(self, init_method: str, rank: int, world_size: int,
-                          timeout: timedelta) -> None:
+    def init_native_group(
+        self, init_method: str, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
         """Start the vendor's process group. Collective; only if :attr:`native_group` is set.
 
         Args:
@@ -254,8 +262,9 @@ class Accelerator(abc.ABC):
         """
         return torch.autocast(self.device_type, dtype=dtype or self.amp_dtype)
 
-    def grad_scaler(self, dtype: Optional[torch.dtype] = None, enabled: bool = True,
-                    **kwargs: Any) -> Any:
+    def grad_scaler(
+        self, dtype: Optional[torch.dtype] = None, enabled: bool = True, **kwargs: Any
+    ) -> Any:
         """Return a gradient scaler for training in ``dtype``.
 
         Unless ``dtype`` is float16 the scaler is disabled and does not change anything, because
@@ -311,8 +320,11 @@ class Accelerator(abc.ABC):
 
     def describe(self) -> str:
         """Return one line for the log: name, devices and communication."""
-        path = ('through host memory over gloo' if self.communication == 'staged' else
-                f'over {self.communication}')
+        path = (
+            'through host memory over gloo'
+            if self.communication == 'staged'
+            else f'over {self.communication}'
+        )
         kind = 'simulated device(s)' if self.simulated else 'device(s)'
         return f'{self.name} ({self.device_count()} {kind}, gradients {path})'
 
@@ -325,5 +337,6 @@ class Accelerator(abc.ABC):
             raise AcceleratorError(
                 f'local rank {local_rank} has no {self.name} device: this node shows {count} '
                 f'device(s). Start at most {count} rank(s) per node (NPROC_PER_NODE={count}), '
-                f'or make more devices visible.')
+                f'or make more devices visible.'
+            )
         return local_rank

@@ -1,4 +1,5 @@
 """Plain CPU processes, which are always available and the reference for every other stack."""
+
 from __future__ import annotations
 
 import re
@@ -60,7 +61,8 @@ class CpuAccelerator(Accelerator):
         if dtype != torch.bfloat16:
             raise AcceleratorError(
                 f'AMP on cpu computes in bfloat16, got {dtype}: set '
-                f"optim_wrapper.dtype='bfloat16' or remove it.")
+                f"optim_wrapper.dtype='bfloat16' or remove it."
+            )
         return super().autocast(dtype)
 
 

@@ -1,4 +1,5 @@
 """NVIDIA GPUs (and AMD ones under a ROCm build of PyTorch)."""
+
 from __future__ import annotations
 
 import inspect
@@ -16,8 +17,12 @@ from .base import Accelerator, AcceleratorError, Supports
 _HIP: Optional[str] = getattr(torch.version, 'hip', None)
 
 # Messages of PyTorch if there is no GPU; any other message means a broken installation.
-_ABSENT = ('Found no NVIDIA driver', 'No CUDA GPUs are available', 'No HIP GPUs are available',
-           'no CUDA-capable device is detected')
+_ABSENT = (
+    'Found no NVIDIA driver',
+    'No CUDA GPUs are available',
+    'No HIP GPUs are available',
+    'no CUDA-capable device is detected',
+)
 
 
 # Without this variable cuBLAS may return different bits in each run, and PyTorch refuses matrix
@@ -28,9 +33,19 @@ _DETERMINISTIC_WORKSPACES = (':4096:8', ':16:8')
 # Layers whose backward pass on CUDA PyTorch refuses in deterministic mode (documentation of
 # torch.use_deterministic_algorithms, 2.14), except for those that mapsage/compat/ replaces.
 _NOT_DETERMINISTIC = (
-    nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AvgPool3d, nn.CTCLoss,
-    nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d,
-    nn.ReflectionPad1d, nn.ReflectionPad2d)
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+    nn.AvgPool3d,
+    nn.CTCLoss,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+    nn.MaxUnpool1d,
+    nn.MaxUnpool2d,
+    nn.MaxUnpool3d,
+    nn.ReflectionPad1d,
+    nn.ReflectionPad2d,
+)
 
 
 def set_workspace() -> Optional[str]:
@@ -47,8 +62,9 @@ def set_workspace() -> Optional[str]:
     if workspace not in _DETERMINISTIC_WORKSPACES:
         raise AcceleratorError(
             f'{WORKSPACE}={workspace!r}: PyTorch multiplies matrices deterministically with '
-            f"{' or '.join(_DETERMINISTIC_WORKSPACES)} only. Unset it, or set "
-            f'randomness.deterministic=False.')
+            f'{" or ".join(_DETERMINISTIC_WORKSPACES)} only. Unset it, or set '
+            f'randomness.deterministic=False.'
+        )
     return None
 
 
@@ -66,8 +82,7 @@ class CudaAccelerator(Accelerator):
     name = 'cuda'
     device_type = 'cuda'
     communication = 'nccl'
-    supports = Supports(
-        sync_bn=True, compile=hasattr(torch, 'compile'), fused_optimizer=True)
+    supports = Supports(sync_bn=True, compile=hasattr(torch, 'compile'), fused_optimizer=True)
     amp_dtype = torch.float16
     masks = ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES')
 
@@ -87,7 +102,8 @@ class CudaAccelerator(Accelerator):
                 return message.strip().splitlines()[0]
             raise AcceleratorError(
                 f'torch {torch.__version__} has CUDA support but cannot use it: {message}. '
-                f'Repair the driver, or choose accelerator=cpu.') from error
+                f'Repair the driver, or choose accelerator=cpu.'
+            ) from error
         return 'torch.cuda.is_available() is False'
 
     def native_bfloat16(self) -> Optional[bool]:
@@ -111,19 +127,28 @@ class CudaAccelerator(Accelerator):
         return set_workspace()
 
     def deterministic_obstacle(self, model: nn.Module) -> Optional[str]:
-        obstacles = [f'{name} ({type(module).__name__})' for name, module in model.named_modules()
-                     if isinstance(module, _NOT_DETERMINISTIC)]
+        obstacles = [
+            f'{name} ({type(module).__name__})'
+            for name, module in model.named_modules()
+            if isinstance(module, _NOT_DETERMINISTIC)
+        ]
         # Newer versions have a deterministic path for it. Decode heads enlarge their logits so.
         if 'deterministic' not in inspect.getsource(nn.functional.interpolate):
             obstacles.append('bilinear upsampling')
-        return None if not obstacles else (
-            f'randomness.deterministic=True: PyTorch {torch.__version__} has no deterministic '
-            f"backward pass on CUDA for {', '.join(obstacles)}. The first training step that "
-            f'reaches it will end with an error: replace it, or set '
-            f'randomness.deterministic=False.')
+        return (
+            None
+            if not obstacles
+            else (
+                f'randomness.deterministic=True: PyTorch {torch.__version__} has no deterministic '
+                f'backward pass on CUDA for {", ".join(obstacles)}. The first training step that '
+                f'reaches it will end with an error: replace it, or set '
+                f'randomness.deterministic=False.'
+            )
+        )
 
-    def set_float32_precision(self, matmul: Optional[str],
-                              tf32_convolutions: Optional[bool]) -> Optional[str]:
+    def set_float32_precision(
+        self, matmul: Optional[str], tf32_convolutions: Optional[bool]
+    ) -> Optional[str]:
         if matmul is not None:
             if hasattr(torch, 'set_float32_matmul_precision'):  # torch 1.12
                 torch.set_float32_matmul_precision(matmul)
@@ -149,11 +174,13 @@ class CudaAccelerator(Accelerator):
         return torch.cuda.get_device_name(self.device(local_rank))
 
     def software(self) -> Dict[str, str]:
-        versions = {'CUDA': str(torch.version.cuda or _HIP),
-                    'cuDNN': str(torch.backends.cudnn.version()),
-                    'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
-                    'cudnn_allow_tf32': _tf32_setting(torch.backends.cudnn),
-                    'matmul_allow_tf32': _tf32_setting(torch.backends.cuda.matmul)}
+        versions = {
+            'CUDA': str(torch.version.cuda or _HIP),
+            'cuDNN': str(torch.backends.cudnn.version()),
+            'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
+            'cudnn_allow_tf32': _tf32_setting(torch.backends.cudnn),
+            'matmul_allow_tf32': _tf32_setting(torch.backends.cuda.matmul),
+        }
         driver = Path('/proc/driver/nvidia/version')
         if driver.exists():
             match = re.search(r'\b\d+\.\d+(\.\d+)?\b', driver.read_text(errors='replace'))

@@ -3,6 +3,7 @@
 It is written against the source of torch_gcu 2.10. It has been run on simulated devices (sim.py),
 not on a real GCU. Only what differs from other plugins is here, the rest is in `private_use1.py`.
 """
+
 from __future__ import annotations
 
 import functools
@@ -82,11 +83,13 @@ def int64_problem(setting: str, software: str) -> str:
         setting: The variable and its value.
         software: Name and version of the software that reads it.
     """
-    return (f'{setting}: with it {software} keeps int64 in 64 bits on the card, where it has no '
-            f'kernels for adding them (BatchNorm counts its batches so), and eccl moves the first '
-            f'half of their bytes, so that ranks start with different weights. Unset the variable '
-            f'(unset {setting.split("=")[0]}) and start again; without it, int64 is kept in 32 '
-            f'bits, which labels and indices fit.')
+    return (
+        f'{setting}: with it {software} keeps int64 in 64 bits on the card, where it has no '
+        f'kernels for adding them (BatchNorm counts its batches so), and eccl moves the first '
+        f'half of their bytes, so that ranks start with different weights. Unset the variable '
+        f'(unset {setting.split("=")[0]}) and start again; without it, int64 is kept in 32 '
+        f'bits, which labels and indices fit.'
+    )
 
 
 def _is_true(value: str) -> bool:

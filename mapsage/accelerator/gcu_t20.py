@@ -3,6 +3,7 @@
 It is written against the source of torch_gcu 1.10.0 and has not been run on a real GCU. DDP and the
 eccl group are part of ``torch_gcu``; ``torch.distributed`` carries control traffic only.
 """
+
 from __future__ import annotations
 
 import os
@@ -74,35 +75,41 @@ class GcuT20Accelerator(Accelerator):
         # The vendor's step marks parameters and optimizer state as outputs of the graph.
         self._gcu.optimizer_step(optimizer, optimizer_args=kwargs)
 
-    def init_native_group(self, init_method: str, rank: int, world_size: int,
-                          timeout: timedelta) -> None:
+    def init_native_group(
+        self, init_method: str, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
         # With torchrun's agent store every rank would connect to this address, and none listen.
         agent_store = os.environ.pop(_AGENT_STORE, None)
         try:
             import_vendor('torch_gcu.distributed').init_process_group(  # type: ignore[union-attr]
-                'eccl', init_method=init_method, timeout=timeout, world_size=world_size, rank=rank)
+                'eccl', init_method=init_method, timeout=timeout, world_size=world_size, rank=rank
+            )
         except Exception as error:
             raise AcceleratorError(
                 f'rank {rank} of {world_size} cannot start the eccl group at {init_method}: '
                 f'{type(error).__name__}: {error}. Every rank must reach that address, and see '
-                f'another card (`efsmi`).') from error
+                f'another card (`efsmi`).'
+            ) from error
         finally:
             if agent_store is not None:
                 os.environ[_AGENT_STORE] = agent_store
 
     def data_parallel(self, module: nn.Module, local_rank: int, **options: Any) -> nn.Module:
         # An option of torch's DDP that is off needs no support by the vendor's.
-        requested = {name: value for name, value in options.items()
-                     if name in _DDP_OPTIONS or value}
+        requested = {
+            name: value for name, value in options.items() if name in _DDP_OPTIONS or value
+        }
         unknown = sorted(set(requested) - set(_DDP_OPTIONS))
         if unknown:
             raise AcceleratorError(
-                f"DDP on gcu_t20 has no {', '.join(unknown)}: expected only "
-                f"{', '.join(_DDP_OPTIONS)}. Remove the rest from model_wrapper_cfg.")
+                f'DDP on gcu_t20 has no {", ".join(unknown)}: expected only '
+                f'{", ".join(_DDP_OPTIONS)}. Remove the rest from model_wrapper_cfg.'
+            )
         parallel: Any = import_vendor('torch_gcu.nn.parallel')
         # device_ids=None would use every visible card.
         return parallel.DistributedDataParallel(
-            module, device_ids=[self._index(local_rank)], **requested)
+            module, device_ids=[self._index(local_rank)], **requested
+        )
 
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
@@ -111,8 +118,9 @@ class GcuT20Accelerator(Accelerator):
     def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
         return self._gcu.amp.autocast(enabled=True, dtype=dtype or self.amp_dtype)
 
-    def grad_scaler(self, dtype: Optional[torch.dtype] = None, enabled: bool = True,
-                    **kwargs: Any) -> Any:
+    def grad_scaler(
+        self, dtype: Optional[torch.dtype] = None, enabled: bool = True, **kwargs: Any
+    ) -> Any:
         enabled = enabled and (dtype or self.amp_dtype) == torch.float16
         # use_zero_grad=False calls unlazy() with wrong arguments in torch_gcu 1.10.0+2.5.136
         return self._gcu.amp.GradScaler(enabled=enabled, use_zero_grad=True, **kwargs)

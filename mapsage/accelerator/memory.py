@@ -1,4 +1,5 @@
 """Recognize errors by which a device or the host reports too little memory."""
+
 from __future__ import annotations
 
 # torch's OutOfMemoryError (since 1.13) has the first text on every device; older versions and
@@ -10,4 +11,5 @@ _TEXTS = ('out of memory', "can't allocate memory", 'not enough memory', 'RESOUR
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a computation failed only because there is too little memory for it."""
     return isinstance(error, (RuntimeError, MemoryError)) and any(
-        text in str(error) for text in _TEXTS)
+        text in str(error) for text in _TEXTS
+    )

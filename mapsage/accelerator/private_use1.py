@@ -5,6 +5,7 @@ PyTorch holds one such device in a process. Plugins are the packages of the tabl
 the device computes is tried on the device (`probe.py`), the functions of the plugin's module are
 reached through `_vendor.py`. docs/how-to/accelerators.md says what a new make needs.
 """
+
 from __future__ import annotations
 
 import functools
@@ -26,10 +27,14 @@ from .base import Accelerator, AcceleratorError, Supports
 from .probe import Capabilities, probe_device
 
 # Its devices have gcu.py.
-_OTHERS = ('torch_gcu', )
+_OTHERS = ('torch_gcu',)
 # Variables that hide cards; other makes have <DEVICE>_VISIBLE_DEVICES.
-_MASKS = {'gcu': 'TOPS_VISIBLE_DEVICES', 'npu': 'ASCEND_RT_VISIBLE_DEVICES',
-          'mlu': 'MLU_VISIBLE_DEVICES', 'musa': 'MUSA_VISIBLE_DEVICES'}
+_MASKS = {
+    'gcu': 'TOPS_VISIBLE_DEVICES',
+    'npu': 'ASCEND_RT_VISIBLE_DEVICES',
+    'mlu': 'MLU_VISIBLE_DEVICES',
+    'musa': 'MUSA_VISIBLE_DEVICES',
+}
 
 
 class PrivateUse1Accelerator(Accelerator):
@@ -51,10 +56,11 @@ class PrivateUse1Accelerator(Accelerator):
         reason = why_no_device(device_type)
         registered = registered_device()
         if reason is not None or registered is None:
-            raise AcceleratorError(f'accelerator {device_type or self.name!r} cannot be used here: '
-                                   f'{reason}.')
+            raise AcceleratorError(
+                f'accelerator {device_type or self.name!r} cannot be used here: {reason}.'
+            )
         self.name = self.device_type = registered
-        self.masks = (_MASKS.get(registered, f'{registered.upper()}_VISIBLE_DEVICES'), )
+        self.masks = (_MASKS.get(registered, f'{registered.upper()}_VISIBLE_DEVICES'),)
         self.communication = communication_backend(registered) or 'staged'
 
     @classmethod
@@ -143,8 +149,11 @@ def package_of(device_type: str) -> str:
 
 def is_plugin_device(name: str) -> bool:
     """Return whether ``name`` is the device of a known or installed plugin. Imports none."""
-    return (name in PLUGINS.values() or name == registered_device()
-            or package_of(name) in declared_plugins())
+    return (
+        name in PLUGINS.values()
+        or name == registered_device()
+        or package_of(name) in declared_plugins()
+    )
 
 
 def why_no_device(device_type: Optional[str]) -> Optional[str]:
@@ -162,9 +171,12 @@ def why_no_device(device_type: Optional[str]) -> Optional[str]:
             _load(package)
     registered = registered_device()
     if registered is None:
-        return (f'{packages[0]} is not installed' if device_type is not None else
-                f"no plugin is installed ({', '.join(p for p in PLUGINS if p not in _OTHERS)}, or "
-                f'another with the entry point torch.backends)')
+        return (
+            f'{packages[0]} is not installed'
+            if device_type is not None
+            else f'no plugin is installed ({", ".join(p for p in PLUGINS if p not in _OTHERS)}, or '
+            f'another with the entry point torch.backends)'
+        )
     if package_of(registered) in _OTHERS and device_type is None:
         return f'PyTorch holds one such device, and {registered!r} has an accelerator of that name'
     if device_type not in (None, registered):

@@ -1,4 +1,5 @@
 """The choice of the accelerator, and the reasons why the others were not chosen."""
+
 from __future__ import annotations
 
 from typing import List, Optional, Tuple, Type
@@ -16,8 +17,14 @@ from .xla import XlaAccelerator
 
 # The order in which `auto` searches. The CPU is always available, so `auto` never chooses an extra.
 ACCELERATORS: Tuple[Type[Accelerator], ...] = (
-    CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, PrivateUse1Accelerator,
-    CpuAccelerator, *accelerators_of_extras())
+    CudaAccelerator,
+    GcuAccelerator,
+    GcuT20Accelerator,
+    XlaAccelerator,
+    PrivateUse1Accelerator,
+    CpuAccelerator,
+    *accelerators_of_extras(),
+)
 
 _current: Optional[Accelerator] = None
 
@@ -47,17 +54,19 @@ def resolve_accelerator(name: str = 'auto') -> Accelerator:
         if reason is None:
             return PrivateUse1Accelerator(name)
     elif missing_extra('names', name):
-        raise AcceleratorError(f"accelerator {missing_extra('names', name)}")
+        raise AcceleratorError(f'accelerator {missing_extra("names", name)}')
     else:
         devices = [device for device in PLUGINS.values() if device not in kinds]
         raise AcceleratorError(
-            f"unknown accelerator {name!r}: expected auto, {', '.join(kinds)}, or the device of a "
-            f"plugin of PyTorch ({', '.join(devices)}, or that of another plugin that is "
-            f'installed). It is set by env_cfg.accelerator, --accelerator or ACCELERATOR.')
+            f'unknown accelerator {name!r}: expected auto, {", ".join(kinds)}, or the device of a '
+            f'plugin of PyTorch ({", ".join(devices)}, or that of another plugin that is '
+            f'installed). It is set by env_cfg.accelerator, --accelerator or ACCELERATOR.'
+        )
     present = [kind.name for kind in ACCELERATORS if _present(kind)]
     raise AcceleratorError(
         f'accelerator {name!r} cannot be used here: {reason}. Present: '
-        f"{', '.join(present)}. Choose one of them, or 'auto'.")
+        f"{', '.join(present)}. Choose one of them, or 'auto'."
+    )
 
 
 def why_not(kind: Type[Accelerator]) -> Optional[str]:
@@ -83,7 +92,7 @@ def explain(chosen: Accelerator, requested: str = 'auto') -> str:
         if type(chosen) is kind:
             break
         refusals.append(f'{kind.name}: {why_not(kind)}')
-    return f'accelerator {chosen.describe()}' + (f" [{'; '.join(refusals)}]" if refusals else '')
+    return f'accelerator {chosen.describe()}' + (f' [{"; ".join(refusals)}]' if refusals else '')
 
 
 def set_current_accelerator(accelerator: Accelerator) -> Accelerator:

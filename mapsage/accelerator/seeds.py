@@ -2,6 +2,7 @@
 
 The states of these generators can be stored and restored, also on another rank.
 """
+
 from __future__ import annotations
 
 import random

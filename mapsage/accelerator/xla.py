@@ -1,4 +1,5 @@
 """torch_xla devices through PJRT: TPU, Neuron, or a CPU used in the same way."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, Optional

@@ -7,6 +7,7 @@ XLA devices call :func:`replace_batch_norm`. Remove this file when its test pass
 
 Source of the formula: ``torch.nn.BatchNorm2d``, y = (x - mean) / sqrt(var + eps) * weight + bias.
 """
+
 from __future__ import annotations
 
 from typing import Optional
@@ -17,13 +18,23 @@ from torch.nn import functional
 _batch_norm = functional.batch_norm
 
 
-def _batch_norm_by_formula(input: torch.Tensor, running_mean: Optional[torch.Tensor],
-                           running_var: Optional[torch.Tensor],
-                           weight: Optional[torch.Tensor] = None,
-                           bias: Optional[torch.Tensor] = None, training: bool = False,
-                           momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
-    if (training or running_mean is None or running_var is None or input.device.type != 'xla'
-            or not torch.is_grad_enabled()):
+def _batch_norm_by_formula(
+    input: torch.Tensor,
+    running_mean: Optional[torch.Tensor],
+    running_var: Optional[torch.Tensor],
+    weight: Optional[torch.Tensor] = None,
+    bias: Optional[torch.Tensor] = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if (
+        training
+        or running_mean is None
+        or running_var is None
+        or input.device.type != 'xla'
+        or not torch.is_grad_enabled()
+    ):
         return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     scale = torch.rsqrt(running_var + eps)
     if weight is not None:

@@ -4,6 +4,7 @@ Samples are loaded as the config's loader gives them to the model, augmentation 
 mistake in the pipeline is visible before a training. Images of more than 8 bits share one contrast,
 because differences between samples would disappear otherwise.
 """
+
 from __future__ import annotations
 
 import functools
@@ -34,9 +35,15 @@ _ON_A_SHEET = 24
 _CONTRAST_PIXELS = 20000
 
 
-def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, count: int = 12,
-           bands: Optional[Sequence[int]] = None, separate: bool = False,
-           say: Callable[[str], object] = functools.partial(print, flush=True)) -> List[str]:
+def browse(
+    cfg: Config,
+    split: str = 'train',
+    folder: Optional[str] = None,
+    count: int = 12,
+    bands: Optional[Sequence[int]] = None,
+    separate: bool = False,
+    say: Callable[[str], object] = functools.partial(print, flush=True),
+) -> List[str]:
     """Draw samples of a split as its loader gives them, augmentation included.
 
     The samples are spread evenly over the dataset and are the same at every call, because the
@@ -61,23 +68,37 @@ def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, coun
     """
     loader = f'{split}_dataloader'
     if not isinstance((cfg.get(loader) or {}).get('dataset'), dict):
-        raise ConfigError(f'the config has no {loader} with a dataset, which --split {split} '
-                          f'needs.')
+        raise ConfigError(
+            f'the config has no {loader} with a dataset, which --split {split} needs.'
+        )
     if count < 1 or bands is not None and (len(bands) != 3 or min(bands) < 1):
-        raise ConfigError(f'--show-number {count} and --bands {bands}: expected a number of '
-                          f'samples, and three channels counted from 1.')
-    with same_random_numbers(), \
-            DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
-        return _browse(cfg, split, folder or os.path.join(cfg.work_dir, 'browse'), count, bands,
-                       separate, say)
+        raise ConfigError(
+            f'--show-number {count} and --bands {bands}: expected a number of '
+            f'samples, and three channels counted from 1.'
+        )
+    with same_random_numbers(), DefaultScope.overwrite_default_scope(
+        cfg.get('default_scope', 'mmengine')
+    ):
+        return _browse(
+            cfg, split, folder or os.path.join(cfg.work_dir, 'browse'), count, bands, separate, say
+        )
 
 
-def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Sequence[int]],
-            separate: bool, say: Callable[[str], object]) -> List[str]:
+def _browse(
+    cfg: Config,
+    split: str,
+    folder: str,
+    count: int,
+    bands: Optional[Sequence[int]],
+    separate: bool,
+    say: Callable[[str], object],
+) -> List[str]:
     dataset = build_checked(build_dataset, cfg[f'{split}_dataloader']['dataset'])
     if not hasattr(dataset, '__len__'):
-        raise ConfigError(f'the dataset of --split {split} is a stream '
-                          f'({type(dataset).__name__}), whose samples have no numbers.')
+        raise ConfigError(
+            f'the dataset of --split {split} is a stream '
+            f'({type(dataset).__name__}), whose samples have no numbers.'
+        )
     if split != 'train':
         score_once(dataset)
     for _, text in notes_on_scenes(dataset):
@@ -85,8 +106,9 @@ def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Se
     seed = (cfg.get('randomness') or {}).get('seed') or 0
     samples = KeyedDataset(dataset, check_labels, explain_error)
     numbers = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
-    drawn = [_labeled(cfg, number, samples.load(number, (seed, number)), bands)
-             for number in numbers]
+    drawn = [
+        _labeled(cfg, number, samples.load(number, (seed, number)), bands) for number in numbers
+    ]
     drawn = _with_one_contrast(drawn)
     metainfo = metainfo_of(dataset)
     classes, palette = metainfo.get('classes') or _numbered_classes(drawn), metainfo.get('palette')
@@ -95,34 +117,39 @@ def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Se
     size = 1 if separate else _ON_A_SHEET
     paths = []
     for start in range(0, len(drawn), size):
-        sheet = drawn[start:start + size]
+        sheet = drawn[start : start + size]
         number = numbers[start] if separate else start // size + 1
         name = split if number == 1 and not separate else f'{split}_{number}'
         paths.append(os.path.join(folder, f'{name}.png'))
-        save_png(paths[-1], render_contact_sheet(sheet, classes, palette, title,
-                                                 f'{len(sheet)} {subtitle}'))
+        save_png(
+            paths[-1],
+            render_contact_sheet(sheet, classes, palette, title, f'{len(sheet)} {subtitle}'),
+        )
     return paths
 
 
-def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int]]
-             ) -> LabeledImage:
+def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int]]) -> LabeledImage:
     """Return the shown channels ``(height, width, 3)`` of a sample, and its labels."""
     inputs = sample.get('inputs') if isinstance(sample, dict) else None
     if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
         shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
-        raise ConfigError(f'sample {number} has {shape} as its inputs and cannot be drawn; '
-                          f'expected one image (channels, height, width) from PackSegInputs.')
+        raise ConfigError(
+            f'sample {number} has {shape} as its inputs and cannot be drawn; '
+            f'expected one image (channels, height, width) from PackSegInputs.'
+        )
     image = inputs.cpu().numpy().transpose(1, 2, 0)
     # Pixels without data are 0 and must not affect the contrast.
     if image.dtype != np.uint8:
         image = np.where((image == 0).all(2, keepdims=True), np.nan, image.astype(np.float32))
     if bands and max(bands) > image.shape[2]:
         raise ConfigError(f'--bands {bands}: sample {number} has {image.shape[2]} channels.')
-    shown = image[..., [band - 1 for band in bands]] if bands else choose_channels(
-        image, shown_channels(cfg))
+    shown = (
+        image[..., [band - 1 for band in bands]]
+        if bands
+        else choose_channels(image, shown_channels(cfg))
+    )
     path = str(getattr(sample.get('data_samples'), 'metainfo', {}).get('img_path') or '')
-    return LabeledImage(shown, label_map(sample),
-                        f'{number}   {os.path.basename(path)}'.rstrip())
+    return LabeledImage(shown, label_map(sample), f'{number}   {os.path.basename(path)}'.rstrip())
 
 
 def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
@@ -130,13 +157,19 @@ def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
     if all(sample.image.dtype == np.uint8 for sample in samples):
         return list(samples)
     pixels = [sample.image.reshape(-1, sample.image.shape[2]) for sample in samples]
-    values = np.concatenate([image[::len(image) // _CONTRAST_PIXELS + 1]
-                             for image in pixels]).astype(float)
+    values = np.concatenate(
+        [image[:: len(image) // _CONTRAST_PIXELS + 1] for image in pixels]
+    ).astype(float)
     values = values[np.isfinite(values).all(1)]
     low, high = np.percentile(values, [2, 98], axis=0) if len(values) else (0.0, 1.0)
     width = np.where(np.asarray(high) > low, np.subtract(high, low), 1.0)
-    return [replace(sample, image=np.nan_to_num(np.clip(
-        (sample.image - low) / width, 0, 1) * 255).astype(np.uint8)) for sample in samples]
+    return [
+        replace(
+            sample,
+            image=np.nan_to_num(np.clip((sample.image - low) / width, 0, 1) * 255).astype(np.uint8),
+        )
+        for sample in samples
+    ]
 
 
 def _numbered_classes(samples: Sequence[LabeledImage]) -> List[str]:

@@ -3,6 +3,7 @@
 Repeatable means: a sample loaded twice with the same seed is the same. Without ``--views``, samples
 must be the same with any seed, because only one view is stored.
 """
+
 from __future__ import annotations
 
 from typing import Any, Mapping, Optional
@@ -25,11 +26,14 @@ _SAMPLES, _LOADS = 8, 8
 def check_model(model: Any) -> None:
     """Raise ConfigError or FeatureSourceError unless the model's features can be cached."""
     if child_module(model, 'backbone') is None:
-        raise ConfigError(f'features of model.backbone are cached, and {type(model).__name__} has '
-                          f'none.')
+        raise ConfigError(
+            f'features of model.backbone are cached, and {type(model).__name__} has none.'
+        )
     if getattr(model.data_preprocessor, 'batch_augments', None) is not None:
-        raise ConfigError('data_preprocessor.batch_augments changes images at random after they '
-                          'are loaded. Move that augmentation into the pipeline.')
+        raise ConfigError(
+            'data_preprocessor.batch_augments changes images at random after they '
+            'are loaded. Move that augmentation into the pipeline.'
+        )
     model.train()
     check_frozen(model.backbone)
 
@@ -53,7 +57,8 @@ def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, views: Optional[in
             raise ConfigError(
                 f'the {different} of sample {index} differs between two loads with the same seed: '
                 f'a transform of train_dataloader draws from its own generator. Cached features '
-                f"would not fit the masks. Draw from Python's, NumPy's or torch's global one.")
+                f"would not fit the masks. Draw from Python's, NumPy's or torch's global one."
+            )
         if views is not None:
             continue
         for view in range(1, _LOADS):
@@ -64,7 +69,8 @@ def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, views: Optional[in
                     f'between two loads), and a cache holds fixed views of a sample. Ask for K of '
                     f'them with --views K: each is drawn once, training chooses one of the K each '
                     f'time it needs the sample, and the cache is K times as large. --views 1 '
-                    f'fixes the augmentation altogether; or take the random transforms out.')
+                    f'fixes the augmentation altogether; or take the random transforms out.'
+                )
 
 
 def check_features(features: object, images: int) -> None:
@@ -74,12 +80,22 @@ def check_features(features: object, images: int) -> None:
         features: Output of the backbone: one tensor ``(N, C, h, w)`` for each level.
         images: Number of images N.
     """
-    is_levels = isinstance(features, (tuple, list)) and features and all(
-        isinstance(level, torch.Tensor) and level.dim() == 4 and len(level) == images
-        and level.is_floating_point() for level in features)
+    is_levels = (
+        isinstance(features, (tuple, list))
+        and features
+        and all(
+            isinstance(level, torch.Tensor)
+            and level.dim() == 4
+            and len(level) == images
+            and level.is_floating_point()
+            for level in features
+        )
+    )
     if not is_levels:
-        raise ConfigError('model.backbone must return a tuple of float tensors (N, C, h, w) for '
-                          f'its features to be cached, got {type(features).__name__}.')
+        raise ConfigError(
+            'model.backbone must return a tuple of float tensors (N, C, h, w) for '
+            f'its features to be cached, got {type(features).__name__}.'
+        )
 
 
 def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> Optional[str]:

@@ -6,6 +6,7 @@ computes an equal share of them, and rank 0 completes the index. Loader, precisi
 built exactly as a training builds them, because a training must get the same bits from the cache as
 from its own encoder. The format of the cache is in `mapsage/features/cache/`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -80,8 +81,9 @@ class FeatureCaching:
         shard_bytes: Bytes of features after which a shard is written.
     """
 
-    def __init__(self, args: argparse.Namespace, say: Callable[[str], None],
-                 shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self, args: argparse.Namespace, say: Callable[[str], None], shard_bytes: int = SHARD_BYTES
+    ) -> None:
         cfg = read_config(args)
         self._folder, self._chosen_views = choose_cache(cfg, args)
         self._views = self._chosen_views or 1
@@ -102,8 +104,9 @@ class FeatureCaching:
         """Compute the missing items, complete the index, and return the exit status."""
         with self._lock:
             items = [item for start, stop in self._todo for item in range(start, stop)]
-            begin, end = (len(items) * rank // self._world_size
-                          for rank in (self._rank, self._rank + 1))
+            begin, end = (
+                len(items) * rank // self._world_size for rank in (self._rank, self._rank + 1)
+            )
             start_time = time.monotonic()
             with self._fail_together('computing features'):
                 self._compute(items[begin:end])
@@ -120,8 +123,10 @@ class FeatureCaching:
         """Build precision, weights and loader in the order in which a training builds them."""
         runner = self._runner
         if runner.train_loop is None:
-            raise ConfigError('the config has no train_dataloader, train_cfg and optim_wrapper: '
-                              'the features of the training samples are cached.')
+            raise ConfigError(
+                'the config has no train_dataloader, train_cfg and optim_wrapper: '
+                'the features of the training samples are cached.'
+            )
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
         runner._init_model_weights()
         runner.load_or_resume()
@@ -130,7 +135,8 @@ class FeatureCaching:
             raise ConfigError(
                 f'the samples of the training dataset ({type(self._loader.dataset).__name__}) '
                 f"cannot be asked for by number. Use runner_type='MapSageRunner' and a map-style "
-                f'dataset.')
+                f'dataset.'
+            )
         self._samples = self._loader.samples
         # A segmentor of MMSegmentation, whose classes carry no types.
         self._model: Any = plain_model(runner)
@@ -145,13 +151,23 @@ class FeatureCaching:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         index = CacheIndex(
-            keys, self._views, (self._runner.cfg.get('randomness') or {}).get('seed') or 0,
-            dict(mapsage=__version__, torch=torch.__version__, batch_size=self._batch_size,
-                 device=self._runner.accelerator.describe()))
+            keys,
+            self._views,
+            (self._runner.cfg.get('randomness') or {}).get('seed') or 0,
+            dict(
+                mapsage=__version__,
+                torch=torch.__version__,
+                batch_size=self._batch_size,
+                device=self._runner.accelerator.describe(),
+            ),
+        )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            warning = stack.enter_context(claimed(
-                self._folder, ['the feature cache'], 'Wait for it, or choose another --folder.'))
+            warning = stack.enter_context(
+                claimed(
+                    self._folder, ['the feature cache'], 'Wait for it, or choose another --folder.'
+                )
+            )
             if warning:
                 self._say(f'note: {warning}')
         except OSError as error:
@@ -172,21 +188,33 @@ class FeatureCaching:
         if todo:
             check_repeatable(self._samples, self._seeds, self._chosen_views)
             self._check_free_space(todo)
-        for path in [*damaged, *self._folder.glob('.partial-*'),
-                     *self._folder.glob(f'{PATTERN}.partial-*')]:
+        for path in [
+            *damaged,
+            *self._folder.glob('.partial-*'),
+            *self._folder.glob(f'{PATTERN}.partial-*'),
+        ]:
             if path in damaged:
                 self._say(f'{path} is damaged: its items are computed again')
             path.unlink()
         if existing is None or existing.keys.samples != index.keys.samples:
             write_index(self._folder, index)
-        self._say(f'{len(hashes)} samples x {index.views} view(s) into {self._folder}: '
-                  f'{len(needed & finished)} of {len(needed)} items are there')
+        self._say(
+            f'{len(hashes)} samples x {index.views} view(s) into {self._folder}: '
+            f'{len(needed & finished)} of {len(needed)} items are there'
+        )
         if finished - needed:
-            self._say(f'{len(finished - needed)} more items are of samples that the dataset does '
-                      f'not list any more, or that were changed: they are kept, and not used')
+            self._say(
+                f'{len(finished - needed)} more items are of samples that the dataset does '
+                f'not list any more, or that were changed: they are kept, and not used'
+            )
         self._index, self._needed = index, needed
-        return _CachePlan(cache=index.cache, seed=index.seed, todo=ranges_of(todo), slots=slots,
-                          samples=index.keys.samples)
+        return _CachePlan(
+            cache=index.cache,
+            seed=index.seed,
+            todo=ranges_of(todo),
+            slots=slots,
+            samples=index.keys.samples,
+        )
 
     def _broadcast(self, plan: Optional[_CachePlan]) -> None:
         """Take rank 0's plan on all ranks."""
@@ -200,11 +228,15 @@ class FeatureCaching:
         levels = next(self._encoded(todo[:1], workers=0))[1]
         needed, free = _bytes(levels) * len(todo), free_bytes(self._folder)
         shapes = ', '.join('x'.join(map(str, level.shape)) for level in levels)
-        self._say(f'a sample has {_bytes(levels):,} bytes of features ({shapes}, '
-                  f'{levels[0].dtype}); {needed:,} are to be written, {free:,} are free')
+        self._say(
+            f'a sample has {_bytes(levels):,} bytes of features ({shapes}, '
+            f'{levels[0].dtype}); {needed:,} are to be written, {free:,} are free'
+        )
         if needed > free:
-            raise CacheError(f'{self._folder} has {free:,} bytes free, and the features need about '
-                             f'{needed:,}. Free space, or choose another --folder.')
+            raise CacheError(
+                f'{self._folder} has {free:,} bytes free, and the features need about '
+                f'{needed:,}. Free space, or choose another --folder.'
+            )
 
     def _compute(self, items: List[int]) -> None:
         """Compute items and write them in shards."""
@@ -215,14 +247,20 @@ class FeatureCaching:
             waiting[item] = levels
             size += _bytes(levels)
             if size >= self._shard_bytes or done == len(items):
-                write_shard(self._folder, self._cache, waiting,
-                            {number: self._hashes[number // self._views] for number in waiting})
+                write_shard(
+                    self._folder,
+                    self._cache,
+                    waiting,
+                    {number: self._hashes[number // self._views] for number in waiting},
+                )
                 waiting, size = {}, 0
             now = time.monotonic()
             if now - last >= _PROGRESS_SECONDS:
                 last, rate = now, done / (now - start_time)
-                self._say(f'rank {self._rank} of {self._world_size}: {done}/{len(items)} items, '
-                          f'{rate:.1f} items/s, {(len(items) - done) / rate:.0f} s to go')
+                self._say(
+                    f'rank {self._rank} of {self._world_size}: {done}/{len(items)} items, '
+                    f'{rate:.1f} items/s, {(len(items) - done) / rate:.0f} s to go'
+                )
 
     def _encoded(self, items: List[int], workers: int) -> Iterator[Tuple[int, Levels]]:
         """Yield items with their features in host memory.
@@ -230,12 +268,20 @@ class FeatureCaching:
         Images of equal shape are encoded in batches.
         """
         index_of = {slot: index for index, slot in enumerate(self._seeds.slots or ())}
-        keys = [SampleKey(index_of[item // self._views],
-                          self._seeds.of(index_of[item // self._views], item % self._views))
-                for item in items]
+        keys = [
+            SampleKey(
+                index_of[item // self._views],
+                self._seeds.of(index_of[item // self._views], item % self._views),
+            )
+            for item in items
+        ]
         loader: DataLoader = DataLoader(
-            self._samples, batch_size=self._batch_size, sampler=keys,  # type: ignore[arg-type]
-            num_workers=workers, collate_fn=_as_list)
+            self._samples,
+            batch_size=self._batch_size,
+            sampler=keys,  # type: ignore[arg-type]
+            num_workers=workers,
+            collate_fn=_as_list,
+        )
         numbers = iter(items)
         for samples in loader:
             for _, group in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
@@ -245,8 +291,9 @@ class FeatureCaching:
     def _encode(self, batch: Any) -> List[Levels]:
         """Return the features of each image of a batch, in host memory."""
         accelerator = self._runner.accelerator
-        precision = (contextlib.nullcontext() if self._dtype is None else
-                     accelerator.autocast(self._dtype))
+        precision = (
+            contextlib.nullcontext() if self._dtype is None else accelerator.autocast(self._dtype)
+        )
         with torch.no_grad():
             images = self._model.data_preprocessor(batch, True)['inputs']
             with precision:
@@ -264,19 +311,25 @@ class FeatureCaching:
             raise CacheError(
                 f'{missing} of {len(self._needed)} items are not in {self._folder} at the end. '
                 f'With several machines, --folder must be on a storage that they share; else '
-                f'something removed or damaged shards, and the same command computes them again.')
+                f'something removed or damaged shards, and the same command computes them again.'
+            )
         write_index(self._folder, index)
         size = sum(entry.bytes for entry in index.shards)
         if computed:
-            self._say(f'{computed} items in {seconds:.1f} s on {self._world_size} rank(s): '
-                      f'{computed / seconds:.1f} items/s')
-        self._say(f'complete: {len(self._needed)} items, {size:,} bytes in {len(index.shards)} '
-                  f"shard(s). In the config:\nfeature_source = dict(type='Cached', "
-                  f'folder={str(self._folder)!r}, views={self._views})')
+            self._say(
+                f'{computed} items in {seconds:.1f} s on {self._world_size} rank(s): '
+                f'{computed / seconds:.1f} items/s'
+            )
+        self._say(
+            f'complete: {len(self._needed)} items, {size:,} bytes in {len(index.shards)} '
+            f"shard(s). In the config:\nfeature_source = dict(type='Cached', "
+            f'folder={str(self._folder)!r}, views={self._views})'
+        )
 
 
-def cache_features(args: argparse.Namespace,
-                   say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
+def cache_features(
+    args: argparse.Namespace, say: Callable[[str], None] = functools.partial(print, flush=True)
+) -> int:
     """Make or continue a cache, and return the exit status.
 
     Args:

@@ -5,6 +5,7 @@
 The functions below it choose precision, batch size and windows; tools/suggest_labels.py uses them,
 too.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -90,19 +91,32 @@ class CheckpointModel:
         if self.places is not None:
             self.places.training_days = training_days(meta)
         self.window, self.overlap, self.window_origin = choose_window(
-            self.config, args.window, args.overlap)
+            self.config, args.window, args.overlap
+        )
         self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
         device = self._accelerator.device(local_rank())
         predictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
-            device, self.window, self.overlap, 1, args.tta, self._amp, self._say)
+            device,
+            self.window,
+            self.overlap,
+            1,
+            args.tta,
+            self._amp,
+            self._say,
+        )
         self._on_cpu = device.type == 'cpu'
         # Not for places, because random numbers are no dates and no flags.
-        if self.rank == 0 and self._on_cpu and self._amp is None and not isinstance(
-                self.places, PlaceInputs):
+        if (
+            self.rank == 0
+            and self._on_cpu
+            and self._amp is None
+            and not isinstance(self.places, PlaceInputs)
+        ):
             self.folded_norms, self._refused_norms = predictor.choose_folds(self.bands.count)
         self.batch_size = predictor.batch_size = choose_batch(
-            args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count)
+            args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count
+        )
         self._predictor = predictor
         self.predictor: Predictor = predictor
 
@@ -114,16 +128,16 @@ class CheckpointModel:
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""
-        return dict(checkpoint=file_hash(self._args.checkpoint),
-                    model=key_of(dict(model=settings_of(self.config))),
-                    **({} if self._amp is None else dict(amp=dtype_name(self._amp))),
-                    **({} if not self._refused_norms
-                       else dict(unfolded_norms=list(self._refused_norms))))
+        return dict(
+            checkpoint=file_hash(self._args.checkpoint),
+            model=key_of(dict(model=settings_of(self.config))),
+            **({} if self._amp is None else dict(amp=dtype_name(self._amp))),
+            **({} if not self._refused_norms else dict(unfolded_norms=list(self._refused_norms))),
+        )
 
     def describe(self) -> str:
         """Return precision and device as the end of a line."""
-        precision = '' if self._amp is None else (
-            f', in {dtype_name(self._amp)} where that serves')
+        precision = '' if self._amp is None else (f', in {dtype_name(self._amp)} where that serves')
         return f'{precision}; {self._accelerator.describe()}'
 
     def fail_together(self, task: str) -> AbstractContextManager:
@@ -155,8 +169,9 @@ def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]
     return load_model_and_meta(cfg, checkpoint)[:3]
 
 
-def load_model_and_meta(cfg: Config, checkpoint: str
-                        ) -> Tuple[nn.Module, Classes, Bands, Dict[str, Any]]:
+def load_model_and_meta(
+    cfg: Config, checkpoint: str
+) -> Tuple[nn.Module, Classes, Bands, Dict[str, Any]]:
     """Return what :func:`load_model` does, and the checkpoint's ``meta``."""
     model = build_model(cfg)
     meta = load_weights(model, checkpoint)
@@ -165,8 +180,9 @@ def load_model_and_meta(cfg: Config, checkpoint: str
     return model, find_classes(cfg, meta, model), find_bands(cfg, model), meta
 
 
-def choose_window(cfg: Config, window: Optional[int],
-                  overlap: Optional[int]) -> Tuple[Tuple[int, int], int, str]:
+def choose_window(
+    cfg: Config, window: Optional[int], overlap: Optional[int]
+) -> Tuple[Tuple[int, int], int, str]:
     """Return height and width of windows, the overlap of neighbors, and the origin of the size.
 
     Args:
@@ -180,8 +196,10 @@ def choose_window(cfg: Config, window: Optional[int],
     size, origin = default_window(cfg) if window is None else ((window, window), '--window')
     shared = min(size) // 4 if overlap is None else overlap
     if min(size) < 1 or not 0 <= shared < min(size):
-        raise PredictError(f'--window {size[1]} and --overlap {shared}: expected a window of 1 or '
-                           f'more pixels and an overlap of 0 to {min(size) - 1}.')
+        raise PredictError(
+            f'--window {size[1]} and --overlap {shared}: expected a window of 1 or '
+            f'more pixels and an overlap of 0 to {min(size) - 1}.'
+        )
     return size, shared, origin
 
 
@@ -203,8 +221,13 @@ def choose_precision(cfg: Config, accelerator: Accelerator) -> torch.dtype:
     return accelerator.amp_dtype
 
 
-def choose_batch(chosen: Optional[int], window: Tuple[int, int], scores: int,
-                 accelerator: Accelerator, bands: int = 3) -> int:
+def choose_batch(
+    chosen: Optional[int],
+    window: Tuple[int, int],
+    scores: int,
+    accelerator: Accelerator,
+    bands: int = 3,
+) -> int:
     """Return the number of windows that are predicted at a time.
 
     Args:
@@ -219,5 +242,12 @@ def choose_batch(chosen: Optional[int], window: Tuple[int, int], scores: int,
     pixels = window[0] * window[1]
     pixel_budget = _PIXELS if accelerator.memory_total() is None else _PIXELS_ON_A_CARD
     score_bytes = 4 * scores * pixels
-    return max(1, min(pixel_budget // pixels, _SCORE_BYTES // score_bytes,
-                      _INPUT_BYTES // (4 * bands * pixels), _MOST_WINDOWS))
+    return max(
+        1,
+        min(
+            pixel_budget // pixels,
+            _SCORE_BYTES // score_bytes,
+            _INPUT_BYTES // (4 * bands * pixels),
+            _MOST_WINDOWS,
+        ),
+    )

@@ -4,6 +4,7 @@
 and without a traceback, tells the launcher and the other ranks, and exits. The functions above it
 apply the options of `options.py` to a config.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -80,8 +81,7 @@ def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
     accelerator gets ``'auto'``, unless the command line names a backend, too.
     """
     env_cfg = dict(cfg.get('env_cfg') or {})
-    if env_cfg.get('accelerator', 'auto') != name \
-            and 'env_cfg.dist_cfg.backend' not in cfg_options:
+    if env_cfg.get('accelerator', 'auto') != name and 'env_cfg.dist_cfg.backend' not in cfg_options:
         env_cfg['dist_cfg'] = dict(env_cfg.get('dist_cfg') or {}, backend='auto')
     cfg.env_cfg = dict(env_cfg, accelerator=name)
 
@@ -104,8 +104,9 @@ def write_masks_to(cfg: Config, folder: str) -> None:
     Raises:
         ConfigError: If no metric of the test can write masks.
     """
-    evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [
-        cfg.test_evaluator]
+    evaluators = (
+        cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator]
+    )
     for evaluator in evaluators:
         arguments = _metric_arguments(cfg, evaluator.get('type'))
         if 'output_dir' in arguments:
@@ -114,16 +115,19 @@ def write_masks_to(cfg: Config, folder: str) -> None:
             if 'keep_results' in arguments:
                 evaluator.keep_results = True
             return
-    raise ConfigError(f'--out needs a metric with an output_dir in test_evaluator, such as '
-                      f'IoUMetric, ConfusionMatrixMetric or CityscapesMetric, got {evaluators}.')
+    raise ConfigError(
+        f'--out needs a metric with an output_dir in test_evaluator, such as '
+        f'IoUMetric, ConfusionMatrixMetric or CityscapesMetric, got {evaluators}.'
+    )
 
 
 def test_calibration(cfg: Config) -> None:
     """Add ``CalibrationError`` to the metrics of the test, with its picture in the work dir."""
     evaluators = cfg.get('test_evaluator') or []
     evaluators = list(evaluators) if isinstance(evaluators, (list, tuple)) else [evaluators]
-    calibration = next((evaluator for evaluator in evaluators
-                        if evaluator.get('type') == 'CalibrationError'), None)
+    calibration = next(
+        (evaluator for evaluator in evaluators if evaluator.get('type') == 'CalibrationError'), None
+    )
     if calibration is None:
         calibration = dict(type='CalibrationError')
         evaluators.append(calibration)
@@ -151,18 +155,29 @@ def draw_predictions(cfg: Config, folder: Optional[str], show: bool, wait_time: 
     Raises:
         ConfigError: If ``show`` is set and there is no display.
     """
-    if show and sys.platform == 'linux' and not (
-            os.environ.get('DISPLAY') or os.environ.get('WAYLAND_DISPLAY')):
-        raise ConfigError('--show needs a display, and this session has none (DISPLAY is not set). '
-                          'Use --show-dir DIR to write the pictures instead.')
+    if (
+        show
+        and sys.platform == 'linux'
+        and not (os.environ.get('DISPLAY') or os.environ.get('WAYLAND_DISPLAY'))
+    ):
+        raise ConfigError(
+            '--show needs a display, and this session has none (DISPLAY is not set). '
+            'Use --show-dir DIR to write the pictures instead.'
+        )
     hooks = dict(cfg.get('default_hooks') or {})
     hook = dict(hooks.get('visualization') or dict(type='SegVisualizationHook', interval=1))
     hook.update(draw=True)
     if show:
         hook.update(show=True, wait_time=wait_time)
     cfg.default_hooks = dict(hooks, visualization=hook)
-    visualizer = dict(cfg.get('visualizer') or dict(
-        type='SegLocalVisualizer', name='visualizer', vis_backends=[dict(type='LocalVisBackend')]))
+    visualizer = dict(
+        cfg.get('visualizer')
+        or dict(
+            type='SegLocalVisualizer',
+            name='visualizer',
+            vis_backends=[dict(type='LocalVisBackend')],
+        )
+    )
     if folder:
         visualizer['save_dir'] = folder
     cfg.visualizer = visualizer
@@ -238,8 +253,11 @@ def _kind(error: BaseException, environ: Mapping[str, str] = os.environ) -> str:
     if isinstance(error, AcceleratorError):
         return BROKEN_FILE
     # With encoder ranks, a rank's number does not tell its machine.
-    if isinstance(error, DeviceCheckError) and not error.compared \
-            and ENCODERS_VARIABLE not in environ:
+    if (
+        isinstance(error, DeviceCheckError)
+        and not error.compared
+        and ENCODERS_VARIABLE not in environ
+    ):
         nodes = {rank // int(environ.get('LOCAL_WORLD_SIZE', 1)) for rank in error.problems}
         # One of two cards that disagree computes wrong numbers, so the job continues without both.
         if len(nodes) == 1 or error.suspects_all:

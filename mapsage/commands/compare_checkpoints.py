@@ -4,6 +4,7 @@
 (number of threads, devices, versions) often tell the reason; see
 `mapsage/engine/guards/reproducibility.py`.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -42,8 +43,15 @@ class CheckpointComparison:
             text += f'; the largest difference is {self.largest:.2g} of the size of {self.name!r}'
         if self.conditions:
             text += '\nThey were computed under other conditions:'
-        return '\n'.join([text, *(f'  {condition.name}: {condition.before} and {condition.now}'
-                                  for condition in self.conditions)])
+        return '\n'.join(
+            [
+                text,
+                *(
+                    f'  {condition.name}: {condition.before} and {condition.now}'
+                    for condition in self.conditions
+                ),
+            ]
+        )
 
 
 def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
@@ -57,8 +65,7 @@ def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
         OSError: If a file cannot be read.
         ValueError: If a file has no tensors.
     """
-    files = [CheckpointLoader.load_checkpoint(path, map_location='cpu')
-             for path in (first, second)]
+    files = [CheckpointLoader.load_checkpoint(path, map_location='cpu') for path in (first, second)]
     first_weights, second_weights = _weights(files[0], first), _weights(files[1], second)
     equal, largest, worst = 0, 0.0, ''
     names: List[str] = list(dict.fromkeys([*first_weights, *second_weights]))
@@ -69,8 +76,11 @@ def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
         elif not worst or difference > largest:
             largest, worst = difference, name
     first_conditions, second_conditions = map(_conditions, files)
-    different_conditions = tuple(differences(first_conditions, second_conditions)) \
-        if first_conditions and second_conditions else ()
+    different_conditions = (
+        tuple(differences(first_conditions, second_conditions))
+        if first_conditions and second_conditions
+        else ()
+    )
     return CheckpointComparison(equal, len(names), largest, worst, different_conditions)
 
 
@@ -84,15 +94,20 @@ def _weights(checkpoint: object, path: str) -> Dict[str, torch.Tensor]:
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else {}
     weights = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not weights:
-        raise ValueError(f'{path} holds no weights: expected a checkpoint of a run, or a dict of '
-                         f'tensors.')
+        raise ValueError(
+            f'{path} holds no weights: expected a checkpoint of a run, or a dict of tensors.'
+        )
     return weights
 
 
 def _difference(first: Optional[torch.Tensor], second: Optional[torch.Tensor]) -> Optional[float]:
     """Return the relative difference of two tensors; None if all bits are equal."""
-    if first is None or second is None or first.shape != second.shape \
-            or first.dtype != second.dtype:
+    if (
+        first is None
+        or second is None
+        or first.shape != second.shape
+        or first.dtype != second.dtype
+    ):
         return float('inf')
     if _bits(first) == _bits(second):
         return None

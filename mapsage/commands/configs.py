@@ -3,6 +3,7 @@
 A config is a program, and its model may be any class, so building either may raise any exception.
 Both functions turn it into a `ConfigError` for the user.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -50,12 +51,14 @@ def build_model(cfg: Config) -> nn.Module:
     if cfg.get('data_preprocessor') is not None:
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
     try:
-        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')), \
-                warnings.catch_warnings():
+        with DefaultScope.overwrite_default_scope(
+            cfg.get('default_scope', 'mmengine')
+        ), warnings.catch_warnings():
             # The run shows these warnings.
             warnings.simplefilter('ignore')
             return watch_inputs(MODELS.build(config))
     # A user's model may raise anything.
     except Exception as error:
-        raise ConfigError(f"the config's model cannot be built: "
-                          f'{error_text(explain_config_error(error))}') from error
+        raise ConfigError(
+            f"the config's model cannot be built: {error_text(explain_config_error(error))}"
+        ) from error

@@ -3,6 +3,7 @@
 The folder is written by `mapsage/models/mask_transformers/huggingface_folder.py`; this module
 checks that transformers can represent the model at all: three bands in RGB order, square images.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -44,32 +45,40 @@ def export_eomt(args: argparse.Namespace) -> int:
     cfg = cli.load_config(args)
     model = build_model(cfg)
     if not isinstance(model, EoMT):
-        raise ConfigError(f'the model of {args.config} is of the type {cfg.model.type}: expected '
-                          'EoMT. transformers has no class for PMT or other models of MapSage.')
+        raise ConfigError(
+            f'the model of {args.config} is of the type {cfg.model.type}: expected '
+            'EoMT. transformers has no class for PMT or other models of MapSage.'
+        )
     bands = find_bands(cfg, model)
     converts_to_rgb = bool((cfg.model.get('data_preprocessor') or {}).get('bgr_to_rgb'))
     if bands.count != 3 or bands.like_opencv != converts_to_rgb:
-        raise ConfigError(f'the model of {args.config} takes {bands.count} bands that are not in '
-                          'the order red, green, blue: the image processor of transformers gives '
-                          'it these three.')
+        raise ConfigError(
+            f'the model of {args.config} takes {bands.count} bands that are not in '
+            'the order red, green, blue: the image processor of transformers gives '
+            'it these three.'
+        )
     meta = load_weights(model, args.checkpoint)
     if any(isinstance(module, Adapted) for module in model.modules()):
         merge_lora(model)
     size = args.size or _side(cfg)
     try:
-        exported = write_huggingface(model, Path(args.out), size,
-                                     find_classes(cfg, meta, model).names)
+        exported = write_huggingface(
+            model, Path(args.out), size, find_classes(cfg, meta, model).names
+        )
     except WeightsError as error:
         raise ConfigError(f'{args.checkpoint} cannot be exported: {error}') from error
-    print(f'{args.out}: {exported.tensors} tensors of {exported.numbers:,} numbers, '  # noqa: T201
-          'read back and equal to those of the model; left out, since transformers computes them: '
-          f'{", ".join(exported.left_out) or "none"}. Images of {size}x{size} pixels')
+    print(
+        f'{args.out}: {exported.tensors} tensors of {exported.numbers:,} numbers, '  # noqa: T201
+        'read back and equal to those of the model; left out, since transformers computes them: '
+        f'{", ".join(exported.left_out) or "none"}. Images of {size}x{size} pixels'
+    )
     return 0
 
 
 def _side(cfg: Config) -> int:
     (height, width), origin = default_window(cfg)
     if height != width:
-        raise ConfigError(f'{origin} is {height}x{width}: EomtDinov3 of transformers takes '
-                          'squares. Give --size.')
+        raise ConfigError(
+            f'{origin} is {height}x{width}: EomtDinov3 of transformers takes squares. Give --size.'
+        )
     return height

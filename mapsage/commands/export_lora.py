@@ -3,6 +3,7 @@
 A merged checkpoint comes with its own config, which has no adapters and needs no pretrained
 weights: it trains and predicts like any other model.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -48,9 +49,11 @@ def export_lora(args: argparse.Namespace) -> int:
     model: Any = build_model(cfg)
     backbone = child_module(model, 'backbone')
     if backbone is None or not any(isinstance(module, Adapted) for module in backbone.modules()):
-        raise ConfigError(f"the model of {args.config} has no LoRA adapters: expected "
-                          f"model.backbone.lora=dict(rank=..., targets=...). Give the config that "
-                          f'the checkpoint was trained with.')
+        raise ConfigError(
+            f'the model of {args.config} has no LoRA adapters: expected '
+            f'model.backbone.lora=dict(rank=..., targets=...). Give the config that '
+            f'the checkpoint was trained with.'
+        )
     meta = load_weights(model, args.checkpoint)
     print(f'{args.checkpoint}: {describe_lora(backbone)}')  # noqa: T201
     if args.peft:
@@ -59,17 +62,21 @@ def export_lora(args: argparse.Namespace) -> int:
     if args.merged:
         merge_lora(model)
         _write_merged(args.merged, model, meta, _without_lora(cfg))
-        print(f'{args.merged}: the whole model, adapters merged; its config: '  # noqa: T201
-              f'{_merged_config(args.merged)}')
+        print(
+            f'{args.merged}: the whole model, adapters merged; its config: '  # noqa: T201
+            f'{_merged_config(args.merged)}'
+        )
     return 0
 
 
 def _write_merged(path: str, model: torch.nn.Module, meta: Dict[str, Any], cfg: Config) -> None:
     copied_meta: Dict[str, Any] = {
-        key: meta[key] for key in ('dataset_meta', 'epoch', 'iter', 'seed') if key in meta}
+        key: meta[key] for key in ('dataset_meta', 'epoch', 'iter', 'seed') if key in meta
+    }
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    write_checkpoint(dict(meta=dict(copied_meta, cfg=cfg.pretty_text),
-                          state_dict=model.state_dict()), path)
+    write_checkpoint(
+        dict(meta=dict(copied_meta, cfg=cfg.pretty_text), state_dict=model.state_dict()), path
+    )
     cfg.dump(_merged_config(path))
 
 
@@ -87,8 +94,9 @@ def _without_lora(cfg: Config) -> Config:
     # The backbone that LoRA wraps replaces the wrapper.
     if 'of' in backbone:
         backbone.type = backbone.pop('of')
-    hooks = [hook for hook in plain.get('custom_hooks') or []
-             if hook.get('type') != 'TrainedWeightsHook']
+    hooks = [
+        hook for hook in plain.get('custom_hooks') or [] if hook.get('type') != 'TrainedWeightsHook'
+    ]
     plain.pop('custom_hooks', None)
     if hooks:
         plain.custom_hooks = hooks

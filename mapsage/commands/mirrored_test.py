@@ -4,6 +4,7 @@ MMSegmentation's `tta_pipeline` is usually inherited from a base config and load
 the dataset loads its images in another way (windows of scenes), the loading transforms of its test
 pipeline replace those in the `tta_pipeline`.
 """
+
 from __future__ import annotations
 
 import os
@@ -32,8 +33,10 @@ def use_tta(cfg: Config) -> None:
         test_pipeline = list(dataset.get('pipeline') or ())
         if tta_pipeline is None:
             dataset['pipeline'] = _mirrored(test_pipeline)
-            _log('the config has no tta_pipeline: each image is tested as it is and mirrored in '
-                 'both directions')
+            _log(
+                'the config has no tta_pipeline: each image is tested as it is and mirrored in '
+                'both directions'
+            )
         else:
             dataset['pipeline'] = _with_loaders_of(test_pipeline, tta_pipeline)
     model = dict(cfg.get('tta_model') or dict(type='SegTTAModel'))
@@ -47,13 +50,23 @@ def _mirrored(test_pipeline: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     if first is None:
         raise ConfigError(
             f'--tta: the test pipeline {names} has no transform Load..., '
-            f'behind which images would be mirrored. Set tta_pipeline in the config.')
+            f'behind which images would be mirrored. Set tta_pipeline in the config.'
+        )
     # The unmirrored image comes first, because its labels are compared with the prediction.
-    mirrors = [dict(type='RandomFlip', prob=0.),
-               *(dict(type='RandomFlip', prob=1., direction=direction)
-                 for direction in ('horizontal', 'vertical'))]
-    return [*test_pipeline[:first + 1], dict(type='TestTimeAug', transforms=[
-        mirrors, *([step] for step in test_pipeline[first + 1:])])]
+    mirrors = [
+        dict(type='RandomFlip', prob=0.0),
+        *(
+            dict(type='RandomFlip', prob=1.0, direction=direction)
+            for direction in ('horizontal', 'vertical')
+        ),
+    ]
+    return [
+        *test_pipeline[: first + 1],
+        dict(
+            type='TestTimeAug',
+            transforms=[mirrors, *([step] for step in test_pipeline[first + 1 :])],
+        ),
+    ]
 
 
 def _with_loaders_of(test_pipeline: List[Dict[str, Any]], tta_pipeline: List[Any]) -> List[Any]:
@@ -67,8 +80,10 @@ def _with_loaders_of(test_pipeline: List[Dict[str, Any]], tta_pipeline: List[Any
         swaps = {_MASK_FILE: loaders[1:]}
     changed = _swapped(tta_pipeline, swaps)
     if changed != tta_pipeline:
-        _log(f'tta_pipeline loads files, and the test pipeline does not: its {", ".join(names)} '
-             f'are used')
+        _log(
+            f'tta_pipeline loads files, and the test pipeline does not: its {", ".join(names)} '
+            f'are used'
+        )
     return changed
 
 
@@ -94,8 +109,10 @@ def _swapped(steps: List[Any], swaps: Dict[str, List[Any]]) -> List[Any]:
 
 def _unwrapped_datasets(dataset: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the innermost dataset configs in the config of a dataset."""
-    inner: List[Optional[Dict[str, Any]]] = [dataset.get('dataset'),
-                                             *(dataset.get('datasets') or ())]
+    inner: List[Optional[Dict[str, Any]]] = [
+        dataset.get('dataset'),
+        *(dataset.get('datasets') or ()),
+    ]
     if not any(inner):
         yield dataset
     for config in inner:

@@ -3,6 +3,7 @@
 `mapsage COMMAND --help` imports this module and not PyTorch, so neither may this module. What the
 options mean for a config is in `cli.py`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -17,16 +18,23 @@ _RESUME_MODES = ('auto', 'must')
 class ConfigOptions(argparse.Action):
     """MMEngine's ``DictAction``, which is imported when the option is used."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
-                 values: Any, option_string: Optional[str] = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: Optional[str] = None,
+    ) -> None:
         """Store ``KEY=VALUE`` of the command line as a dictionary."""
         from mmengine.config import DictAction
+
         action = DictAction(self.option_strings, self.dest, nargs=self.nargs)
         action(parser, namespace, values, option_string)
 
 
-def build_parser(description: str, needs_config: bool = True,
-                 doc: Optional[str] = None) -> argparse.ArgumentParser:
+def build_parser(
+    description: str, needs_config: bool = True, doc: Optional[str] = None
+) -> argparse.ArgumentParser:
     """Return a parser with the options that trainings and tests share, named as in MMSegmentation.
 
     Args:
@@ -35,29 +43,56 @@ def build_parser(description: str, needs_config: bool = True,
         doc: Docstring with examples for the help.
     """
     parser = argparse.ArgumentParser(description=description, **examples(doc))
-    parser.add_argument('config', nargs=None if needs_config else '?', help='path of the config '
-                        'file, or the name of one that comes with MapSage')
-    parser.add_argument('--work-dir', help='where logs, checkpoints and pictures go (default: '
-                        "the config's work_dir, else work_dirs/<config name>)")
-    parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla, cpu, sim, or the '
-                        'device of a plugin of PyTorch such as npu (default: env_cfg.accelerator '
-                        'of the config, else auto)')
-    parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, metavar='KEY=VALUE',
-                        help='override settings of the config: model.backbone.depth=18 '
-                        'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside')
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
-                        help='what started this process (default: none)')
-    parser.add_argument('--local_rank', '--local-rank', type=int,
-                        help='for torch.distributed.launch; torchrun sets LOCAL_RANK instead')
+    parser.add_argument(
+        'config',
+        nargs=None if needs_config else '?',
+        help='path of the config file, or the name of one that comes with MapSage',
+    )
+    parser.add_argument(
+        '--work-dir',
+        help='where logs, checkpoints and pictures go (default: '
+        "the config's work_dir, else work_dirs/<config name>)",
+    )
+    parser.add_argument(
+        '--accelerator',
+        help='auto, cuda, gcu, gcu_t20, xla, cpu, sim, or the '
+        'device of a plugin of PyTorch such as npu (default: env_cfg.accelerator '
+        'of the config, else auto)',
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=ConfigOptions,
+        metavar='KEY=VALUE',
+        help='override settings of the config: model.backbone.depth=18 '
+        'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside',
+    )
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='what started this process (default: none)',
+    )
+    parser.add_argument(
+        '--local_rank',
+        '--local-rank',
+        type=int,
+        help='for torch.distributed.launch; torchrun sets LOCAL_RANK instead',
+    )
     return parser
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Add ``--resume [must]``, with the value None, ``'auto'`` or ``'must'``."""
-    parser.add_argument('--resume', nargs='?', const='auto', choices=_RESUME_MODES,
-                        help='continue from the newest checkpoint of the work dir that can be '
-                        'read; while there is none, start the run. `--resume must`: an error while '
-                        'there is none')
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        choices=_RESUME_MODES,
+        help='continue from the newest checkpoint of the work dir that can be '
+        'read; while there is none, start the run. `--resume must`: an error while '
+        'there is none',
+    )
 
 
 def with_resume_mode(arguments: Optional[Sequence[str]]) -> List[str]:

@@ -4,6 +4,7 @@ The work is done by `mapsage.maps.prediction.Prediction`; the options are in `pr
 With `--model` (an exported file) the program must run on machines without PyTorch, so modules that
 import it are imported inside functions here.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,8 +23,9 @@ from .report import refresh_report
 PARTIAL = 3
 
 
-def predict(args: argparse.Namespace,
-            say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
+def predict(
+    args: argparse.Namespace, say: Callable[[str], None] = functools.partial(print, flush=True)
+) -> int:
     """Predict maps and return the exit status.
 
     Args:
@@ -59,17 +61,33 @@ def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
         previews: Whether maps have a preview.
     """
     return MapOptions(
-        inputs=args.inputs, out=args.out, allow_remote=args.allow_remote, mosaic=args.mosaic,
-        aoi=args.aoi, bands=args.bands, scale=args.scale, gsd=args.gsd, tta=args.tta,
-        confidence=args.confidence, probabilities=args.probabilities, polygons=args.polygons,
-        min_area=args.min_area, simplify=args.simplify, skip_class=args.skip_class,
-        overwrite=args.overwrite, skip_broken=args.skip_broken, previews=previews)
+        inputs=args.inputs,
+        out=args.out,
+        allow_remote=args.allow_remote,
+        mosaic=args.mosaic,
+        aoi=args.aoi,
+        bands=args.bands,
+        scale=args.scale,
+        gsd=args.gsd,
+        tta=args.tta,
+        confidence=args.confidence,
+        probabilities=args.probabilities,
+        polygons=args.polygons,
+        min_area=args.min_area,
+        simplify=args.simplify,
+        skip_class=args.skip_class,
+        overwrite=args.overwrite,
+        skip_broken=args.skip_broken,
+        previews=previews,
+    )
 
 
 def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel:
     """Return the model that the command line names, not loaded yet."""
     if args.model is not None:
-        return ExportedModel(args.model, args.runtime, args.window, args.overlap, args.batch_size,
-                             args.tta)
+        return ExportedModel(
+            args.model, args.runtime, args.window, args.overlap, args.batch_size, args.tta
+        )
     from .checkpoint_model import CheckpointModel
+
     return CheckpointModel(args, say)

@@ -2,6 +2,7 @@
 
 The reports are made by `mapsage/report/`, which needs neither PyTorch nor the MM packages.
 """
+
 from __future__ import annotations
 
 import argparse

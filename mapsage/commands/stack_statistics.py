@@ -1,4 +1,5 @@
 """tools/geotiff_statistics.py --config: statistics of the sensors of a config's training places."""
+
 from __future__ import annotations
 
 import sys
@@ -33,11 +34,15 @@ def statistics_of_config(path: str, samples: int) -> Tuple[Dict[str, BandStatist
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             dataset = build_dataset(cfg.train_dataloader.dataset)
         stacks: List[SceneStackDataset] = [
-            scenes for scenes in datasets_of_scenes(dataset)
-            if isinstance(scenes, SceneStackDataset)]
+            scenes
+            for scenes in datasets_of_scenes(dataset)
+            if isinstance(scenes, SceneStackDataset)
+        ]
         if not stacks:
-            raise ConfigError(f'{path} has no SceneStackDataset in train_dataloader; name scenes '
-                              f'in place of --config for other datasets.')
+            raise ConfigError(
+                f'{path} has no SceneStackDataset in train_dataloader; name scenes '
+                f'in place of --config for other datasets.'
+            )
         statistics = sensor_statistics(stacks[0], samples)
         wavelengths = sensor_wavelengths(stacks[0])
     except (UserError, FileNotFoundError) as error:

@@ -4,6 +4,7 @@
 gap it closes and when it can be removed. Gaps of a vendor's device stack are closed by the
 accelerator, see ``Accelerator.replace_operations``.
 """
+
 from . import mmcv_ops
 
 # Before the next imports, which import mmengine's runner: it checks for mmcv's ops.

@@ -7,6 +7,7 @@ such as the patch embedding of a ViT with few bands (pytorch/pytorch#169688). A 
 Remove when: `tests/unit/compat/test_amx_convolutions.py` passes without :func:`apply` on such a
 processor with the oldest torch of the main leg.
 """
+
 from __future__ import annotations
 
 import os

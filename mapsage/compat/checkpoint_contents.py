@@ -4,6 +4,7 @@ Gap: the host pickles whatever a hook, a dataset's metainfo or a scheduler puts 
 and a loader with an allow-list refuses it, which shows only when a run is resumed.
 Remove when: the host's ``save_checkpoint`` checks what it writes.
 """
+
 from __future__ import annotations
 
 import functools
@@ -53,7 +54,8 @@ def check_loadable(checkpoint: object) -> None:
         f'the checkpoint is not written, because it could not be read back: checkpoint{path} '
         f'{problem}. Only numbers, texts, lists, dicts, tensors, NumPy arrays and types of '
         f'MMEngine are read, since any other could run code. Store such values instead, or leave '
-        f'it out.{advice} ({reason})')
+        f'it out.{advice} ({reason})'
+    )
 
 
 def apply() -> bool:
@@ -61,8 +63,9 @@ def apply() -> bool:
     save = host.save_checkpoint
 
     @functools.wraps(save)
-    def check_and_save(checkpoint: object, *args: Any, write: Callable[..., None] = save,
-                       **kwargs: Any) -> None:
+    def check_and_save(
+        checkpoint: object, *args: Any, write: Callable[..., None] = save, **kwargs: Any
+    ) -> None:
         check_loadable(checkpoint)
         write(checkpoint, *args, **kwargs)
 
@@ -82,15 +85,20 @@ def _without_data(value: Any, ancestors: FrozenSet[int] = frozenset()) -> Any:
         ancestors: Ids of the containers around ``value``, which may contain themselves.
     """
     kind = type(value)
-    if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided \
-            and not value.is_quantized:
+    if (
+        kind in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not value.is_quantized
+    ):
         return None
     if kind is np.ndarray and not value.dtype.hasobject:
         return np.empty(0, value.dtype)
     if kind is HistoryBuffer:
         short: Any = HistoryBuffer()
-        vars(short).update((name, content[:1] if isinstance(content, np.ndarray) else content)
-                           for name, content in vars(value).items())
+        vars(short).update(
+            (name, content[:1] if isinstance(content, np.ndarray) else content)
+            for name, content in vars(value).items()
+        )
         return short
     if kind not in (dict, OrderedDict, list, tuple) or id(value) in ancestors:
         return value
@@ -135,5 +143,8 @@ def _children(value: object) -> Iterator[Tuple[object, object]]:
 
 def _type_name(value: object) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == 'builtins' else \
-        f'{kind.__module__}.{kind.__qualname__}'
+    return (
+        kind.__qualname__
+        if kind.__module__ == 'builtins'
+        else f'{kind.__module__}.{kind.__qualname__}'
+    )

@@ -6,6 +6,7 @@ other ways fail. Here an allow-list decides, with every torch. Neither mmengine 
 and torch ignores the checksums in its files.
 Remove when: the host's loaders have an allow-list and no fallback, and torch reads the checksums.
 """
+
 from __future__ import annotations
 
 import io
@@ -37,9 +38,11 @@ _MapLocation = Union[None, str, torch.device, Callable[..., Any], Dict[str, str]
 _ZIP_START = b'PK\x03\x04'
 _CHUNK_BYTES = 4 << 20
 # Messages with which torch's weights_only unpickler refuses an object (2.6 to 2.13).
-_REFUSED = re.compile(r'Unsupported global|unrecognized function|[Uu]nsupported class|'
-                      r'Can only (build|create|SETITEM|SETITEMS)|Trying to (load|instantiate)|'
-                      r'asks for attribute')
+_REFUSED = re.compile(
+    r'Unsupported global|unrecognized function|[Uu]nsupported class|'
+    r'Can only (build|create|SETITEM|SETITEMS)|Trying to (load|instantiate)|'
+    r'asks for attribute'
+)
 
 
 class UnsafeCheckpointError(UserError, pickle.UnpicklingError):
@@ -79,10 +82,12 @@ def _load(file: IO[bytes], filename: str, map_location: _MapLocation) -> Dict[st
             raise UnsafeCheckpointError(
                 f'checkpoint {filename} holds objects that could run code when loaded: '
                 f'{reason} If you trust its author, load it once yourself and save only its '
-                f'state_dict.') from error
+                f'state_dict.'
+            ) from error
         raise RuntimeError(
             f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
-            f'({type(error).__name__}: {reason}).') from error
+            f'({type(error).__name__}: {reason}).'
+        ) from error
 
 
 def _check_crc(file: IO[bytes]) -> None:
@@ -120,13 +125,14 @@ def _read_safetensors(filename: str, map_location: _MapLocation) -> Dict[str, An
     try:
         weights = load(content)
         # The format: 8 bytes with the length of a JSON header, then the header.
-        header = parse_json(content[8:8 + int.from_bytes(content[:8], 'little')])
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], 'little')])
         meta = parse_json(header.get('__metadata__', {}).get('meta', '{}'))
         if not isinstance(meta, dict):
             raise ValueError(f'its meta is {str(meta)[:40]!r}')
     except (SafetensorError, ValueError) as error:
-        raise RuntimeError(f'checkpoint {filename} is truncated or damaged, or no safetensors file '
-                           f'({error}).') from error
+        raise RuntimeError(
+            f'checkpoint {filename} is truncated or damaged, or no safetensors file ({error}).'
+        ) from error
     if isinstance(map_location, (str, torch.device)):
         weights = {name: weight.to(map_location) for name, weight in weights.items()}
     return dict(state_dict=weights, meta=meta)
@@ -149,8 +155,9 @@ def read_checkpoint(file: IO[bytes], map_location: _MapLocation = None) -> Dict[
 def apply() -> bool:
     """Make MMEngine load local files with :func:`load_from_local`."""
     CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
-    CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=load_from_http,
-                                     force=True)
+    CheckpointLoader.register_scheme(
+        prefixes=('http://', 'https://'), loader=load_from_http, force=True
+    )
     # The loaders of torchvision:// and open-mmlab:// look this function up in the module.
     checkpoint.load_from_http = load_from_http
     # The loaders of s3://, petrel://, pavi:// and open-mmlab:// call torch.load, and onedl-mmengine
@@ -164,8 +171,9 @@ class _TorchOfLoaders(Delegate):
     """The module ``torch`` as MMEngine's loaders see it, whose ``load`` has the allow-list."""
 
     @staticmethod
-    def load(file: Union[str, IO[bytes]], map_location: _MapLocation = None, **_: Any
-             ) -> Dict[str, Any]:
+    def load(
+        file: Union[str, IO[bytes]], map_location: _MapLocation = None, **_: Any
+    ) -> Dict[str, Any]:
         if isinstance(file, str):
             return load_from_local(file, map_location)
         return _load(file, 'of the storage', map_location)
@@ -176,13 +184,19 @@ def _state_of_buffer(buffer: HistoryBuffer) -> Dict[str, Any]:
 
     The allow-list refuses these functions, and the class has them anyway.
     """
-    return dict(vars(buffer), statistics_methods={
-        name: method for name, method in buffer._statistics_methods.items()
-        if name in _METHODS[HistoryBuffer]})
+    return dict(
+        vars(buffer),
+        statistics_methods={
+            name: method
+            for name, method in buffer._statistics_methods.items()
+            if name in _METHODS[HistoryBuffer]
+        },
+    )
 
 
-def load_from_http(filename: str, map_location: _MapLocation = None,
-                   model_dir: Optional[str] = None) -> Dict[str, Any]:
+def load_from_http(
+    filename: str, map_location: _MapLocation = None, model_dir: Optional[str] = None
+) -> Dict[str, Any]:
     """Download a checkpoint once per node, and load it like a local one. Collective.
 
     Args:
@@ -209,7 +223,8 @@ class _OneCycle:
 # Methods that MMEngine's states pickle as calls of ``getattr``.
 _METHODS: Dict[type, Tuple[str, ...]] = {
     HistoryBuffer: ('min', 'max', 'current', 'mean'),
-    _OneCycle: ('_annealing_cos', '_annealing_linear')}
+    _OneCycle: ('_annealing_cos', '_annealing_linear'),
+}
 
 
 def _get_method(owner: object, name: str) -> Callable[..., object]:
@@ -250,22 +265,32 @@ class _RestrictedPickle:
     # Functions that torch writes into a state dict, and containers (torch/_utils.py, 1.10 to 2.5).
     _TORCH_NAMES = ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter')
     _PLAIN = {
-        'collections.OrderedDict', 'collections.defaultdict', 'collections.Counter',
-        'builtins.set', 'builtins.dict', 'builtins.slice', 'builtins.complex',
-        'builtins.bytearray', '_codecs.encode', 'torch.Size', 'torch.device'
+        'collections.OrderedDict',
+        'collections.defaultdict',
+        'collections.Counter',
+        'builtins.set',
+        'builtins.dict',
+        'builtins.slice',
+        'builtins.complex',
+        'builtins.bytearray',
+        '_codecs.encode',
+        'torch.Size',
+        'torch.device',
     }
 
     class Unpickler(pickle.Unpickler):
-
         def find_class(self, module: str, name: str) -> object:
             module = {'__builtin__': 'builtins'}.get(module, module)
             full_name = f'{module}.{name}'
             if full_name in _allowed():
                 return _allowed()[full_name]
             attribute: object = getattr(torch, name, None) if module == 'torch' else None
-            if (full_name in _RestrictedPickle._PLAIN or isinstance(attribute, torch.dtype)
-                    or (attribute is not None and name.endswith('Storage'))
-                    or (module == 'torch._utils' and name in _RestrictedPickle._TORCH_NAMES)):
+            if (
+                full_name in _RestrictedPickle._PLAIN
+                or isinstance(attribute, torch.dtype)
+                or (attribute is not None and name.endswith('Storage'))
+                or (module == 'torch._utils' and name in _RestrictedPickle._TORCH_NAMES)
+            ):
                 return super().find_class(module, name)
             raise UnsafeCheckpointError(f'{full_name} is not on the allow-list.')
 

@@ -5,6 +5,7 @@ requested: at the start on every rank, for each visualizer, and at each checkpoi
 This takes a third of a second or more for a config of 100 lines.
 Remove when: ``Config.pretty_text`` of every supported mmengine caches its text.
 """
+
 from __future__ import annotations
 
 from typing import Dict

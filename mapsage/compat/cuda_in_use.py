@@ -6,6 +6,7 @@ GPUs in the log, and asks CUDA for the memory of ``model.output_device``, which 
 a cuda device" where the outputs are elsewhere, as they may be in a model over a GPU and the CPU.
 Remove when: mmengine asks ``get_device()`` there, and queries the memory of CUDA devices only.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -14,8 +15,12 @@ from mmengine.device import get_device, get_max_cuda_memory, is_cuda_available
 from mmengine.runner import LogProcessor, Runner
 
 # By name, because mmengine.utils.dl_utils.collect_env is also the name of a function.
-_MODULES = ('mmengine.hooks.empty_cache_hook', 'mmengine.runner.log_processor',
-            'mmengine.runner.utils', 'mmengine.utils.dl_utils.collect_env')
+_MODULES = (
+    'mmengine.hooks.empty_cache_hook',
+    'mmengine.runner.log_processor',
+    'mmengine.runner.utils',
+    'mmengine.utils.dl_utils.collect_env',
+)
 
 _host_max_memory = LogProcessor._get_max_memory
 

@@ -5,6 +5,7 @@ Gap: with ``randomness.deterministic=True`` PyTorch (1.10 to 2.14) refuses the b
 order. Bilinear upsampling, which was refused too, has a deterministic path in newer versions.
 Remove when: tests/cuda/test_deterministic_training.py passes without this file.
 """
+
 from __future__ import annotations
 
 from typing import Optional, Tuple, Union
@@ -19,14 +20,14 @@ _adaptive_avg_pool2d = functional.adaptive_avg_pool2d
 def _deterministic_pool(input: torch.Tensor, output_size: BroadcastingList2[int]) -> torch.Tensor:
     # TorchScript must not compile the deterministic path, as in PyTorch's own interpolate().
     if not torch.jit.is_scripting():
-        if (input.is_cuda and input.requires_grad
-                and torch.are_deterministic_algorithms_enabled()):
+        if input.is_cuda and input.requires_grad and torch.are_deterministic_algorithms_enabled():
             return _pool(input, output_size)
     return _adaptive_avg_pool2d(input, output_size)
 
 
-def _pool(input: torch.Tensor,
-          output_size: Union[int, Tuple[Optional[int], Optional[int]]]) -> torch.Tensor:
+def _pool(
+    input: torch.Tensor, output_size: Union[int, Tuple[Optional[int], Optional[int]]]
+) -> torch.Tensor:
     sides = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
     if tuple(sides) == (1, 1):
         # A mean over all pixels, which is deterministic in PyTorch.
@@ -43,8 +44,13 @@ def _pool_side(input: torch.Tensor, dim: int, count: Optional[int]) -> torch.Ten
         return input
     starts = [index * size // count for index in range(count)]
     ends = [-(-(index + 1) * size // count) for index in range(count)]
-    return torch.cat([input.narrow(dim, start, end - start).mean(dim, keepdim=True)
-                      for start, end in zip(starts, ends)], dim)
+    return torch.cat(
+        [
+            input.narrow(dim, start, end - start).mean(dim, keepdim=True)
+            for start, end in zip(starts, ends)
+        ],
+        dim,
+    )
 
 
 def apply() -> None:

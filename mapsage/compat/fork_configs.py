@@ -5,6 +5,7 @@ is named ``onedl-mmsegmentation``. A config that inherits from ``mmseg::`` ended
 "mmsegmentation is not installed".
 Remove when: onedl-mmengine finds the configs of onedl-mmsegmentation.
 """
+
 from __future__ import annotations
 
 from mmengine.config.utils import MODULE2PACKAGE

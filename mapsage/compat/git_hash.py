@@ -6,6 +6,7 @@ keeps it open as long as it lives, and the training hangs. This happened with dy
 of the training.
 Remove when: ``get_git_hash`` of every supported mmengine caches its answer.
 """
+
 from __future__ import annotations
 
 import functools

@@ -5,6 +5,7 @@ mask of another size therefore trains the model on shifted labels, or fails late
 name, when a batch is stacked.
 Remove when: mmseg's ``LoadAnnotations`` compares the sizes.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -55,7 +56,8 @@ def _check_size(data: Dict[str, Any]) -> None:
     raise LabelSizeError(
         f'{f"mask {name}" if name else "its mask"} has {mask.shape[1]}x{mask.shape[0]} pixels and '
         f'image {data.get("img_path")} {width}x{height} (width x height), expected one size. '
-        f'Correct the file that is wrong, or export both in the same size.')
+        f'Correct the file that is wrong, or export both in the same size.'
+    )
 
 
 def apply() -> None:

@@ -7,6 +7,7 @@ ranks on a machine with fewer cards, for ranks that see one card each, and inste
 error about more ranks than cards. It also starts CUDA's driver in runs on the CPU.
 Remove when: mmengine builds its logger for ``LOCAL_RANK=1`` with one visible CUDA device.
 """
+
 from __future__ import annotations
 
 import os

@@ -4,6 +4,7 @@ Gap: on a full disk, MMEngine's ``LocalVisBackend`` ends the run with an error t
 and may leave half a line. Python's ``logging`` prints a traceback for every line of the log.
 Remove when: mmengine warns where it cannot append to its scalars and its log.
 """
+
 from __future__ import annotations
 
 import logging
@@ -17,11 +18,13 @@ from mmengine.visualization import LocalVisBackend
 _host_init = MMLogger.__init__
 
 
-def _append_scalars(self: LocalVisBackend, value_dict: Dict[str, Any], file_path: str,
-                    file_format: str) -> None:
+def _append_scalars(
+    self: LocalVisBackend, value_dict: Dict[str, Any], file_path: str, file_format: str
+) -> None:
     """Append a line of scalars, in the bytes of MMEngine."""
     # Not at the top: this room is imported before the others.
     from mapsage.host.log_lines import append_line
+
     append_line(file_path, dump(value_dict, file_format=file_format))
 
 
@@ -46,6 +49,7 @@ class _Reporter:
     def __call__(self, record: logging.LogRecord) -> None:
         """Print a sentence for the first OSError; leave other errors to Python."""
         from mapsage.host.log_lines import describe_lost_lines
+
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             logging.FileHandler.handleError(self._handler, record)

@@ -10,6 +10,7 @@ first batch of that epoch, but with the checkpoint's iteration number, so that t
 these batches twice and ends after more than its last iteration.
 Remove when: the host's loop continues after the batches that are done.
 """
+
 from __future__ import annotations
 
 import itertools

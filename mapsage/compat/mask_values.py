@@ -5,6 +5,7 @@ without a check. A mask of 16 bits with the value 256 teaches class 0, one of fl
 1. Masks of 8 bits are not touched.
 Remove when: the host checks the values before it converts them.
 """
+
 from __future__ import annotations
 
 from types import FunctionType, SimpleNamespace
@@ -25,8 +26,11 @@ def apply() -> None:
             from mapsage.geo.labels import byte_labels
 
             mask = mmcv.imfrombytes(*args, **kwargs)
-            return byte_labels(mask, results['seg_map_path']) if isinstance(
-                mask, np.ndarray) and mask.dtype.kind in 'iuf' else mask
+            return (
+                byte_labels(mask, results['seg_map_path'])
+                if isinstance(mask, np.ndarray) and mask.dtype.kind in 'iuf'
+                else mask
+            )
 
         # The host's method, which decodes the mask with this function.
         names = dict(stock.__globals__, mmcv=SimpleNamespace(imfrombytes=imfrombytes))

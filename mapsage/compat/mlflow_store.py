@@ -7,6 +7,7 @@ store, which doubles them each time.
 Remove when: ``MLflowVisBackend`` of every supported mmengine has a default that mlflow 3 accepts,
 and uploads only the files of the run.
 """
+
 from __future__ import annotations
 
 import os
@@ -32,7 +33,8 @@ def apply() -> None:
 
 
 def _with_defaults(
-        init_env: Callable[[MLflowVisBackend], None]) -> Callable[[MLflowVisBackend], None]:
+    init_env: Callable[[MLflowVisBackend], None],
+) -> Callable[[MLflowVisBackend], None]:
     def init_with_defaults(backend: MLflowVisBackend) -> None:
         """Use the store of the config, of the environment, or a database in the work dir."""
         folder = Path(os.path.abspath(backend._save_dir))
@@ -47,8 +49,9 @@ def _with_defaults(
             _chosen_uris.add(backend._tracking_uri)
             # By default, a database stores artifacts in the folder where the program was started,
             # and the existing experiment 'Default' would do so too.
-            backend._artifact_location = backend._artifact_location or \
-                (work_dir / _ARTIFACTS).as_uri()
+            backend._artifact_location = (
+                backend._artifact_location or (work_dir / _ARTIFACTS).as_uri()
+            )
             backend._exp_name = backend._exp_name or work_dir.name
         if run is not None:
             backend._run_name = backend._run_name or run.name

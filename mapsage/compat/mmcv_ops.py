@@ -6,6 +6,7 @@ mmcv-lite does not have. onedl-mmsegmentation guards these imports, and its modu
 for every op if they are imported before MapSage; so do modules of mmcv and of users.
 Remove when: every supported mmseg imports without ``mmcv._ext``.
 """
+
 from __future__ import annotations
 
 import ast
@@ -36,7 +37,8 @@ class _MissingOps(types.ModuleType):
             raise MissingOpError(
                 f'the compiled mmcv op {name!r} was called, and the installed mmcv has no compiled '
                 f'ops. Install a full mmcv built for your torch (`pip install "mmcv<2.2.0"`, or '
-                f'onedl-mmcv built with MMCV_WITH_OPS=1), or choose a model that needs none.')
+                f'onedl-mmcv built with MMCV_WITH_OPS=1), or choose a model that needs none.'
+            )
 
         missing.__name__ = name
         return missing
@@ -70,8 +72,9 @@ def _bind_missing_ops(module: types.ModuleType) -> None:
             importlib.import_module('mmcv.ops')
             for bound_name, source, name in imports:
                 if getattr(module, bound_name, None) is None:
-                    setattr(module, bound_name,
-                            getattr(importlib.import_module(source), name, None))
+                    setattr(
+                        module, bound_name, getattr(importlib.import_module(source), name, None)
+                    )
 
 
 def _guarded_imports(module: types.ModuleType) -> Iterator[List[Tuple[str, str, str]]]:
@@ -89,9 +92,15 @@ def _guarded_imports(module: types.ModuleType) -> Iterator[List[Tuple[str, str, 
         return
     for block in blocks:
         if isinstance(block, ast.Try):
-            yield [(alias.asname or alias.name,
-                    importlib.util.resolve_name('.' * statement.level + (statement.module or ''),
-                                                module.__package__),
-                    alias.name)
-                   for statement in block.body if isinstance(statement, ast.ImportFrom)
-                   for alias in statement.names]
+            yield [
+                (
+                    alias.asname or alias.name,
+                    importlib.util.resolve_name(
+                        '.' * statement.level + (statement.module or ''), module.__package__
+                    ),
+                    alias.name,
+                )
+                for statement in block.body
+                if isinstance(statement, ast.ImportFrom)
+                for alias in statement.names
+            ]

@@ -5,6 +5,7 @@ MMEngine's data elements lack the method, so labels stay in pageable memory, and
 each copy of a label to the device.
 Remove when: mmengine's ``BaseDataElement`` has the method.
 """
+
 from __future__ import annotations
 
 import torch

@@ -4,6 +4,7 @@ Gap: mmengine's formatter writes them as they are, so the name of a file can mov
 terminal that shows the log, clear the screen or change the window's title.
 Remove when: the host's formatter escapes the message and not its own colors.
 """
+
 from __future__ import annotations
 
 import logging
@@ -20,9 +21,19 @@ def _format_printable(formatter: MMFormatter, record: logging.LogRecord) -> Prin
     trace = record.exc_text
     if record.exc_info and not trace:
         trace = formatter.formatException(record.exc_info)
-    return PrintableText(_format(formatter, logging.makeLogRecord(dict(
-        vars(record), msg=printable(record.getMessage()), args=None,
-        exc_text=printable(trace) if trace else None))))
+    return PrintableText(
+        _format(
+            formatter,
+            logging.makeLogRecord(
+                dict(
+                    vars(record),
+                    msg=printable(record.getMessage()),
+                    args=None,
+                    exc_text=printable(trace) if trace else None,
+                )
+            ),
+        )
+    )
 
 
 def apply() -> None:

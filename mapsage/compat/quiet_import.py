@@ -5,6 +5,7 @@ lines for eight ranks. It logs the message at DEBUG level without a logger, and 
 messages.
 Remove when: onedl-mmsegmentation can be imported silently.
 """
+
 from __future__ import annotations
 
 import contextlib

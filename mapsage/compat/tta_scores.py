@@ -8,6 +8,7 @@ Gap, in ``SegTTAModel.merge_preds`` of mmseg 1.2.2 and onedl-mmsegmentation:
 - The merged sample has the ``seg_logits`` of the last view only.
 Remove when: the host does none of this, or averages the results of ``predict``.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Optional
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from mmseg.structures import SegDataSample
 
 
-def _merge(self: BaseTTAModel,
-           data_samples_list: List[List[SegDataSample]]) -> List[SegDataSample]:
+def _merge(self: BaseTTAModel, data_samples_list: List[List[SegDataSample]]) -> List[SegDataSample]:
     """Return the mean of the views' class probabilities, for each image.
 
     Args:
@@ -41,16 +41,18 @@ def _merge(self: BaseTTAModel,
     are_scores = binary or getattr(head, 'gives_scores', False)
     for views in data_samples_list:
         views_logits: List[torch.Tensor] = [view.seg_logits.data for view in views]
-        probabilities = views_logits if are_scores else [
-            logits.softmax(dim=0) for logits in views_logits]
+        probabilities = (
+            views_logits if are_scores else [logits.softmax(dim=0) for logits in views_logits]
+        )
         mean: torch.Tensor = sum(probabilities) / len(views)  # type: ignore[assignment]
         if binary:
             labels = (mean > self.module.decode_head.threshold).to(mean)
         else:
             labels = mean.argmax(dim=0, keepdim=True)
         logits = mean if are_scores else mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
-        views[0].set_data(dict(seg_logits=PixelData(data=logits),
-                               pred_sem_seg=PixelData(data=labels)))
+        views[0].set_data(
+            dict(seg_logits=PixelData(data=logits), pred_sem_seg=PixelData(data=labels))
+        )
         merged.append(views[0])
     return merged
 
@@ -58,4 +60,5 @@ def _merge(self: BaseTTAModel,
 def apply() -> None:
     """Replace the method."""
     from mmseg.models import SegTTAModel
+
     SegTTAModel.merge_preds = _merge

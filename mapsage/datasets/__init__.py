@@ -21,9 +21,22 @@ from .stacks import (
 )
 
 __all__ = [
-    'BandDataPreProcessor', 'CocoPolygonDataset', 'DropDates', 'GeoTiffDataset',
-    'GroupedViewsSampler', 'LabelScore', 'LoadBoxPseudoMasks', 'LoadGeoTiffLabels',
-    'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'LoadSceneStack', 'MMRS1MDataset',
-    'NWPUPolygonDataset', 'PackSegInputs', 'PackStackInputs', 'SceneStackDataset',
-    'SegDataPreProcessor', 'StackDataPreProcessor'
+    'BandDataPreProcessor',
+    'CocoPolygonDataset',
+    'DropDates',
+    'GeoTiffDataset',
+    'GroupedViewsSampler',
+    'LabelScore',
+    'LoadBoxPseudoMasks',
+    'LoadGeoTiffLabels',
+    'LoadGeoTiffWindow',
+    'LoadPolygonAnnotations',
+    'LoadSceneStack',
+    'MMRS1MDataset',
+    'NWPUPolygonDataset',
+    'PackSegInputs',
+    'PackStackInputs',
+    'SceneStackDataset',
+    'SegDataPreProcessor',
+    'StackDataPreProcessor',
 ]

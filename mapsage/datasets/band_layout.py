@@ -4,6 +4,7 @@ Shapes:
     bands first  (bands, height, width)
     bands last   (height, width, bands)
 """
+
 from __future__ import annotations
 
 import cv2
@@ -26,9 +27,10 @@ def bands_first(image: np.ndarray) -> np.ndarray:
     # A mirrored image is a view that runs backwards, which OpenCV would copy slowly.
     mirrored = [image.strides[axis] < 0 for axis in (0, 1)]
     if any(mirrored):
-        image = image[::-1 if mirrored[0] else 1, ::-1 if mirrored[1] else 1]
-        image = cv2.flip(image, {(True, False): 0, (False, True): 1, (True, True): -1}[
-            mirrored[0], mirrored[1]])
+        image = image[:: -1 if mirrored[0] else 1, :: -1 if mirrored[1] else 1]
+        image = cv2.flip(
+            image, {(True, False): 0, (False, True): 1, (True, True): -1}[mirrored[0], mirrored[1]]
+        )
     bands = np.empty((image.shape[2], *image.shape[:2]), image.dtype)
     cv2.split(image, list(bands))
     return bands

@@ -3,6 +3,7 @@
 MMSegmentation's preprocessor accepts a mean of one or three channels only. `BandDataPreProcessor`
 removes this limit; everything else it does is in `batch_preprocessor.py`.
 """
+
 from __future__ import annotations
 
 from typing import Any, Optional, Sequence
@@ -28,12 +29,17 @@ class BandDataPreProcessor(SegDataPreProcessor):
         ValueError: If ``mean`` and ``std`` differ in length, or a value of ``std`` is not positive.
     """
 
-    def __init__(self, mean: Optional[Sequence[float]] = None,
-                 std: Optional[Sequence[float]] = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        mean: Optional[Sequence[float]] = None,
+        std: Optional[Sequence[float]] = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if (mean is None) != (std is None) or len(mean or ()) != len(std or ()):
-            raise ValueError(f'mean={mean} and std={std}, expected two lists with one number for '
-                             'each band')
+            raise ValueError(
+                f'mean={mean} and std={std}, expected two lists with one number for each band'
+            )
         if mean is None or std is None:
             return
         if min(std) <= 0:

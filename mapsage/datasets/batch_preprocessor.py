@@ -9,6 +9,7 @@ Shapes:
     after forward  (N, C, H', W') float32, padded below and on the right
     mean, std      (C, 1, 1), or (1, 1, 1) for all channels
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple, Union
@@ -61,8 +62,9 @@ class SegDataPreProcessor(_SegDataPreProcessor):
         if images is None:
             return super().forward(data, training)
         samples: Any = data.get('data_samples', None)
-        assert samples is not None or not training, \
+        assert samples is not None or not training, (
             'During training, `data_samples` must be define.'
+        )
         if self._converts and images.shape[1] == 3:
             images = images[:, [2, 1, 0]]
         if training:
@@ -80,8 +82,9 @@ class SegDataPreProcessor(_SegDataPreProcessor):
             images, samples = self.batch_augments(images, samples)
         return dict(inputs=images, data_samples=samples)
 
-    def _pad_labels(self, images: torch.Tensor, samples: Optional[List[Any]],
-                    padding: Dict[str, Any]) -> Tuple[torch.Size, List[Any]]:
+    def _pad_labels(
+        self, images: torch.Tensor, samples: Optional[List[Any]], padding: Dict[str, Any]
+    ) -> Tuple[torch.Size, List[Any]]:
         """Return the height and width to pad to, and the samples with padded labels.
 
         If ``samples`` is None, the second value is a dict per image for the metainfo of its sample.
@@ -89,8 +92,9 @@ class SegDataPreProcessor(_SegDataPreProcessor):
         # MMSegmentation's function computes sizes and pads labels. It gets images without channels,
         # because padding those costs nothing.
         empty = [torch.empty(0, *images.shape[2:])] * len(images)
-        stack, samples = stack_batch(empty, samples, pad_val=self.pad_val,
-                                     seg_pad_val=self.seg_pad_val, **padding)
+        stack, samples = stack_batch(
+            empty, samples, pad_val=self.pad_val, seg_pad_val=self.seg_pad_val, **padding
+        )
         return stack.shape[2:], samples
 
     def _normalize(self, images: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -100,8 +104,9 @@ class SegDataPreProcessor(_SegDataPreProcessor):
             # Normalized in place below. That is safe, because `_stack` made a new tensor.
             batch = inside = images.float()
         else:
-            batch = torch.full((*images.shape[:2], *shape), self.pad_val, dtype=torch.float32,
-                               device=images.device)
+            batch = torch.full(
+                (*images.shape[:2], *shape), self.pad_val, dtype=torch.float32, device=images.device
+            )
             inside = batch[:, :, :height, :width]
             inside.copy_(images)
         if self._enable_normalize:
@@ -121,24 +126,29 @@ class SegDataPreProcessor(_SegDataPreProcessor):
         Returns None if they differ in shape, dtype or device, or cannot be normalized in place.
         """
         if not isinstance(images, (list, tuple, torch.Tensor)) or not all(
-                isinstance(image, torch.Tensor) and image.dim() == 3 for image in images):
+            isinstance(image, torch.Tensor) and image.dim() == 3 for image in images
+        ):
             return None
         kinds = {(image.shape, image.dtype, image.device) for image in images}
         if len(kinds) != 1:
             return None
-        (shape, _, _), = kinds
+        ((shape, _, _),) = kinds
         # A mean with more channels than the image, or of float64, would change the shape or dtype
         # of the result.
         in_place = not self._enable_normalize or all(
             len(statistic) in (1, shape[0])
             and torch.promote_types(torch.float32, statistic.dtype) == torch.float32
-            for statistic in (self.mean, self.std))
+            for statistic in (self.mean, self.std)
+        )
         return torch.stack(tuple(images)) if in_place else None
 
 
 def _is_pinned(value: Union[torch.Tensor, BaseDataElement]) -> bool:
     """Return whether a tensor, or every tensor of a data element, is in pinned host memory."""
     if isinstance(value, BaseDataElement):
-        return all(_is_pinned(field) for field in value.values()
-                   if isinstance(field, (torch.Tensor, BaseDataElement)))
+        return all(
+            _is_pinned(field)
+            for field in value.values()
+            if isinstance(field, (torch.Tensor, BaseDataElement))
+        )
     return bool(value.device.type == 'cpu' and value.is_pinned())

@@ -4,6 +4,7 @@ MMSegmentation packs label maps as int64, eight times the bytes. `narrow_labels`
 `widen_labels` in the preprocessor, once the labels are on the device. Only a run on a card
 with MapSage's preprocessor narrows them, since nothing else would widen them.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -28,8 +29,13 @@ def narrow_labels(sample: Any) -> Any:
     if type(labels) is not PixelData or labels.keys() != ['data'] or labels.metainfo_keys():
         return sample
     data = labels.data
-    if isinstance(data, torch.Tensor) and data.dtype == torch.int64 and data.numel() \
-            and data.min() >= 0 and data.max() <= 255:
+    if (
+        isinstance(data, torch.Tensor)
+        and data.dtype == torch.int64
+        and data.numel()
+        and data.min() >= 0
+        and data.max() <= 255
+    ):
         data_sample.gt_sem_seg = ByteLabels(data=data.to(torch.uint8))
     return sample
 

@@ -3,6 +3,7 @@
 The views get their augmentations from the pipeline, as any sample does. The sampler only repeats
 indices, so a dataset that draws a new random window for every sample cannot be used with it.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, Optional
@@ -31,15 +32,17 @@ class GroupedViewsSampler(Sampler):
         ValueError: If ``views`` is less than 1, or every view would be another random window.
     """
 
-    def __init__(self, dataset: object, views: int, sampler: Dict[str, Any],
-                 seed: Optional[int] = None) -> None:
+    def __init__(
+        self, dataset: object, views: int, sampler: Dict[str, Any], seed: Optional[int] = None
+    ) -> None:
         if views < 1:
             raise ValueError(f'views={views}, expected 1 or more.')
         if views > 1 and _redraws(dataset):
             raise ValueError(
                 'GroupedViewsSampler with random windows, and a new window for every sample: the '
                 f'{views} views of a group would show {views} places. Set redraw=False in windows= '
-                'of the GeoTiffDataset.')
+                'of the GeoTiffDataset.'
+            )
         self.views = views
         self.sampler = DATA_SAMPLERS.build(sampler, default_args=dict(dataset=dataset, seed=seed))
         self.seed = getattr(self.sampler, 'seed', seed)

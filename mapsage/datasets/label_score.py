@@ -3,6 +3,7 @@
 Such a score needs no model, so it is computed in the loader's worker that loads the tile. The hook
 that selects tiles by it is in `mapsage/sampling/hooks/`.
 """
+
 from __future__ import annotations
 
 import math
@@ -37,13 +38,19 @@ class LabelScore(BaseTransform):
         ValueError: If ``metric`` is unknown, or ``classes`` is missing or superfluous for it.
     """
 
-    def __init__(self, metric: str = 'class_entropy', classes: Optional[Sequence[int]] = None,
-                 ignore_index: int = 255) -> None:
+    def __init__(
+        self,
+        metric: str = 'class_entropy',
+        classes: Optional[Sequence[int]] = None,
+        ignore_index: int = 255,
+    ) -> None:
         if metric not in METRICS:
             raise ValueError(f'metric={metric!r}, expected one of {", ".join(METRICS)}.')
         if (metric == 'rare_classes') != bool(classes):
-            raise ValueError(f'metric={metric!r} with classes={classes}: rare_classes needs class '
-                             f'indices, for example classes=[1, 3]; the other metrics take none.')
+            raise ValueError(
+                f'metric={metric!r} with classes={classes}: rare_classes needs class '
+                f'indices, for example classes=[1, 3]; the other metrics take none.'
+            )
         self.metric, self.classes, self.ignore_index = metric, list(classes or ()), ignore_index
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -59,8 +66,10 @@ class LabelScore(BaseTransform):
         """
         labels = label_map(sample)
         if labels is None:
-            raise ValueError('LabelScore: a sample has no gt_sem_seg of one channel. Load labels '
-                             'in the training pipeline, and pack them (PackSegInputs).')
+            raise ValueError(
+                'LabelScore: a sample has no gt_sem_seg of one channel. Load labels '
+                'in the training pipeline, and pack them (PackSegInputs).'
+            )
         known = labels[labels != self.ignore_index]
         if not known.size:
             return 0.0

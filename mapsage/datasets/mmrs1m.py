@@ -3,6 +3,7 @@
 MMRS-1M has no masks. A segmentation training on it learns from boxes filled with their class, and
 its scores say how well boxes are predicted. `mmrs1m_records.py` parses the files.
 """
+
 from __future__ import annotations
 
 import logging
@@ -33,7 +34,8 @@ _REFUSAL = (
     "Vaihingen, iSAID, COCO polygons, GeoTIFF), or use its records with task='classification' or "
     "task='box'. "
     'With box_supervised=True, boxes filled with their class stand in for masks: scores then '
-    'measure how well boxes are found, not how well objects are outlined.')
+    'measure how well boxes are found, not how well objects are outlined.'
+)
 
 
 @DATASETS.register_module()
@@ -72,14 +74,16 @@ class MMRS1MDataset(BaseSegDataset):
             ``box_supervised`` is False.
     """
 
-    def __init__(self,
-                 ann_file: str,
-                 task: str = 'segmentation',
-                 box_supervised: bool = False,
-                 ignore_ring: int = 3,
-                 names: Optional[Dict[str, str]] = None,
-                 metainfo: Optional[Dict[str, Any]] = None,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        ann_file: str,
+        task: str = 'segmentation',
+        box_supervised: bool = False,
+        ignore_ring: int = 3,
+        names: Optional[Dict[str, str]] = None,
+        metainfo: Optional[Dict[str, Any]] = None,
+        **kwargs: Any,
+    ) -> None:
         tasks = ('segmentation', 'classification', 'box')
         if task not in tasks:
             raise ValueError(f'task={task!r} is not offered; choose one of {tasks}')
@@ -97,15 +101,21 @@ class MMRS1MDataset(BaseSegDataset):
         super().__init__(ann_file=ann_file, metainfo=metainfo, **kwargs)
         if task == 'segmentation':
             self._metainfo['supervision'] = 'box-supervised'
-            print_log(f'box-supervised: the masks of {self.ann_file} are filled boxes with an '
-                      f'ignored ring of {ignore_ring} pixels, no segmentation labels; scores '
-                      'against them are not segmentation scores', 'current', logging.WARNING)
+            print_log(
+                f'box-supervised: the masks of {self.ann_file} are filled boxes with an '
+                f'ignored ring of {ignore_ring} pixels, no segmentation labels; scores '
+                'against them are not segmentation scores',
+                'current',
+                logging.WARNING,
+            )
 
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per record, in the order of the file."""
         path = Path(self.ann_file)
-        return [self._build_entry(conversation, number, f'{path}: record {number}')
-                for number, conversation in enumerate(read_conversations(path))]
+        return [
+            self._build_entry(conversation, number, f'{path}: record {number}')
+            for number, conversation in enumerate(read_conversations(path))
+        ]
 
     def records(self) -> Iterator[Dict[str, Any]]:
         """Yield the content of each record, for programs other than a segmentation training.
@@ -123,26 +133,39 @@ class MMRS1MDataset(BaseSegDataset):
                 continue
             with Image.open(info['img_path']) as image:
                 width, height = image.size
-            yield dict(common, objects=[
-                dict(phrase=phrase, box=undo_padding(Box(*box), width, height, info['where']))
-                for phrase, box in info['objects']])
+            yield dict(
+                common,
+                objects=[
+                    dict(phrase=phrase, box=undo_padding(Box(*box), width, height, info['where']))
+                    for phrase, box in info['objects']
+                ],
+            )
 
     def _build_entry(self, conversation: Conversation, number: int, where: str) -> Dict[str, Any]:
         """Return the entry of a record; ``where`` names the record in error messages."""
         path = Path(self.data_prefix.get('img_path') or '') / conversation.image
         if not path.is_file():
-            raise ValueError(f'{where}: the image {path} does not exist; check data_root='
-                             f'{self.data_root!r} and data_prefix={self.data_prefix}, or copy it')
-        info = dict(img_path=str(path), record=number, where=where, label_map=None,
-                    reduce_zero_label=self.reduce_zero_label, seg_fields=[])
+            raise ValueError(
+                f'{where}: the image {path} does not exist; check data_root='
+                f'{self.data_root!r} and data_prefix={self.data_prefix}, or copy it'
+            )
+        info = dict(
+            img_path=str(path),
+            record=number,
+            where=where,
+            label_map=None,
+            reduce_zero_label=self.reduce_zero_label,
+            seg_fields=[],
+        )
         if self.task == 'classification':
             name = read_class(conversation, where)
             return dict(info, gt_label=self._class_index(name, where, 0))
         objects = read_objects(conversation, where)
         info['objects'] = [(phrase, tuple(box)) for phrase, box in objects]
         if self.task == 'segmentation':
-            info['labels'] = [self._class_index(object_name(phrase), where, 1)
-                              for phrase, _ in objects]
+            info['labels'] = [
+                self._class_index(object_name(phrase), where, 1) for phrase, _ in objects
+            ]
             info['ignore_ring'] = self.ignore_ring
             info['ignore_index'] = self.ignore_index
         return info
@@ -156,9 +179,11 @@ class MMRS1MDataset(BaseSegDataset):
         classes = list(self._metainfo['classes'])
         index = find_class(self.names.get(name.lower(), name).lower(), classes[first:])
         if index < 0:
-            raise ValueError(f'{where} names {name!r}, which is not one of the classes '
-                             f'{classes[first:]}; add it to metainfo, or map it with names='
-                             f'{{{name.lower()!r}: <class>}}')
+            raise ValueError(
+                f'{where} names {name!r}, which is not one of the classes '
+                f'{classes[first:]}; add it to metainfo, or map it with names='
+                f'{{{name.lower()!r}: <class>}}'
+            )
         return index + first
 
 
@@ -179,16 +204,22 @@ class LoadBoxPseudoMasks(BaseTransform):
             ValueError: If a box lies outside its image.
         """
         height, width = results['ori_shape'][:2]
-        boxes = [undo_padding(Box(*box), width, height, results['where'])
-                 for _, box in results['objects']]
+        boxes = [
+            undo_padding(Box(*box), width, height, results['where'])
+            for _, box in results['objects']
+        ]
         mask = np.zeros((height, width), np.uint8)
         ring = results['ignore_ring']
-        by_size = sorted(zip(boxes, results['labels']),
-                         key=lambda item: (item[0].x0 - item[0].x1) * (item[0].y1 - item[0].y0))
+        by_size = sorted(
+            zip(boxes, results['labels']),
+            key=lambda item: (item[0].x0 - item[0].x1) * (item[0].y1 - item[0].y0),
+        )
         for box, label in by_size:
             x0, y0, x1, y1 = (round(edge) for edge in box)
-            mask[max(y0 - ring, 0):y1 + ring, max(x0 - ring, 0):x1 + ring] = results['ignore_index']
-            mask[y0 + ring:max(y1 - ring, 0), x0 + ring:max(x1 - ring, 0)] = label
+            mask[max(y0 - ring, 0) : y1 + ring, max(x0 - ring, 0) : x1 + ring] = results[
+                'ignore_index'
+            ]
+            mask[y0 + ring : max(y1 - ring, 0), x0 + ring : max(x1 - ring, 0)] = label
         results['gt_seg_map'] = mask
         results['seg_fields'].append('gt_seg_map')
         return results

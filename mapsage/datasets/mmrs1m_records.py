@@ -4,6 +4,7 @@ The format follows the README of the set (EarthGPT) and published code that read
 docs/reference/datasets.md lists the files of the set that were examined. Boxes refer to an image
 that was padded to a square, so they must go through `undo_padding` before they are pixels.
 """
+
 from __future__ import annotations
 
 import re
@@ -14,8 +15,9 @@ from mapsage.json_text import parse_json
 
 _OBJECT = re.compile(r'<p>(.*?)</p>\s*\[([^\[\]]*)\]', re.DOTALL)
 _REGION = re.compile(r':\s*\[([^\[\]]*)\]\s*$')
-_COUNT = re.compile(r'^(?:\d+|an?|one|two|three|four|five|six|seven|eight|nine|ten)\s+',
-                    re.IGNORECASE)
+_COUNT = re.compile(
+    r'^(?:\d+|an?|one|two|three|four|five|six|seven|eight|nine|ten)\s+', re.IGNORECASE
+)
 
 # Coordinates have at least two decimals, so rounding may move a box beyond the image by this share
 # of the side. A box further outside was not padded as the README describes.
@@ -46,18 +48,25 @@ def read_conversations(path: Path) -> List[Conversation]:
             record, counted from 0.
     """
     if not path.is_file():
-        raise ValueError(f'{path} does not exist, expected a JSON file of MMRS-1M such as '
-                         'data/json/detection/<set>/<set>.json; check ann_file and data_root')
+        raise ValueError(
+            f'{path} does not exist, expected a JSON file of MMRS-1M such as '
+            'data/json/detection/<set>/<set>.json; check ann_file and data_root'
+        )
     try:
         source = parse_json(path.read_text(encoding='utf-8'))
     except ValueError as error:
-        raise ValueError(f'{path} is not valid JSON ({error}); it may be cut off, copy it again'
-                         ) from error
+        raise ValueError(
+            f'{path} is not valid JSON ({error}); it may be cut off, copy it again'
+        ) from error
     if not isinstance(source, list) or not source:
-        raise ValueError(f'{path} holds {type(source).__name__}, expected a list with records '
-                         '{"image", "conversations"} as in MMRS-1M')
-    return [_parse_conversation(record, f'{path}: record {number}')
-            for number, record in enumerate(source)]
+        raise ValueError(
+            f'{path} holds {type(source).__name__}, expected a list with records '
+            '{"image", "conversations"} as in MMRS-1M'
+        )
+    return [
+        _parse_conversation(record, f'{path}: record {number}')
+        for number, record in enumerate(source)
+    ]
 
 
 def _parse_conversation(record: object, where: str) -> Conversation:
@@ -67,14 +76,17 @@ def _parse_conversation(record: object, where: str) -> Conversation:
     if not isinstance(messages, list):
         messages = []
     valid = all(
-        isinstance(message, dict) and message.get('from') == speaker
+        isinstance(message, dict)
+        and message.get('from') == speaker
         and isinstance(message.get('value'), str)
-        for message, speaker in zip(messages, ('human', 'gpt') * len(messages)))
-    if (not valid or not messages or len(messages) % 2
-            or not isinstance(fields.get('image'), str)):
-        raise ValueError(f'{where} is {str(record)[:120]}, expected {{"image": path, '
-                         '"conversations": [{"from": "human", "value": ...}, {"from": "gpt", '
-                         '"value": ...}, ...]}; correct or remove it')
+        for message, speaker in zip(messages, ('human', 'gpt') * len(messages))
+    )
+    if not valid or not messages or len(messages) % 2 or not isinstance(fields.get('image'), str):
+        raise ValueError(
+            f'{where} is {str(record)[:120]}, expected {{"image": path, '
+            '"conversations": [{"from": "human", "value": ...}, {"from": "gpt", '
+            '"value": ...}, ...]}; correct or remove it'
+        )
     texts = [message['value'] for message in messages]
     return Conversation(fields['image'], tuple(zip(texts[::2], texts[1::2])))
 
@@ -87,8 +99,10 @@ def read_class(conversation: Conversation, where: str) -> str:
     """
     answers = [answer.strip().rstrip('.') for _, answer in conversation.exchanges]
     if len(answers) != 1 or not answers[0] or set('<[]>') & set(answers[0]):
-        raise ValueError(f'{where} answers {answers}, expected one class name; is it a record of '
-                         "data/json/classification? For boxes use task='box'")
+        raise ValueError(
+            f'{where} answers {answers}, expected one class name; is it a record of '
+            "data/json/classification? For boxes use task='box'"
+        )
     return answers[0]
 
 
@@ -108,15 +122,19 @@ def read_objects(conversation: Conversation, where: str) -> List[Tuple[str, Box]
         rest = _OBJECT.sub('', answer)
         region = _REGION.search(prompt)
         if tagged_phrases and not set('<[]>') & set(rest):
-            objects += [(phrase.strip(), _parse_box(text, where))
-                        for phrase, boxes in tagged_phrases
-                        for text in boxes.strip().rstrip(';').split(';')]
+            objects += [
+                (phrase.strip(), _parse_box(text, where))
+                for phrase, boxes in tagged_phrases
+                for text in boxes.strip().rstrip(';').split(';')
+            ]
         elif region and answer.strip() and not set('<[]>') & set(answer):
             objects.append((answer.strip().rstrip('.'), _parse_box(region.group(1), where)))
         else:
-            raise ValueError(f'{where} asks {prompt[-80:]!r} and answers {answer[:120]!r}, '
-                             'expected <p>phrase</p>[x0,y0,x1,y1;...] in the answer, or a box at '
-                             'the end of the question; correct or remove it')
+            raise ValueError(
+                f'{where} asks {prompt[-80:]!r} and answers {answer[:120]!r}, '
+                'expected <p>phrase</p>[x0,y0,x1,y1;...] in the answer, or a box at '
+                'the end of the question; correct or remove it'
+            )
     return objects
 
 
@@ -126,12 +144,19 @@ def _parse_box(text: str, where: str) -> Box:
     except ValueError:
         numbers = []
     if len(numbers) == 8:
-        raise ValueError(f'{where} has an oriented box [{text}]; only upright boxes x0,y0,x1,y1 '
-                         'are read. Use the file of horizontal boxes (HBB), or convert it')
-    if len(numbers) != 4 or not all(0 <= v <= 1 for v in numbers) or (
-            numbers[0] > numbers[2] or numbers[1] > numbers[3]):
-        raise ValueError(f'{where} has the box [{text}], expected x0,y0,x1,y1 in 0..1 with '
-                         'x0 <= x1 and y0 <= y1; correct it')
+        raise ValueError(
+            f'{where} has an oriented box [{text}]; only upright boxes x0,y0,x1,y1 '
+            'are read. Use the file of horizontal boxes (HBB), or convert it'
+        )
+    if (
+        len(numbers) != 4
+        or not all(0 <= v <= 1 for v in numbers)
+        or (numbers[0] > numbers[2] or numbers[1] > numbers[3])
+    ):
+        raise ValueError(
+            f'{where} has the box [{text}], expected x0,y0,x1,y1 in 0..1 with '
+            'x0 <= x1 and y0 <= y1; correct it'
+        )
     return Box(*numbers)
 
 
@@ -159,8 +184,9 @@ def undo_padding(box: Box, width: int, height: int, where: str) -> Box:
         raise ValueError(
             f'{where} has the box {list(box)}, which is x {x0:.1f}..{x1:.1f}, y {y0:.1f}..{y1:.1f} '
             f'in its image of {width} x {height} pixels (width x height) once the padding to a '
-            'square is undone; outside it. Was this file normalized by width and height instead?')
-    return Box(max(x0, 0.), max(y0, 0.), min(x1, float(width)), min(y1, float(height)))
+            'square is undone; outside it. Was this file normalized by width and height instead?'
+        )
+    return Box(max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
 
 
 def object_name(phrase: str) -> str:

@@ -3,6 +3,7 @@
 PyTorch and NumPy bring an image of bands last into bands first pixel by pixel. OpenCV does it six
 times as fast, with equal bits. MMSegmentation's transform does the rest.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -33,8 +34,13 @@ class PackSegInputs(StockPackSegInputs):
             GeoError: If a label is a float that is no class index, such as 1.5 or NaN.
         """
         image = results.get('img')
-        if isinstance(image, np.ndarray) and image.ndim == 3 and image.size \
-                and 1 < image.shape[2] <= MOST_CHANNELS and image.dtype in _DTYPES:
+        if (
+            isinstance(image, np.ndarray)
+            and image.ndim == 3
+            and image.size
+            and 1 < image.shape[2] <= MOST_CHANNELS
+            and image.dtype in _DTYPES
+        ):
             # MMSegmentation makes no copy of an image in which each band is contiguous.
             results = dict(results, img=bands_first(image).transpose(1, 2, 0))
         labels = results.get('gt_seg_map')

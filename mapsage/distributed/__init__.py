@@ -7,6 +7,7 @@ that start and watch the ranks are in ``mapsage_launcher/``.
 A name below is imported from its module when it is first used. So the sampling library, which needs
 the interface of a channel and no more, does not load the rest.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -41,15 +42,44 @@ if TYPE_CHECKING:
     from .weights import WeightsDifferError, broadcast_tensors, check_equal_weights
 
 __all__ = [
-    'BackendError', 'Channel', 'Consensus', 'DEFAULT_TIMEOUT_SECONDS', 'DescriptorLimitError',
-    'DisagreementError', 'Facts', 'Fold', 'LauncherError', 'OrderedSum', 'RankError',
-    'RankLostError', 'Replicas',
-    'SerialChannel', 'StagedProcessGroup', 'Strategy', 'StrategyError', 'WeightsDifferError',
-    'all_ranks_or_none', 'apply_launcher_environment', 'broadcast_tensors', 'check_descriptors',
-    'check_equal_weights', 'die_with_launcher', 'die_with_parent', 'error_text',
-    'init_process_group', 'launcher_environment', 'local_rank', 'lost_ranks_named',
-    'make_replicas', 'open_channel', 'raise_together', 'resolve_backend', 'resolve_reduction',
-    'resolve_strategy', 'tell_why', 'usable_backends'
+    'BackendError',
+    'Channel',
+    'Consensus',
+    'DEFAULT_TIMEOUT_SECONDS',
+    'DescriptorLimitError',
+    'DisagreementError',
+    'Facts',
+    'Fold',
+    'LauncherError',
+    'OrderedSum',
+    'RankError',
+    'RankLostError',
+    'Replicas',
+    'SerialChannel',
+    'StagedProcessGroup',
+    'Strategy',
+    'StrategyError',
+    'WeightsDifferError',
+    'all_ranks_or_none',
+    'apply_launcher_environment',
+    'broadcast_tensors',
+    'check_descriptors',
+    'check_equal_weights',
+    'die_with_launcher',
+    'die_with_parent',
+    'error_text',
+    'init_process_group',
+    'launcher_environment',
+    'local_rank',
+    'lost_ranks_named',
+    'make_replicas',
+    'open_channel',
+    'raise_together',
+    'resolve_backend',
+    'resolve_reduction',
+    'resolve_strategy',
+    'tell_why',
+    'usable_backends',
 ]
 
 # Names by the module that defines them.
@@ -60,15 +90,15 @@ _NAMES = {
     'channels.open_channels': 'open_channel tell_why',
     'descriptors': 'DescriptorLimitError check_descriptors',
     'groups.process_group': 'DEFAULT_TIMEOUT_SECONDS BackendError init_process_group '
-                            'resolve_backend usable_backends',
+    'resolve_backend usable_backends',
     'groups.replicas': 'Replicas make_replicas',
     'groups.staged': 'StagedProcessGroup',
     'launcher': 'LauncherError apply_launcher_environment die_with_launcher die_with_parent '
-                'launcher_environment local_rank',
+    'launcher_environment local_rank',
     'lost_ranks': 'lost_ranks_named',
     'ordered_sum': 'Fold OrderedSum resolve_reduction',
     'strategy': 'Strategy StrategyError resolve_strategy',
-    'weights': 'WeightsDifferError broadcast_tensors check_equal_weights'
+    'weights': 'WeightsDifferError broadcast_tensors check_equal_weights',
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

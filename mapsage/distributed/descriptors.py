@@ -3,6 +3,7 @@
 Without the check, a large job would fail in the middle of its start, when a library needs one more
 descriptor, with an error that does not name the limit.
 """
+
 from __future__ import annotations
 
 import errno
@@ -42,12 +43,17 @@ def check_descriptors(ranks: int, meshes: int, spare: int = _SPARE) -> None:
     """
     if ranks < 2 or not _OPEN.exists():
         return
-    needed = (len(os.listdir(_OPEN)) + meshes * (ranks - 1 + _PER_GROUP)
-              + 2 * math.ceil(math.log2(ranks)) + spare)
+    needed = (
+        len(os.listdir(_OPEN))
+        + meshes * (ranks - 1 + _PER_GROUP)
+        + 2 * math.ceil(math.log2(ranks))
+        + spare
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and needed > soft:
         raise DescriptorLimitError(
-            _format_limit(soft, hard, f'{ranks} ranks need {needed}', needed))
+            _format_limit(soft, hard, f'{ranks} ranks need {needed}', needed)
+        )
 
 
 def check_limit(error: OSError) -> None:
@@ -59,6 +65,8 @@ def check_limit(error: OSError) -> None:
 
 def _format_limit(soft: int, hard: int, problem: str, needed: int) -> str:
     hard_limit = 'unlimited' if hard == resource.RLIM_INFINITY else str(hard)
-    return (f'this process may open {soft} files and connections, and {problem}. Raise the limit '
-            f'before the start, on every host: ulimit -n {2 ** math.ceil(math.log2(needed))} '
-            f'(the hard limit is {hard_limit}).')
+    return (
+        f'this process may open {soft} files and connections, and {problem}. Raise the limit '
+        f'before the start, on every host: ulimit -n {2 ** math.ceil(math.log2(needed))} '
+        f'(the hard limit is {hard_limit}).'
+    )

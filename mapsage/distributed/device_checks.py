@@ -9,6 +9,7 @@ step; an empty list means that it found none. Only :func:`check_own_cards` raise
     check_placement(module, devices) -> problems
     check_finite(module) -> problems
 """
+
 from __future__ import annotations
 
 import os
@@ -42,20 +43,26 @@ def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:
         matrix = torch.arange(64, dtype=torch.float32).reshape(8, 8)
         product = (matrix.to(device) @ matrix.to(device)).cpu()
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
-        return [f'{accelerator.name} device of local rank {local_rank} cannot allocate and compute '
-                f'({error_text(error)}). {_advice(error)}']
+        return [
+            f'{accelerator.name} device of local rank {local_rank} cannot allocate and compute '
+            f'({error_text(error)}). {_advice(error)}'
+        ]
     if not torch.equal(product, matrix @ matrix):
-        return [f'{device} computes wrong numbers: an 8x8 product of whole numbers is off by '
-                f'{float((product - matrix @ matrix).abs().max()):g}, expected 0. Take this card '
-                f'out of service.']
+        return [
+            f'{device} computes wrong numbers: an 8x8 product of whole numbers is off by '
+            f'{float((product - matrix @ matrix).abs().max()):g}, expected 0. Take this card '
+            f'out of service.'
+        ]
     return []
 
 
 def _advice(error: BaseException) -> str:
     if WORKSPACE in str(error):
-        return (f'The card is sound: this is the setting of cuBLAS for deterministic=True. Unset '
-                f'{WORKSPACE}, which is {os.environ.get(WORKSPACE, "not set")!r} here, and MapSage '
-                f'sets it, or set it to :4096:8.')
+        return (
+            f'The card is sound: this is the setting of cuBLAS for deterministic=True. Unset '
+            f'{WORKSPACE}, which is {os.environ.get(WORKSPACE, "not set")!r} here, and MapSage '
+            f'sets it, or set it to :4096:8.'
+        )
     if 'out of memory' in str(error):
         return 'Free its memory, or take another card.'
     return 'Look at the card with the tool of its vendor, or take another one.'
@@ -72,7 +79,7 @@ def card_identity(accelerator: Accelerator, local_rank: int) -> Optional[str]:
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
         return None
     boot = Path('/proc/sys/kernel/random/boot_id')
-    host = f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+    host = f'{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ""}'
     card = accelerator.card(local_rank)
     if card is not None:
         return f'{host} {card}'
@@ -103,13 +110,16 @@ def check_own_cards(accelerator: Accelerator, local_rank: int) -> None:
         raise_together(channel, error, "reading the card's name")
     shared = shared_cards([text or None for text in identities])
     if shared:
-        pairs = '; '.join(f'rank {channel.ranks[position]} is on the card of rank(s) '
-                          f'{[channel.ranks[sharer] for sharer in sharers]}'
-                          for position, sharers in shared.items())
+        pairs = '; '.join(
+            f'rank {channel.ranks[position]} is on the card of rank(s) '
+            f'{[channel.ranks[sharer] for sharer in sharers]}'
+            for position, sharers in shared.items()
+        )
         masks = ' and '.join(accelerator.masks) or 'the device masks'
         raise AcceleratorError(
             f'{pairs}. Every rank of a machine needs a different card: give each rank a different '
-            f'LOCAL_RANK. If each rank sees one card only, set a different card in {masks}.')
+            f'LOCAL_RANK. If each rank sees one card only, set a different card in {masks}.'
+        )
 
 
 def shared_cards(identities: Sequence[Optional[str]]) -> Dict[int, List[int]]:
@@ -121,27 +131,42 @@ def shared_cards(identities: Sequence[Optional[str]]) -> Dict[int, List[int]]:
     Returns:
         The ranks on the same card, by rank.
     """
-    return {rank: [sharer for sharer, sharer_identity in enumerate(identities)
-                   if sharer_identity == identity and sharer != rank]
-            for rank, identity in enumerate(identities)
-            if identity is not None and identities.count(identity) > 1}
+    return {
+        rank: [
+            sharer
+            for sharer, sharer_identity in enumerate(identities)
+            if sharer_identity == identity and sharer != rank
+        ]
+        for rank, identity in enumerate(identities)
+        if identity is not None and identities.count(identity) > 1
+    }
 
 
 def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[str]:
     """Return a problem for every parameter and buffer on a device that is not in ``devices``."""
-    stray = [(name, kind, tensor.device) for name, kind, tensor in _tensors(module)
-             if not any(_is_on(tensor.device, device) for device in devices)]
+    stray = [
+        (name, kind, tensor.device)
+        for name, kind, tensor in _tensors(module)
+        if not any(_is_on(tensor.device, device) for device in devices)
+    ]
     expected = ' or '.join(map(str, devices))
-    return _shorten([
-        f'{kind} {name!r} is on {device}, expected {expected}. Register it before the model is '
-        f'wrapped, and create new tensors with device=some_parameter.device.'
-        for name, kind, device in stray], 'more tensor(s) are elsewhere')
+    return _shorten(
+        [
+            f'{kind} {name!r} is on {device}, expected {expected}. Register it before the model is '
+            f'wrapped, and create new tensors with device=some_parameter.device.'
+            for name, kind, device in stray
+        ],
+        'more tensor(s) are elsewhere',
+    )
 
 
 def not_finite(module: nn.Module) -> Set[str]:
     """Return the names of parameters and running statistics with NaN or infinity."""
-    return not_finite_tensors((name, tensor) for name, kind, tensor in _tensors(module)
-                              if kind == 'parameter' or is_statistic(name))
+    return not_finite_tensors(
+        (name, tensor)
+        for name, kind, tensor in _tensors(module)
+        if kind == 'parameter' or is_statistic(name)
+    )
 
 
 def is_statistic(name: str) -> bool:
@@ -171,8 +196,11 @@ def not_finite_tensors(named: Iterable[Tuple[str, torch.Tensor]]) -> Set[str]:
     names: Set[str] = set()
     for entries in sums.values():
         sums_are_finite = torch.stack([total for _, _, total in entries]).isfinite().tolist()
-        names.update(name for (name, tensor, _), is_finite in zip(entries, sums_are_finite)
-                     if not is_finite and not bool(tensor.detach().isfinite().all()))
+        names.update(
+            name
+            for (name, tensor, _), is_finite in zip(entries, sums_are_finite)
+            if not is_finite and not bool(tensor.detach().isfinite().all())
+        )
     return names
 
 
@@ -180,15 +208,21 @@ def check_finite(module: nn.Module, known: Iterable[str] = ()) -> List[str]:
     """Return a problem for every name of :func:`not_finite` that is not in ``known``."""
     names = not_finite(module).difference(known)
     kinds = {name: kind for name, kind, _ in _tensors(module)}
-    return _shorten([
-        f'{kinds[name]} {name!r} holds NaN or infinity, expected finite numbers. Lower the '
-        f'learning rate or clip the gradients (optim_wrapper.clip_grad), and resume from a '
-        f'checkpoint before this iteration.'
-        for name in kinds if name in names], 'more tensor(s) are not finite')
+    return _shorten(
+        [
+            f'{kinds[name]} {name!r} holds NaN or infinity, expected finite numbers. Lower the '
+            f'learning rate or clip the gradients (optim_wrapper.clip_grad), and resume from a '
+            f'checkpoint before this iteration.'
+            for name in kinds
+            if name in names
+        ],
+        'more tensor(s) are not finite',
+    )
 
 
-def check_collectives(accelerator: Accelerator, local_rank: int,
-                      timeout: float = SELF_TEST_SECONDS) -> Dict[str, str]:
+def check_collectives(
+    accelerator: Accelerator, local_rank: int, timeout: float = SELF_TEST_SECONDS
+) -> Dict[str, str]:
     """Run each collective that training needs on device tensors with a known result. Collective.
 
     The collectives run on a thread, so a collective that never returns is reported too; later ones
@@ -218,13 +252,17 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
                 result, expected = collective(device)
                 accelerator.flush()
                 if not torch.equal(result.cpu(), expected):
-                    wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} '
-                                   f'answers {result.cpu().tolist()}, expected '
-                                   f'{expected.tolist()}')
+                    wrong[name] = (
+                        f'{name} of {device.type} tensors over {dist.get_backend()} '
+                        f'answers {result.cpu().tolist()}, expected '
+                        f'{expected.tolist()}'
+                    )
             # Handed to the calling thread, which reports it.
             except Exception as error:
-                wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} fails '
-                               f'({error_text(error)})')
+                wrong[name] = (
+                    f'{name} of {device.type} tensors over {dist.get_backend()} fails '
+                    f'({error_text(error)})'
+                )
                 return
 
     thread = threading.Thread(target=run, daemon=True)
@@ -236,8 +274,9 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
     return wrong
 
 
-def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None,
-                   uneven: bool = False) -> Dict[str, str]:
+def describe_batch(
+    batch: Any, padded_size: Optional[Sequence[int]] = None, uneven: bool = False
+) -> Dict[str, str]:
     """Return a text for each property of a collated batch that must be equal on all ranks.
 
     The properties are keys, dtypes, number of samples and shapes. The height and width of single
@@ -272,7 +311,8 @@ def compare_batches(batches: Sequence[Mapping[str, str]]) -> List[List[str]]:
                 problems[rank].append(
                     f'{name} is {value}, expected {expected} as on rank '
                     f'{values.index(expected)}. Ranks must train on alike batches: look at this '
-                    f"rank's data, pipeline and batch_size.")
+                    f"rank's data, pipeline and batch_size."
+                )
     return problems
 
 
@@ -285,8 +325,10 @@ def _are_alike(left: str, right: str) -> bool:
     left_count, separator, left_kinds = left.partition(' x ')
     right_count, _, right_kinds = right.partition(' x ')
     return left == right or bool(
-        separator and left_count == right_count
-        and set(left_kinds.split(' / ')) & set(right_kinds.split(' / ')))
+        separator
+        and left_count == right_count
+        and set(left_kinds.split(' / ')) & set(right_kinds.split(' / '))
+    )
 
 
 def _all_reduce(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -312,7 +354,10 @@ def _all_gather(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
 # The collectives that DDP and MMEngine run on device tensors. Each function returns its result and
 # the expected result, on the CPU.
 _COLLECTIVES: Dict[str, Callable[[torch.device], Tuple[torch.Tensor, torch.Tensor]]] = {
-    'all_reduce': _all_reduce, 'broadcast': _broadcast, 'all_gather': _all_gather}
+    'all_reduce': _all_reduce,
+    'broadcast': _broadcast,
+    'all_gather': _all_gather,
+}
 
 
 def _numbers(rank: int) -> torch.Tensor:
@@ -324,8 +369,9 @@ def _numbers_of_ranks() -> List[torch.Tensor]:
 
 
 def _tensors(module: nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
-    return ([(name, 'parameter', tensor) for name, tensor in module.named_parameters()]
-            + [(name, 'buffer', tensor) for name, tensor in module.named_buffers()])
+    return [(name, 'parameter', tensor) for name, tensor in module.named_parameters()] + [
+        (name, 'buffer', tensor) for name, tensor in module.named_buffers()
+    ]
 
 
 def _is_on(device: torch.device, expected: torch.device) -> bool:
@@ -338,8 +384,9 @@ def _shorten(problems: List[str], more: str) -> List[str]:
     return problems[:_SHOWN] + [f'{len(problems) - _SHOWN} {more}']
 
 
-def _add_descriptions(item: object, name: str, size: Optional[Sequence[int]], uneven: bool,
-                      texts: Dict[str, str]) -> None:
+def _add_descriptions(
+    item: object, name: str, size: Optional[Sequence[int]], uneven: bool, texts: Dict[str, str]
+) -> None:
     """Add the descriptions of an item of a batch, and of the items in it, to ``texts``."""
     if isinstance(item, Mapping):
         for key in item:
@@ -348,10 +395,10 @@ def _add_descriptions(item: object, name: str, size: Optional[Sequence[int]], un
         shape = list(map(str, item.shape))
         if uneven:
             shape[:1] = ['N']
-        texts[name] = f"{item.dtype} of shape ({', '.join(shape)})"
+        texts[name] = f'{item.dtype} of shape ({", ".join(shape)})'
     elif isinstance(item, (list, tuple)):
         kinds = sorted({_describe_sample(sample, size) for sample in item})
-        texts[name] = f"{'N' if uneven else len(item)} x {' / '.join(kinds)}"
+        texts[name] = f'{"N" if uneven else len(item)} x {" / ".join(kinds)}'
     else:
         texts[name] = type(item).__name__
 
@@ -364,13 +411,19 @@ def _describe_sample(sample: object, size: Optional[Sequence[int]]) -> str:
                 shape[-2:] = ['H', 'W']
             elif sample.shape[-2] <= size[0] and sample.shape[-1] <= size[1]:
                 shape[-2:] = map(str, size)
-        return f"{sample.dtype} of shape ({', '.join(shape)})"
+        return f'{sample.dtype} of shape ({", ".join(shape)})'
     # A data element of MMEngine. Elements in it, such as PixelData, have their tensor in `data`.
     if hasattr(sample, 'keys'):
         fields = {key: getattr(sample, key, None) for key in sorted(sample.keys())}
         data: Dict[str, object] = {
-            key: getattr(value, 'data', value) for key, value in fields.items()}
-        return f'{type(sample).__name__}(' + ', '.join(
-            f'{key} {value.dtype}' if hasattr(value, 'dtype') else key
-            for key, value in data.items()) + ')'
+            key: getattr(value, 'data', value) for key, value in fields.items()
+        }
+        return (
+            f'{type(sample).__name__}('
+            + ', '.join(
+                f'{key} {value.dtype}' if hasattr(value, 'dtype') else key
+                for key, value in data.items()
+            )
+            + ')'
+        )
     return type(sample).__name__

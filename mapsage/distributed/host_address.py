@@ -3,6 +3,7 @@
 An address is numeric, and one of this machine: listeners bind it and announce it. Where all ranks
 are on one machine it is 127.0.0.1, so that no other machine reaches them.
 """
+
 from __future__ import annotations
 
 import os
@@ -42,8 +43,10 @@ def reachable_host() -> str:
         addresses = addresses_of(interface)
         if not addresses:
             names = ', '.join(name for _, name in socket.if_nameindex())
-            raise AddressError(f'{_GLOO}={os.environ[_GLOO]!r}: expected an interface of this '
-                               f'machine that has an address, of {names}. `ip address` lists them.')
+            raise AddressError(
+                f'{_GLOO}={os.environ[_GLOO]!r}: expected an interface of this '
+                f'machine that has an address, of {names}. `ip address` lists them.'
+            )
         return addresses[0]
     assert master is not None
     try:

@@ -8,6 +8,7 @@ file. The other ranks wait for the rest of it until the launcher ends them.
 
 Ranks on several machines use a ``TCPStore``, see ``docs/explanation/security.md``.
 """
+
 from __future__ import annotations
 
 import array
@@ -39,8 +40,16 @@ from .launcher import ENCODERS_VARIABLE, on_one_machine
 
 # These variables distinguish the jobs of a user on a machine and the restarts of a job. They are
 # equal on all ranks of a job.
-_IDENTITY = ('MASTER_ADDR', 'MASTER_PORT', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_RESTART_COUNT',
-             'SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_RESTART_COUNT', 'PMIX_NAMESPACE')
+_IDENTITY = (
+    'MASTER_ADDR',
+    'MASTER_PORT',
+    'TORCHELASTIC_RUN_ID',
+    'TORCHELASTIC_RESTART_COUNT',
+    'SLURM_JOB_ID',
+    'SLURM_STEP_ID',
+    'SLURM_RESTART_COUNT',
+    'PMIX_NAMESPACE',
+)
 _FILE, _PORT, _AGAIN = 'file', 'port', 'again'
 # One of the three words above, and the port.
 _MESSAGE = struct.Struct('<8si')
@@ -51,8 +60,10 @@ _CREDENTIALS = struct.Struct('3i')
 _ANSWER_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
-_OTHER_USER = ('another user of this machine listens in place of rank 0, so that the ranks of this '
-               'job cannot meet. Set another MASTER_PORT, or MAPSAGE_SECRET.')
+_OTHER_USER = (
+    'another user of this machine listens in place of rank 0, so that the ranks of this '
+    'job cannot meet. Set another MASTER_PORT, or MAPSAGE_SECRET.'
+)
 # A store's location is the descriptor of a file, as a number, or a port, as a text.
 _Location = Union[int, str]
 # Locations by the name of the meeting. A process takes part in a meeting only once.
@@ -77,12 +88,16 @@ def private_store(timeout: float) -> Optional[dist.Store]:
         return None
     name = _meeting_name(os.environ)
     if name not in _locations:
-        _locations[name] = (_open_store(name, timeout) if os.environ['RANK'] == '0' else
-                            _request_location(name, timeout))
+        _locations[name] = (
+            _open_store(name, timeout)
+            if os.environ['RANK'] == '0'
+            else _request_location(name, timeout)
+        )
     location, limit = _locations[name], timedelta(seconds=timeout)
     if isinstance(location, str):
-        return dist.TCPStore('127.0.0.1', int(location), is_master=False, timeout=limit,
-                             wait_for_workers=False)
+        return dist.TCPStore(
+            '127.0.0.1', int(location), is_master=False, timeout=limit, wait_for_workers=False
+        )
     store = dist.FileStore(file_path(location), -1)
     store.set_timeout(limit)
     return store
@@ -99,8 +114,9 @@ def shared_store(timeout: float) -> dist.Store:
         timeout: Seconds to wait for the other ranks, and for the answer to a request.
     """
     host, port = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
-    keeps_store = (os.environ['RANK'] == '0'
-                   and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True')
+    keeps_store = (
+        os.environ['RANK'] == '0' and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
+    )
     # One rank of a machine speaks for all.
     if os.environ.get('LOCAL_RANK', '0') != '0':
         return _open_shared_store(host, port, keeps_store, timedelta(seconds=timeout))
@@ -110,7 +126,7 @@ def shared_store(timeout: float) -> dist.Store:
 
 def _open_shared_store(host: str, port: int, keeps_store: bool, limit: timedelta) -> dist.Store:
     descriptor: Optional[int] = None
-    if (keeps_store and 'master_listen_fd' in (dist.TCPStore.__init__.__doc__ or '')):
+    if keeps_store and 'master_listen_fd' in (dist.TCPStore.__init__.__doc__ or ''):
         # Suppressed: MASTER_ADDR is a host name, or an address of another machine.
         with contextlib.suppress(ValueError, OSError):
             family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
@@ -120,8 +136,15 @@ def _open_shared_store(host: str, port: int, keeps_store: bool, limit: timedelta
         store: dist.Store = next(dist.rendezvous('env://', timeout=limit))[0]
         return store
     # multi_tenant: if this process opens env:// later, it gets this store.
-    return dist.TCPStore(host, port, int(os.environ['WORLD_SIZE']), True,
-                         timeout=limit, multi_tenant=True, master_listen_fd=descriptor)
+    return dist.TCPStore(
+        host,
+        port,
+        int(os.environ['WORLD_SIZE']),
+        True,
+        timeout=limit,
+        multi_tenant=True,
+        master_listen_fd=descriptor,
+    )
 
 
 def _meeting_name(environ: Mapping[str, str]) -> bytes:
@@ -145,8 +168,12 @@ def _open_store(name: bytes, timeout: float) -> _Location:
         location = str(store.port)
     if peers > 0:
         listener = _listen(name, time.monotonic() + timeout)
-        threading.Thread(target=_answer_ranks, args=(listener, location, peers), daemon=True,
-                         name='mapsage job store').start()
+        threading.Thread(
+            target=_answer_ranks,
+            args=(listener, location, peers),
+            daemon=True,
+            name='mapsage job store',
+        ).start()
     return location
 
 
@@ -164,8 +191,9 @@ def _listen(name: bytes, deadline: float) -> socket.socket:
                 listener.close()
                 raise PrivateStoreError(
                     f'another job of this user has the same MASTER_PORT='
-                    f"{os.environ.get('MASTER_PORT')} and still waits for its ranks ({error}). "
-                    f'End it, or choose another port.') from error
+                    f'{os.environ.get("MASTER_PORT")} and still waits for its ranks ({error}). '
+                    f'End it, or choose another port.'
+                ) from error
             time.sleep(_FIRST_PAUSE)
 
 
@@ -192,7 +220,7 @@ def _answer_ranks(listener: socket.socket, location: _Location, peers: int) -> N
                     if _user_of(connection) != os.geteuid():
                         continue
                     connection.settimeout(_ANSWER_SECONDS)
-                    rank, = _RANK.unpack(connection.recv(_RANK.size))
+                    (rank,) = _RANK.unpack(connection.recv(_RANK.size))
                     _send_location(connection, _AGAIN if rank in answered else location)
                     answered.add(rank)
                 # The rank has ended.
@@ -202,8 +230,10 @@ def _answer_ranks(listener: socket.socket, location: _Location, peers: int) -> N
 
 def _send_location(connection: socket.socket, location: _Location) -> None:
     if isinstance(location, int):
-        connection.sendmsg([_MESSAGE.pack(_FILE.encode(), 0)],
-                           [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [location]))])
+        connection.sendmsg(
+            [_MESSAGE.pack(_FILE.encode(), 0)],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [location]))],
+        )
     elif location == _AGAIN:
         connection.sendmsg([_MESSAGE.pack(_AGAIN.encode(), 0)])
     else:
@@ -223,10 +253,12 @@ def _request_location(name: bytes, timeout: float) -> _Location:
             problem = str(error)
         if time.monotonic() > deadline:
             raise PrivateStoreError(
-                f"rank {os.environ['RANK']} did not reach rank 0 of its job on this machine within "
+                f'rank {os.environ["RANK"]} did not reach rank 0 of its job on this machine within '
                 f'{timeout:g} s ({problem}). It did not start, was stopped, or has ended: look at '
                 f'the last lines in its log. All ranks need the same MASTER_ADDR, MASTER_PORT and '
-                f'MAPSAGE_SECRET.', [0])
+                f'MAPSAGE_SECRET.',
+                [0],
+            )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -246,12 +278,13 @@ def _ask_once(name: bytes) -> Optional[_Location]:
         connection.send(_RANK.pack(int(os.environ['RANK'])))
         descriptors = array.array('i')
         data, ancillary, _, _ = connection.recvmsg(
-            _MESSAGE.size, socket.CMSG_SPACE(descriptors.itemsize))
+            _MESSAGE.size, socket.CMSG_SPACE(descriptors.itemsize)
+        )
     if not data:
         raise ConnectionResetError('it closed the connection')
     kind, port = _MESSAGE.unpack(data)
     for _, _, content in ancillary:
-        descriptors.frombytes(content[:descriptors.itemsize])
+        descriptors.frombytes(content[: descriptors.itemsize])
     kind = kind.rstrip(b'\0').decode()
     if kind == _FILE:
         os.set_inheritable(descriptors[0], False)

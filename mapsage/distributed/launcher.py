@@ -2,6 +2,7 @@
 
 The variables are those of MMEngine's ``init_dist``, without its calls to a vendor.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -30,8 +31,9 @@ class LauncherError(UserError, ValueError):
     on_every_rank = True
 
 
-def launcher_environment(launcher: str, environ: Mapping[str, str],
-                         first_host: Optional[Callable[[str], str]] = None) -> Dict[str, str]:
+def launcher_environment(
+    launcher: str, environ: Mapping[str, str], first_host: Optional[Callable[[str], str]] = None
+) -> Dict[str, str]:
     """Return ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Pure: reads ``environ`` only, apart from ``first_host``.
@@ -55,8 +57,9 @@ def launcher_environment(launcher: str, environ: Mapping[str, str],
     raise LauncherError(f'unknown launcher {launcher!r}: expected none, pytorch, slurm or mpi.')
 
 
-def apply_launcher_environment(launcher: str,
-                               environ: MutableMapping[str, str] = os.environ) -> int:
+def apply_launcher_environment(
+    launcher: str, environ: MutableMapping[str, str] = os.environ
+) -> int:
     """Write :func:`launcher_environment` into ``environ`` and return the local rank."""
     environ.update(launcher_environment(launcher, environ))
     return int(environ['LOCAL_RANK'])
@@ -80,6 +83,7 @@ def on_one_machine(environ: Mapping[str, str]) -> bool:
     Args:
         environ: Environment of the process, after :func:`apply_launcher_environment`.
     """
+
     def number(name: str) -> Optional[int]:
         text = environ.get(name, '')
         return int(text) if text.isdecimal() else None
@@ -95,8 +99,11 @@ def on_one_machine(environ: Mapping[str, str]) -> bool:
     if re.match(r'localhost$|127(\.\d+){3}$|::1$', environ.get('MASTER_ADDR', '')):
         return True
     # Those of a job that was split do not count the encoders, which may be on another machine.
-    return (ENCODERS_VARIABLE not in environ and number('WORLD_SIZE') is not None
-            and number('WORLD_SIZE') == number('LOCAL_WORLD_SIZE'))
+    return (
+        ENCODERS_VARIABLE not in environ
+        and number('WORLD_SIZE') is not None
+        and number('WORLD_SIZE') == number('LOCAL_WORLD_SIZE')
+    )
 
 
 def die_with_launcher() -> None:
@@ -143,20 +150,35 @@ def _need(environ: Mapping[str, str], launcher: str, hint: str, *names: str) -> 
     missing = [name for name in names if name not in environ]
     if missing:
         raise LauncherError(
-            f"launcher {launcher!r} needs the environment variable(s) {', '.join(missing)}, which "
-            f'are not set. {hint}, or use --launcher none for one process.')
+            f'launcher {launcher!r} needs the environment variable(s) {", ".join(missing)}, which '
+            f'are not set. {hint}, or use --launcher none for one process.'
+        )
     return {name: environ[name] for name in names}
 
 
 def _pytorch(environ: Mapping[str, str]) -> Dict[str, str]:
-    return _need(environ, 'pytorch', 'Start with torchrun or scripts/start_8card_training.sh',
-                 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')
+    return _need(
+        environ,
+        'pytorch',
+        'Start with torchrun or scripts/start_8card_training.sh',
+        'RANK',
+        'WORLD_SIZE',
+        'LOCAL_RANK',
+        'MASTER_ADDR',
+        'MASTER_PORT',
+    )
 
 
 def _mpi(environ: Mapping[str, str]) -> Dict[str, str]:
-    got = _need(environ, 'mpi', 'Start with mpirun (Open MPI) and export MASTER_ADDR',
-                'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
-                'MASTER_ADDR')
+    got = _need(
+        environ,
+        'mpi',
+        'Start with mpirun (Open MPI) and export MASTER_ADDR',
+        'OMPI_COMM_WORLD_RANK',
+        'OMPI_COMM_WORLD_SIZE',
+        'OMPI_COMM_WORLD_LOCAL_RANK',
+        'MASTER_ADDR',
+    )
     return {
         'RANK': got['OMPI_COMM_WORLD_RANK'],
         'WORLD_SIZE': got['OMPI_COMM_WORLD_SIZE'],
@@ -168,23 +190,35 @@ def _mpi(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _slurm(environ: Mapping[str, str], first_host: Callable[[str], str]) -> Dict[str, str]:
-    got = _need(environ, 'slurm', 'Start with srun (scripts/slurm_train.sh)', 'SLURM_PROCID',
-                'SLURM_NTASKS', 'SLURM_LOCALID', 'SLURM_NODELIST')
+    got = _need(
+        environ,
+        'slurm',
+        'Start with srun (scripts/slurm_train.sh)',
+        'SLURM_PROCID',
+        'SLURM_NTASKS',
+        'SLURM_LOCALID',
+        'SLURM_NODELIST',
+    )
     job = environ.get('SLURM_JOB_ID') or '0'
     if not re.match(r'[0-9]+$', job):
-        raise LauncherError(f'SLURM_JOB_ID={job!r}, expected the number of a job: the port is '
-                            f'chosen by it. Start with srun, or export MASTER_PORT and unset it.')
+        raise LauncherError(
+            f'SLURM_JOB_ID={job!r}, expected the number of a job: the port is '
+            f'chosen by it. Start with srun, or export MASTER_PORT and unset it.'
+        )
     found = {
         'RANK': got['SLURM_PROCID'],
         'WORLD_SIZE': got['SLURM_NTASKS'],
         'LOCAL_RANK': got['SLURM_LOCALID'],
         'MASTER_ADDR': environ.get('MASTER_ADDR') or first_host(got['SLURM_NODELIST']),
-        'MASTER_PORT': (environ.get('MASTER_PORT')
-                        or str(_SLURM_PORT_BASE + int(job) % _SLURM_PORT_SPAN)),
+        'MASTER_PORT': (
+            environ.get('MASTER_PORT') or str(_SLURM_PORT_BASE + int(job) % _SLURM_PORT_SPAN)
+        ),
     }
     # the second variable is like '8(x2)' where all nodes run the same number
-    per_node = re.match(r'(\d+)(\(x\d+\))?$', environ.get('SLURM_NTASKS_PER_NODE')
-                        or environ.get('SLURM_TASKS_PER_NODE') or '')
+    per_node = re.match(
+        r'(\d+)(\(x\d+\))?$',
+        environ.get('SLURM_NTASKS_PER_NODE') or environ.get('SLURM_TASKS_PER_NODE') or '',
+    )
     if per_node:
         found['LOCAL_WORLD_SIZE'] = per_node.group(1)
     return found
@@ -192,13 +226,20 @@ def _slurm(environ: Mapping[str, str], first_host: Callable[[str], str]) -> Dict
 
 def _scontrol_first_host(node_list: str) -> str:
     try:
-        out = subprocess.run(['scontrol', 'show', 'hostnames', node_list], check=True, timeout=30,
-                             stdout=subprocess.PIPE, universal_newlines=True).stdout
+        out = subprocess.run(
+            ['scontrol', 'show', 'hostnames', node_list],
+            check=True,
+            timeout=30,
+            stdout=subprocess.PIPE,
+            universal_newlines=True,
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise LauncherError(
             f'cannot read the first host of SLURM_NODELIST={node_list!r} with scontrol: {error}. '
-            f'Export MASTER_ADDR yourself.') from error
+            f'Export MASTER_ADDR yourself.'
+        ) from error
     if not out.split():
-        raise LauncherError(f'scontrol knows no host of SLURM_NODELIST={node_list!r}. Export '
-                            f'MASTER_ADDR yourself.')
+        raise LauncherError(
+            f'scontrol knows no host of SLURM_NODELIST={node_list!r}. Export MASTER_ADDR yourself.'
+        )
     return out.split()[0]

@@ -6,6 +6,7 @@ every rank that fails writes a note into the rendezvous store: its error, or an 
 error is only the broken collective. A rank without a note has died, hangs, or waits elsewhere. One
 rank reads all notes and stores the finding for the others. A healthy run sends no requests.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -128,15 +129,25 @@ def _make_lost_error(ranks: Dict[int, str], error: Exception, activity: str) -> 
     rank = dist.get_rank()
     # If other ranks are lost too, this rank may only have failed after the notes were read.
     ranks = {lost_rank: reason for lost_rank, reason in ranks.items() if lost_rank != rank} or ranks
-    description = (f'the others have waited for it, rank {rank}, in vain' if rank in ranks else
-                   f'rank(s) {list(ranks)} did not come to it in time' if ranks else
-                   'every rank failed in it, so one was late')
+    description = (
+        f'the others have waited for it, rank {rank}, in vain'
+        if rank in ranks
+        else f'rank(s) {list(ranks)} did not come to it in time'
+        if ranks
+        else 'every rank failed in it, so one was late'
+    )
     reasons = ''.join(f'{reason[:1].upper()}{reason[1:]}. ' for reason in ranks.values() if reason)
-    advice = ('The others have given up.' if rank in ranks else 'They died, hang, or took a path '
-              'without this collective: look at the first error in their log.')
+    advice = (
+        'The others have given up.'
+        if rank in ranks
+        else 'They died, hang, or took a path '
+        'without this collective: look at the first error in their log.'
+    )
     return RankLostError(
         f'rank {rank} waited in a collective of torch.distributed in {activity} and {description} '
-        f'({(str(error).splitlines() or [""])[0]}). {reasons}{advice}', list(ranks))
+        f'({(str(error).splitlines() or [""])[0]}). {reasons}{advice}',
+        list(ranks),
+    )
 
 
 def _is_broken_collective(error: BaseException) -> bool:
@@ -146,8 +157,10 @@ def _is_broken_collective(error: BaseException) -> bool:
         return False
     # torch 1.10 has none of these classes, and raises RuntimeError.
     kinds: Tuple[type, ...] = tuple(
-        getattr(dist, name) for name in ('DistBackendError', 'DistNetworkError')
-        if hasattr(dist, name))
+        getattr(dist, name)
+        for name in ('DistBackendError', 'DistNetworkError')
+        if hasattr(dist, name)
+    )
     return isinstance(error, kinds) or (type(error) is RuntimeError and 'gloo/' in str(error))
 
 
@@ -204,16 +217,22 @@ def _find_hanging(store: LockedStore, prefix: str, silent: List[int]) -> Dict[in
     mute = [rank for rank in silent if rank not in positions]
     # If no rank answers, this job has opened no channel yet, and all ranks without a note count.
     hanging = mute or find_stragglers(positions)
-    if all(rank in positions and positions[rank].activity == Activity.IN_COLLECTIVE
-           for rank in hanging):
+    if all(
+        rank in positions and positions[rank].activity == Activity.IN_COLLECTIVE for rank in hanging
+    ):
         for rank in set(range(dist.get_world_size())) - set(silent):
-            positions[rank] = Position(Activity.IN_COLLECTIVE,
-                                       store.find(f'{prefix}/line/{rank}') or '')
+            positions[rank] = Position(
+                Activity.IN_COLLECTIVE, store.find(f'{prefix}/line/{rank}') or ''
+            )
         hanging = find_stragglers(positions)
         if len(hanging) == len(positions):
             return {}
-    return {rank: f'rank {rank} answers{describe_position(positions[rank])}'
-            if rank in positions else '' for rank in hanging}
+    return {
+        rank: f'rank {rank} answers{describe_position(positions[rank])}'
+        if rank in positions
+        else ''
+        for rank in hanging
+    }
 
 
 def _await_notes(store: LockedStore, prefix: str) -> None:

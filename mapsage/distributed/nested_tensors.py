@@ -3,6 +3,7 @@
 Containers are lists, tuples, dicts and data elements: objects with ``keys``, ``values`` and ``to``,
 such as MMEngine's ``BaseDataElement``. A tensor in any other object is neither found nor moved.
 """
+
 from __future__ import annotations
 
 import copy
@@ -32,8 +33,9 @@ def move(value: Any, device: torch.device) -> Any:
             return value
         return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     if isinstance(value, MutableMapping):
-        changed = {key: new for key, item in value.items()
-                   if (new := move(item, device)) is not item}
+        changed = {
+            key: new for key, item in value.items() if (new := move(item, device)) is not item
+        }
         if not changed:
             return value
         value = copy.copy(value)

@@ -19,6 +19,7 @@ Shapes, for W processes, T subtrees of all processes, S subtrees of this process
     received   (T, n), n being the length of this process's chunk, about N / W
     result     (N,)
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ class Fold:
         if self._next == self._block.stop:
             raise VirtualRanksError(
                 f'the tensors of virtual rank(s) {list(self._block)} are all there: expected a '
-                f'new Fold for the next sum.')
+                f'new Fold for the next sum.'
+            )
         self._sums.push(range(self._next, self._next + 1), tensors)
         self._next += 1
 
@@ -83,7 +85,8 @@ class Fold:
         if self._next != self._block.stop:
             raise VirtualRanksError(
                 f'virtual rank(s) {list(range(self._next, self._block.stop))} of the block '
-                f'{list(self._block)} were not added: expected the tensors of each of them.')
+                f'{list(self._block)} were not added: expected the tensors of each of them.'
+            )
         assert [ranks for ranks, _ in self._sums.subtree_sums] == self._subtrees
         return [tensors for _, tensors in self._sums.subtree_sums]
 
@@ -106,16 +109,18 @@ class OrderedSum:
         group: Process group of these processes, in this order; all ranks when None.
     """
 
-    def __init__(self, ranks: VirtualRanks, rank: int,
-                 group: Optional[dist.ProcessGroup] = None) -> None:
+    def __init__(
+        self, ranks: VirtualRanks, rank: int, group: Optional[dist.ProcessGroup] = None
+    ) -> None:
         self._ranks, self._rank, self._group = ranks, rank, group
         self._subtrees_by_rank = [subtrees(ranks.count, block) for block in ranks.blocks]
         self._local_subtrees = self._subtrees_by_rank[rank]
         self._all_subtrees = [ranks for block in self._subtrees_by_rank for ranks in block]
         self._free_buffers: Dict[Tuple[torch.dtype, torch.device], List[torch.Tensor]] = {}
 
-    def sum(self, partials: Sequence[torch.Tensor],
-            out: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def sum(
+        self, partials: Sequence[torch.Tensor], out: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
         """Return the sum over all virtual ranks, on every process. Collective.
 
         Args:
@@ -140,16 +145,18 @@ class OrderedSum:
         with torch.no_grad():
             return partials[0] if out is None else out.copy_(partials[0])
 
-    def mean(self, partials: Sequence[torch.Tensor],
-             out: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def mean(
+        self, partials: Sequence[torch.Tensor], out: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
         """Return the :meth:`sum` divided by the number of virtual ranks. Collective.
 
         Arguments and errors are as for :meth:`sum`. Without ``out``, the result is a new tensor.
         """
         return _run(self.mean_in_steps(partials, out))
 
-    def mean_in_steps(self, partials: Sequence[torch.Tensor],
-                      out: Optional[torch.Tensor] = None) -> Steps:
+    def mean_in_steps(
+        self, partials: Sequence[torch.Tensor], out: Optional[torch.Tensor] = None
+    ) -> Steps:
         """Return a generator of the :meth:`mean`, which pauses while data travels.
 
         Several generators may be under way, and all processes must advance them in the same order.
@@ -165,8 +172,9 @@ class OrderedSum:
             mean = partials[0] / count
             return mean if out is None else out.copy_(mean)
 
-    def _over_processes(self, partials: Sequence[torch.Tensor], out: Optional[torch.Tensor],
-                        divisor: int) -> Steps:
+    def _over_processes(
+        self, partials: Sequence[torch.Tensor], out: Optional[torch.Tensor], divisor: int
+    ) -> Steps:
         # detach() instead of torch.no_grad(), which would stay active in the caller after a yield.
         partials = [partial.detach().contiguous() for partial in partials]
         result = torch.empty_like(partials[0]) if out is None else out.detach()
@@ -177,8 +185,13 @@ class OrderedSum:
             return self._between_hosts(partials, result, divisor, chunks)
         return self._by_collectives(partials, result, divisor, chunks)
 
-    def _between_hosts(self, partials: Sequence[torch.Tensor], result: torch.Tensor,
-                       divisor: int, chunks: List[Tuple[int, int]]) -> Steps:
+    def _between_hosts(
+        self,
+        partials: Sequence[torch.Tensor],
+        result: torch.Tensor,
+        divisor: int,
+        chunks: List[Tuple[int, int]],
+    ) -> Steps:
         """Add CPU tensors with one message per chunk, straight from and into the tensors' memory.
 
         Args:
@@ -204,11 +217,17 @@ class OrderedSum:
                         receiving.append(group.recv([row], rank, _TAG + tag))
             # The result may overwrite a partial sum that is being sent: a peer sends the sum of its
             # chunk only after it has received its chunk of all partial sums.
-            receiving_sums = [group.recv([result[slice(*chunks[rank])]], rank, _SUM_TAG)
-                              for rank in peers if len(range(*chunks[rank]))]
-            sending = [group.send([partial[slice(*chunks[rank])]], rank, _TAG + tag)
-                       for rank in peers if len(range(*chunks[rank]))
-                       for tag, partial in enumerate(partials)]
+            receiving_sums = [
+                group.recv([result[slice(*chunks[rank])]], rank, _SUM_TAG)
+                for rank in peers
+                if len(range(*chunks[rank]))
+            ]
+            sending = [
+                group.send([partial[slice(*chunks[rank])]], rank, _TAG + tag)
+                for rank in peers
+                if len(range(*chunks[rank]))
+                for tag, partial in enumerate(partials)
+            ]
             yield
             _wait(receiving)
             total = self._add_subtrees(list(chunk_of_subtrees))
@@ -220,8 +239,13 @@ class OrderedSum:
             _wait(sending)
         return result
 
-    def _by_collectives(self, partials: Sequence[torch.Tensor], result: torch.Tensor,
-                        divisor: int, chunks: List[Tuple[int, int]]) -> Steps:
+    def _by_collectives(
+        self,
+        partials: Sequence[torch.Tensor],
+        result: torch.Tensor,
+        divisor: int,
+        chunks: List[Tuple[int, int]],
+    ) -> Steps:
         """Add device tensors with two all-to-all collectives; the device may compute meanwhile.
 
         Args:
@@ -235,12 +259,23 @@ class OrderedSum:
         local_size, count = sizes[self._rank], len(self._local_subtrees)
         with self._buffer(first, len(self._all_subtrees) * local_size) as buffer:
             # All chunks for process 0, then all chunks for process 1, ...
-            sent = first.contiguous() if count == 1 else torch.cat([
-                chunk for chunks_of_rank in zip(*(partial.split(sizes) for partial in partials))
-                for chunk in chunks_of_rank])
+            sent = (
+                first.contiguous()
+                if count == 1
+                else torch.cat(
+                    [
+                        chunk
+                        for chunks_of_rank in zip(*(partial.split(sizes) for partial in partials))
+                        for chunk in chunks_of_rank
+                    ]
+                )
+            )
             works = self._exchange(
-                buffer, [len(block) * local_size for block in self._subtrees_by_rank],
-                sent, [count * size for size in sizes])
+                buffer,
+                [len(block) * local_size for block in self._subtrees_by_rank],
+                sent,
+                [count * size for size in sizes],
+            )
             yield
             _wait(works)
             total = self._add_subtrees(list(buffer.view(len(self._all_subtrees), local_size)))
@@ -248,7 +283,7 @@ class OrderedSum:
                 total.div_(divisor)
             # All-to-all again, because every backend has it. The sum is in the first row of the
             # buffer, which has at least as many rows as there are processes to send a copy to.
-            copies = buffer[:world * local_size]
+            copies = buffer[: world * local_size]
             copies.view(world, local_size)[1:] = total
             works = self._exchange(result, sizes, copies, [local_size] * world)
             yield
@@ -263,22 +298,30 @@ class OrderedSum:
         [(_, [total])] = sums.subtree_sums
         return total
 
-    def _exchange(self, received: torch.Tensor, sizes: List[int], sent: torch.Tensor,
-                  sent_sizes: List[int]) -> List[dist.Work]:
+    def _exchange(
+        self, received: torch.Tensor, sizes: List[int], sent: torch.Tensor, sent_sizes: List[int]
+    ) -> List[dist.Work]:
         """Send each process a section of a flat tensor, in order of ranks. Collective.
 
         Returns:
             The work to wait for before ``received`` is read; empty if it is complete already.
         """
         if carries(sent.device, self._group, sent.dtype):
-            return [dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self._group,
-                                           async_op=True)]
+            return [
+                dist.all_to_all_single(
+                    received, sent, sizes, sent_sizes, group=self._group, async_op=True
+                )
+            ]
         on_host = received.device.type == 'cpu'
         host = received if on_host else torch.empty(len(received), dtype=received.dtype)
         width = sent.element_size()
-        dist.all_to_all_single(as_bytes(host), as_bytes(to_host(sent)),
-                               [size * width for size in sizes],
-                               [size * width for size in sent_sizes], group=self._group)
+        dist.all_to_all_single(
+            as_bytes(host),
+            as_bytes(to_host(sent)),
+            [size * width for size in sizes],
+            [size * width for size in sent_sizes],
+            group=self._group,
+        )
         if not on_host:
             received.copy_(host)
         return []
@@ -303,7 +346,8 @@ class OrderedSum:
             raise VirtualRanksError(
                 f'partial sums of shapes {shapes}: expected {len(expected)} flat tensor(s) of one '
                 f'length, one for each of the virtual ranks '
-                f"{', '.join(str(list(ranks)) for ranks in expected)}.")
+                f'{", ".join(str(list(ranks)) for ranks in expected)}.'
+            )
 
 
 class _SubtreeSums:
@@ -359,8 +403,9 @@ def _inner_nodes(count: int) -> Set[Tuple[int, int, int]]:
     return nodes
 
 
-def resolve_reduction(reduction: Optional[str], accelerator: Accelerator,
-                      group: Optional[dist.ProcessGroup] = None) -> str:
+def resolve_reduction(
+    reduction: Optional[str], accelerator: Accelerator, group: Optional[dist.ProcessGroup] = None
+) -> str:
     """Return how the gradients of a process group are added: ``'ordered'`` or ``'native'``.
 
     Args:
@@ -376,8 +421,11 @@ def resolve_reduction(reduction: Optional[str], accelerator: Accelerator,
     return 'native' if native else 'ordered'
 
 
-def carries(device: torch.device, group: Optional[dist.ProcessGroup] = None,
-            dtype: Optional[torch.dtype] = None) -> bool:
+def carries(
+    device: torch.device,
+    group: Optional[dist.ProcessGroup] = None,
+    dtype: Optional[torch.dtype] = None,
+) -> bool:
     """Return whether a process group takes tensors of an accelerator without a copy to the host.
 
     False for the CPU: its tensors travel as bytes, because some versions of gloo lack bfloat16.
@@ -388,8 +436,7 @@ def carries(device: torch.device, group: Optional[dist.ProcessGroup] = None,
         group: Process group; the default group when None.
         dtype: Data type of the tensors; None if it is not one of 64 bits.
     """
-    if dtype in (torch.int64, torch.float64) \
-            and not current_accelerator().collectives_of_64_bits:
+    if dtype in (torch.int64, torch.float64) and not current_accelerator().collectives_of_64_bits:
         return False
     # 'cpu:gloo,cuda:nccl', or a single name without a colon for all devices.
     backends = dist.get_backend(group).split(',')

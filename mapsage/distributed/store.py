@@ -4,6 +4,7 @@ In torch 1.10, two threads that send requests at the same time get each other's 
 wait forever. A single lock per process prevents that. ``job_store.py`` decides which store a job
 uses.
 """
+
 from __future__ import annotations
 
 import json
@@ -45,8 +46,9 @@ class LockedStore:
 
     def set(self, key: str, text: str) -> None:
         """Store a text once; characters that UTF-8 cannot encode become backslash escapes."""
-        self._answer(lambda: self._store.set(
-            key, text.encode('utf-8', 'backslashreplace').decode()))
+        self._answer(
+            lambda: self._store.set(key, text.encode('utf-8', 'backslashreplace').decode())
+        )
         # A counter marks the key as set, because the store of torch 1.10 cannot check for a key.
         self.add(f'{key}/set', 1)
 
@@ -86,13 +88,11 @@ class LockedStore:
         if errors:
             raise errors[0]
         if not answers:
-            raise RuntimeError(
-                f'no answer from the rendezvous store in {_ANSWER_SECONDS:g} s')
+            raise RuntimeError(f'no answer from the rendezvous store in {_ANSWER_SECONDS:g} s')
         return answers[0]
 
 
-def silent_ranks(store: LockedStore, name: str, rank: int, size: int,
-                 seconds: float) -> List[int]:
+def silent_ranks(store: LockedStore, name: str, rank: int, size: int, seconds: float) -> List[int]:
     """Report this rank in a roll call, and return the ranks of a group that do not report.
 
     The first rank to report collects the reports of all and stores the result, which the others
@@ -121,8 +121,7 @@ def silent_ranks(store: LockedStore, name: str, rank: int, size: int,
                 return [int(silent_rank) for silent_rank in json.loads(result)]
         time.sleep(pause)
         pause = min(2 * pause, seconds / 6)
-    silent = [other_rank for other_rank in range(size)
-              if not store.add(f'{name}/{other_rank}', 0)]
+    silent = [other_rank for other_rank in range(size) if not store.add(f'{name}/{other_rank}', 0)]
     if is_collector:
         store.set(f'{name}/silent', json.dumps(silent))
     return silent

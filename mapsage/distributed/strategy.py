@@ -4,6 +4,7 @@ The decision is pure and is taken once, before any process group exists. The usu
 of a launcher that are left over in a shell: see ``Strategy.stale_variables``.
 docs/reference/config.md has a table of all cases.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,10 +23,22 @@ MODEL_PARALLEL = 'model_parallel_single_process'
 # (torch/distributed/elastic/agent/server/local_elastic_agent.py). If they are left over in a shell,
 # a single process would take itself for one rank of several.
 LAUNCHER_VARIABLES = (
-    'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT',
-    'GROUP_RANK', 'GROUP_WORLD_SIZE', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'ROLE_NAME',
-    'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'TORCHELASTIC_RESTART_COUNT',
-    'TORCHELASTIC_MAX_RESTARTS')
+    'RANK',
+    'WORLD_SIZE',
+    'LOCAL_RANK',
+    'LOCAL_WORLD_SIZE',
+    'MASTER_ADDR',
+    'MASTER_PORT',
+    'GROUP_RANK',
+    'GROUP_WORLD_SIZE',
+    'ROLE_RANK',
+    'ROLE_WORLD_SIZE',
+    'ROLE_NAME',
+    'TORCHELASTIC_RUN_ID',
+    'TORCHELASTIC_USE_AGENT_STORE',
+    'TORCHELASTIC_RESTART_COUNT',
+    'TORCHELASTIC_MAX_RESTARTS',
+)
 
 
 class StrategyError(UserError, ValueError):
@@ -51,10 +64,15 @@ class Strategy:
     reason: str
 
 
-def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, str],
-                     device_count: int, *, launcher: str = 'none',
-                     needed_bytes: Optional[int] = None,
-                     device_bytes: Optional[int] = None) -> Strategy:
+def resolve_strategy(
+    use_model_parallel: Optional[bool],
+    environ: Mapping[str, str],
+    device_count: int,
+    *,
+    launcher: str = 'none',
+    needed_bytes: Optional[int] = None,
+    device_bytes: Optional[int] = None,
+) -> Strategy:
     """Return the training strategy. Pure.
 
     Args:
@@ -73,11 +91,14 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
             or torchrun started several processes with ``--launcher none``.
     """
     if not (use_model_parallel is None or isinstance(use_model_parallel, bool)):
-        raise StrategyError(f'use_model_parallel must be True, False or None, got '
-                            f'{use_model_parallel!r}.')
+        raise StrategyError(
+            f'use_model_parallel must be True, False or None, got {use_model_parallel!r}.'
+        )
     if device_count < 1:
-        raise StrategyError(f'no device is visible (device count {device_count}). Choose another '
-                            f'accelerator, for example accelerator=cpu, or make one visible.')
+        raise StrategyError(
+            f'no device is visible (device count {device_count}). Choose another '
+            f'accelerator, for example accelerator=cpu, or make one visible.'
+        )
     if launcher != 'none':
         return _resolve_launched(use_model_parallel, environ, device_count, launcher)
     _refuse_forgotten_launcher(environ)
@@ -85,13 +106,16 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
     if use_model_parallel:
         return Strategy(MODEL_PARALLEL, stale, _describe_model_parallel(device_count))
     memory = _describe_memory(needed_bytes, device_bytes)
-    too_big = (needed_bytes is not None and device_bytes is not None
-               and needed_bytes > device_bytes)
+    too_big = needed_bytes is not None and device_bytes is not None and needed_bytes > device_bytes
     if use_model_parallel is None and too_big and device_count > 1:
-        return Strategy(MODEL_PARALLEL, stale,
-                        f'{memory}; no launcher, so {device_count} devices share it')
-    reason = ('no launcher: one process on one device' if use_model_parallel is None else
-              'no launcher and use_model_parallel=False: one process on one device')
+        return Strategy(
+            MODEL_PARALLEL, stale, f'{memory}; no launcher, so {device_count} devices share it'
+        )
+    reason = (
+        'no launcher: one process on one device'
+        if use_model_parallel is None
+        else 'no launcher and use_model_parallel=False: one process on one device'
+    )
     if device_count > 1:
         reason += f' of {device_count} (`{script("start_8card_training")}` trains on all)'
     if memory:
@@ -101,8 +125,9 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
     return Strategy(SINGLE_DEVICE, stale, reason)
 
 
-def _resolve_launched(use_model_parallel: Optional[bool], environ: Mapping[str, str],
-                      device_count: int, launcher: str) -> Strategy:
+def _resolve_launched(
+    use_model_parallel: Optional[bool], environ: Mapping[str, str], device_count: int, launcher: str
+) -> Strategy:
     """Return the strategy of a process that a launcher started."""
     try:
         # Only the number of processes matters here, so the first host's name is not resolved.
@@ -112,20 +137,26 @@ def _resolve_launched(use_model_parallel: Optional[bool], environ: Mapping[str, 
     size = variables['WORLD_SIZE']
     world_size = int(size) if size.isdecimal() else 0
     if world_size < 1:
-        raise StrategyError(f'launcher {launcher!r} says that it started WORLD_SIZE={size!r} '
-                            f'processes: expected 1 or more. Start with it again, or use '
-                            f'--launcher none for one process.')
+        raise StrategyError(
+            f'launcher {launcher!r} says that it started WORLD_SIZE={size!r} '
+            f'processes: expected 1 or more. Start with it again, or use '
+            f'--launcher none for one process.'
+        )
     if use_model_parallel and world_size > 1:
         raise StrategyError(
             f'use_model_parallel=True (or model_wrapper_cfg of type MMModelParallel) works in one '
             f'process, and launcher {launcher!r} started {world_size}. Start one (python '
             f'tools/train.py CONFIG) to spread the model over the devices of this machine, or set '
-            f'env_cfg.use_model_parallel=None to train data-parallel.')
+            f'env_cfg.use_model_parallel=None to train data-parallel.'
+        )
     if use_model_parallel:
         return Strategy(MODEL_PARALLEL, (), _describe_model_parallel(device_count))
-    return Strategy(DISTRIBUTED_DATA_PARALLEL, (),
-                    f'launcher {launcher} started {world_size} process(es): each trains the whole '
-                    f'model on a device of its own')
+    return Strategy(
+        DISTRIBUTED_DATA_PARALLEL,
+        (),
+        f'launcher {launcher} started {world_size} process(es): each trains the whole '
+        f'model on a device of its own',
+    )
 
 
 def _describe_model_parallel(device_count: int) -> str:
@@ -134,7 +165,8 @@ def _describe_model_parallel(device_count: int) -> str:
         raise StrategyError(
             f'use_model_parallel=True needs two or more devices in one process, and {device_count} '
             f'is visible. Make more visible (CUDA_VISIBLE_DEVICES, TOPS_VISIBLE_DEVICES, '
-            f'--accelerator), or set env_cfg.use_model_parallel=None.')
+            f'--accelerator), or set env_cfg.use_model_parallel=None.'
+        )
     return f'use_model_parallel=True: {device_count} devices share the model in one process'
 
 
@@ -144,10 +176,11 @@ def _refuse_forgotten_launcher(environ: Mapping[str, str]) -> None:
     world_size = environ.get('WORLD_SIZE', '')
     if 'TORCHELASTIC_RUN_ID' in environ and world_size.isdecimal() and int(world_size) > 1:
         raise StrategyError(
-            f"torchrun started {world_size} processes (this is rank {environ.get('RANK', '?')}) "
+            f'torchrun started {world_size} processes (this is rank {environ.get("RANK", "?")}) '
             f'with --launcher none: each would train a model and write it into the same work dir. '
             f'Add --launcher pytorch. If this shell only inherited the variables, '
-            f'unset TORCHELASTIC_RUN_ID.')
+            f'unset TORCHELASTIC_RUN_ID.'
+        )
 
 
 def _stale_variables(environ: Mapping[str, str]) -> Tuple[str, ...]:
@@ -163,8 +196,11 @@ def _describe_memory(needed_bytes: Optional[int], device_bytes: Optional[int]) -
     """Return a text on the memory of the model and the device; '' while the need is unknown."""
     if needed_bytes is None:
         return ''
-    available = ('memory of a device unknown' if device_bytes is None else
-                 f'a device has {format_bytes(device_bytes)}')
+    available = (
+        'memory of a device unknown'
+        if device_bytes is None
+        else f'a device has {format_bytes(device_bytes)}'
+    )
     return f'the model needs {format_bytes(needed_bytes)} or more, {available}'
 
 

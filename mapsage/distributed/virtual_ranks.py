@@ -7,6 +7,7 @@ after the other. Example: with 8 virtual ranks, each of 2 processes runs 4.
 Sums over virtual ranks are added along one fixed binary tree (:func:`split`), so they depend on
 neither the number of processes nor the buckets of a tensor. ``ordered_sum.py`` computes them.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -46,11 +47,11 @@ class VirtualRanks:
                 f'{self.processes} processes for {self.count} virtual rank(s): expected at most '
                 f'one process for each virtual rank. Start {self.count} or fewer; '
                 f'{_format_divisors(self.count)} divide the work evenly. (The number of virtual '
-                f'ranks is env_cfg.virtual_ranks at the first start of a run.)')
+                f'ranks is env_cfg.virtual_ranks at the first start of a run.)'
+            )
 
     def block(self, rank: int) -> range:
-        """Return the virtual ranks of process ``rank``. The lengths of blocks differ by 1 at most.
-        """
+        """Return the virtual ranks of process ``rank``. The lengths of blocks differ by 1 at most."""
         size, longer = divmod(self.count, self.processes)
         start = rank * size + min(rank, longer)
         return range(start, start + size + (rank < longer))
@@ -70,12 +71,16 @@ class VirtualRanks:
         if self.one_each:
             return f'{self.count} virtual rank(s), one in each process'
         sizes = [len(block) for block in self.blocks]
-        text = (f'{self.count} virtual ranks in {self.processes} process(es), '
-                f'{_format_sizes(sizes)} each')
+        text = (
+            f'{self.count} virtual ranks in {self.processes} process(es), '
+            f'{_format_sizes(sizes)} each'
+        )
         if sizes[0] != sizes[-1]:
             cost = sizes[0] * self.processes / self.count - 1
-            text += (f': the others wait for those with {sizes[0]}, a step takes {cost:.0%} longer '
-                     f'than with even blocks ({_format_divisors(self.count)} processes)')
+            text += (
+                f': the others wait for those with {sizes[0]}, a step takes {cost:.0%} longer '
+                f'than with even blocks ({_format_divisors(self.count)} processes)'
+            )
         return text
 
 

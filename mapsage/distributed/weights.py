@@ -3,6 +3,7 @@
 Different weights raise no error, they only make a worse model. So the ranks compare digests,
 which are small and catch any changed element. ``DeviceCheckHook`` calls these functions.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,8 +39,9 @@ class WeightsDifferError(UserError, RuntimeError):
     on_every_rank = True
 
 
-def check_equal_weights(module: nn.Module, when: str,
-                        group: Optional[dist.ProcessGroup] = None) -> None:
+def check_equal_weights(
+    module: nn.Module, when: str, group: Optional[dist.ProcessGroup] = None
+) -> None:
     """Compare a digest of all parameters and buffers across ranks. Collective.
 
     The ranks gather one digest from each. If these differ, which all ranks see in the same data,
@@ -64,7 +66,8 @@ def check_equal_weights(module: nn.Module, when: str,
         f'{when}, {name!r} on rank(s) {[channel.ranks[rank] for rank in odd]} is not equal to rank '
         f'{channel.ranks[usual]}. Weights must be loaded or initialized alike on every rank: load '
         f"them through init_cfg or load_from, not in the module's __init__, and give every rank "
-        f'the same files.')
+        f'the same files.'
+    )
 
 
 def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
@@ -132,9 +135,14 @@ def weight_digests(module: nn.Module, buffers: bool = True) -> Dict[str, int]:
     # A state dict lacks the buffers that are not persistent, and has entries that are not buffers.
     tensors = (
         {**dict(module.named_buffers()), **module.state_dict()}
-        if buffers else dict(module.named_parameters()))
-    return {name: tensor_digest(tensor) for name, tensor in tensors.items()
-            if isinstance(tensor, torch.Tensor)}
+        if buffers
+        else dict(module.named_parameters())
+    )
+    return {
+        name: tensor_digest(tensor)
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+    }
 
 
 def weight_samples(module: nn.Module) -> Dict[str, List[float]]:

@@ -3,6 +3,7 @@
 Percentages make rows comparable although classes differ in size; the pixels of a row are written
 next to it.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Sequence, Union
@@ -23,8 +24,12 @@ _MIN_CELL, _MAX_CELL = 11, 84
 _TEXT_CELL = 46
 
 
-def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
-                     title: str = 'Confusion matrix', subtitle: str = '') -> np.ndarray:
+def render_confusion(
+    matrix: Union[np.ndarray, torch.Tensor],
+    classes: Sequence[str],
+    title: str = 'Confusion matrix',
+    subtitle: str = '',
+) -> np.ndarray:
     """Draw a confusion matrix with cells in percent of their row.
 
     A higher percentage gives a darker blue, so the picture is readable without color vision. If
@@ -46,8 +51,10 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
     counts = np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.cpu())
     number = len(classes)
     if counts.shape != (number, number):
-        raise ValueError(f'a confusion matrix of shape {counts.shape} has {number} class names, '
-                         'expected one name for every row and column')
+        raise ValueError(
+            f'a confusion matrix of shape {counts.shape} has {number} class names, '
+            'expected one name for every row and column'
+        )
     names = [name if len(name) <= 24 else f'{name[:21]}...' for name in map(str, classes)]
     cell = max(_MIN_CELL, min(_MAX_CELL, _SIDE // number))
     size = 7.0 if cell < 16 else 9.5
@@ -66,18 +73,21 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
     # Without parse_math=False, a class named 'a$b$' would be drawn as a formula.
     axes.set_xticklabels(names, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticklabels(names, fontsize=size, parse_math=False)
-    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False,
-                     labelcolor=INK, pad=5)
+    axes.tick_params(
+        length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelcolor=INK, pad=5
+    )
     for row, total in enumerate(counts.sum(1)):
-        canvas.text(left + side + 14, top + row * cell + cell // 2 + 4, short_count(int(total)),
-                    size=size)
+        canvas.text(
+            left + side + 14, top + row * cell + cell // 2 + 4, short_count(int(total)), size=size
+        )
     return canvas.pixels()
 
 
 def _draw_cells(axes: Axes, counts: np.ndarray, cell: int) -> None:
     number, totals = len(counts), counts.sum(1, keepdims=True)
-    shares = np.ma.masked_array(100 * counts / np.maximum(totals, 1),
-                                np.broadcast_to(totals == 0, counts.shape))
+    shares = np.ma.masked_array(
+        100 * counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape)
+    )
     axes.imshow(shares, cmap='Blues', vmin=0, vmax=100, aspect='auto', interpolation='nearest')
     axes.set_facecolor('#d8dbdf')
     edges = np.arange(1, number) - 0.5
@@ -90,14 +100,33 @@ def _draw_cells(axes: Axes, counts: np.ndarray, cell: int) -> None:
     for (row, column), count in np.ndenumerate(counts):
         if totals[row, 0]:
             color = '#ffffff' if shares[row, column] > 65 else INK
-            axes.text(column, row - 0.13, f'{shares[row, column]:.1f}', ha='center', va='center',
-                      fontsize=10 if cell > 60 else 8.5, color=color)
-            axes.text(column, row + 0.22, short_count(int(count)), ha='center', va='center',
-                      fontsize=8 if cell > 60 else 7, color=color)
+            axes.text(
+                column,
+                row - 0.13,
+                f'{shares[row, column]:.1f}',
+                ha='center',
+                va='center',
+                fontsize=10 if cell > 60 else 8.5,
+                color=color,
+            )
+            axes.text(
+                column,
+                row + 0.22,
+                short_count(int(count)),
+                ha='center',
+                va='center',
+                fontsize=8 if cell > 60 else 7,
+                color=color,
+            )
 
 
-def plot_confusion(path: str, matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
-                   title: str = 'Confusion matrix', subtitle: str = '') -> None:
+def plot_confusion(
+    path: str,
+    matrix: Union[np.ndarray, torch.Tensor],
+    classes: Sequence[str],
+    title: str = 'Confusion matrix',
+    subtitle: str = '',
+) -> None:
     """Draw a confusion matrix and write it to ``path`` as PNG, atomically.
 
     Args:

@@ -3,6 +3,7 @@
 Two pairs stand in a row, with a common legend below. Images keep their aspect ratio, so the
 heights of rows differ.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -36,9 +37,13 @@ class LabeledImage:
     name: str = ''
 
 
-def render_contact_sheet(samples: Sequence[LabeledImage], classes: Sequence[str],
-                         palette: Optional[Sequence[Sequence[int]]] = None, title: str = '',
-                         subtitle: str = '') -> np.ndarray:
+def render_contact_sheet(
+    samples: Sequence[LabeledImage],
+    classes: Sequence[str],
+    palette: Optional[Sequence[Sequence[int]]] = None,
+    title: str = '',
+    subtitle: str = '',
+) -> np.ndarray:
     """Draw samples, two per row, with a legend of their classes.
 
     Args:
@@ -58,7 +63,7 @@ def render_contact_sheet(samples: Sequence[LabeledImage], classes: Sequence[str]
         raise ValueError('a sheet of 0 samples was requested, expected at least one')
     colors = tiles.class_palette(len(classes), palette)
     pairs = [_pair(sample, colors) for sample in samples]
-    rows = [pairs[start:start + _COLUMNS] for start in range(0, len(pairs), _COLUMNS)]
+    rows = [pairs[start : start + _COLUMNS] for start in range(0, len(pairs), _COLUMNS)]
     labels: Set[int] = set()
     for sample in samples:
         if sample.labels is not None:
@@ -82,21 +87,29 @@ def render_contact_sheet(samples: Sequence[LabeledImage], classes: Sequence[str]
             canvas.text(left, top + pair[0].shape[0] + 16, shorten(name, 100), 9, color=FAINT)
         top += height
     if entries:
-        canvas.legend(_MARGIN, top + _MARGIN // 2, entries, per_line, legend_column(entries),
-                      _LEGEND_LINE)
+        canvas.legend(
+            _MARGIN, top + _MARGIN // 2, entries, per_line, legend_column(entries), _LEGEND_LINE
+        )
     return canvas.pixels()
 
 
 def _pair(sample: LabeledImage, palette: np.ndarray) -> Tuple[np.ndarray, ...]:
     """Return the tiles of a sample, of one size: the image, and the labels over it."""
     height, width = tile_size(sample.image.shape)
-    image = tiles.resize(tiles.display_rgb(tiles.shrink(sample.image, MAX_STORED_SIDE, False)),
-                         height, width, nearest=False)
+    image = tiles.resize(
+        tiles.display_rgb(tiles.shrink(sample.image, MAX_STORED_SIDE, False)),
+        height,
+        width,
+        nearest=False,
+    )
     pair: List[np.ndarray] = [image]
     if sample.labels is not None:
         if sample.labels.ndim != 2:
-            raise ValueError(f'the labels of {sample.name or "a sample"} have shape '
-                             f'{sample.labels.shape}, expected (H, W)')
-        pair.append(tiles.overlay(image, tiles.resize(sample.labels, height, width, nearest=True),
-                                  palette))
+            raise ValueError(
+                f'the labels of {sample.name or "a sample"} have shape '
+                f'{sample.labels.shape}, expected (H, W)'
+            )
+        pair.append(
+            tiles.overlay(image, tiles.resize(sample.labels, height, width, nearest=True), palette)
+        )
     return tuple(pair)

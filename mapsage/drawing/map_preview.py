@@ -2,6 +2,7 @@
 
 The scene is read in blocks and reduced by averaging, so memory does not grow with its size.
 """
+
 from __future__ import annotations
 
 from typing import Callable, List, Optional, Sequence, Tuple
@@ -20,8 +21,9 @@ _READ = 1024
 _MARGIN, _GAP, _HEADER, _LEGEND_LINE = 28, 16, 92, 26
 
 
-def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] = None
-              ) -> np.ndarray:
+def thumbnail(
+    raster: Raster, factor: int, meets: Optional[Callable[..., bool]] = None
+) -> np.ndarray:
     """Return a scene reduced by averaging, block by block. Unreadable blocks are NaN.
 
     A remote scene is read from its overviews instead, so that it is not downloaded a second time.
@@ -57,19 +59,29 @@ def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] 
                 values, valid = raster.read(column, row, width, height)
             except RasterBlockError:
                 continue
-            small[row // factor:(row + height) // factor,
-                  column // factor:(column + width) // factor] = _average(values, valid, factor)
+            small[
+                row // factor : (row + height) // factor,
+                column // factor : (column + width) // factor,
+            ] = _average(values, valid, factor)
     return small
 
 
 def shrink_labels(labels: np.ndarray, row: int, factor: int) -> np.ndarray:
     """Return every ``factor``-th pixel of a strip of labels that starts at ``row`` of its map."""
-    return labels[-row % factor::factor, ::factor]
+    return labels[-row % factor :: factor, ::factor]
 
 
-def save_map_preview(path: str, raster: Raster, scene: np.ndarray, labels: np.ndarray, title: str,
-                     names: Sequence[str], palette: np.ndarray, shares: Sequence[float],
-                     no_data: int) -> None:
+def save_map_preview(
+    path: str,
+    raster: Raster,
+    scene: np.ndarray,
+    labels: np.ndarray,
+    title: str,
+    names: Sequence[str],
+    palette: np.ndarray,
+    shares: Sequence[float],
+    no_data: int,
+) -> None:
     """Draw the scene next to its map and write the picture to ``path`` atomically.
 
     Args:
@@ -87,9 +99,11 @@ def save_map_preview(path: str, raster: Raster, scene: np.ndarray, labels: np.nd
         OSError: If the file cannot be written.
     """
     pictures = [_fit(_to_rgb(scene), False), tiles.color_labels(_fit(labels, True), palette)]
-    entries = [(f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
-               for index, (name, share) in enumerate(zip(names, shares))
-               if share > 0 or len(names) <= 24]
+    entries = [
+        (f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
+        for index, (name, share) in enumerate(zip(names, shares))
+        if share > 0 or len(names) <= 24
+    ]
     if (labels == no_data).any():
         entries.append(('no data', tiles.hatch(18, 18)))
     save_png(path, _draw(pictures, entries, title, _subtitle(raster)))
@@ -100,17 +114,19 @@ def _average(values: np.ndarray, valid: np.ndarray, factor: int) -> np.ndarray:
     blocks = (height // factor, factor, width // factor, factor)
     # The last block may extend beyond the scene; valid is False there.
     count = valid.reshape(blocks).sum((1, 3), dtype=np.float32)
-    total = np.stack([np.where(valid, band, 0).reshape(blocks).sum((1, 3), dtype=np.float64)
-                      for band in values], axis=-1)
-    return np.where(count[..., None] > 0, total / np.maximum(count, 1)[..., None],
-                    np.nan).astype(np.float32)
+    total = np.stack(
+        [np.where(valid, band, 0).reshape(blocks).sum((1, 3), dtype=np.float64) for band in values],
+        axis=-1,
+    )
+    return np.where(count[..., None] > 0, total / np.maximum(count, 1)[..., None], np.nan).astype(
+        np.float32
+    )
 
 
 def _to_rgb(scene: np.ndarray) -> np.ndarray:
     """Return a thumbnail as RGB uint8; values that fit into 8 bits are not stretched."""
     finite = scene[np.isfinite(scene)]
-    is_bytes = finite.size == 0 or (finite.min() >= 0 and finite.max() <= 255
-                                    and finite.max() > 1)
+    is_bytes = finite.size == 0 or (finite.min() >= 0 and finite.max() <= 255 and finite.max() > 1)
     if is_bytes:
         scene = np.nan_to_num(scene).astype(np.uint8)
     return tiles.display_rgb(scene)
@@ -130,15 +146,18 @@ def _subtitle(raster: Raster) -> str:
     return f'{size} of {abs(raster.transform.a):.6g} {unit}, {raster.crs.to_string()[:60]}'
 
 
-def _draw(pictures: Sequence[np.ndarray], entries: Sequence[Tuple[str, np.ndarray]], title: str,
-          subtitle: str) -> np.ndarray:
+def _draw(
+    pictures: Sequence[np.ndarray],
+    entries: Sequence[Tuple[str, np.ndarray]],
+    title: str,
+    subtitle: str,
+) -> np.ndarray:
     height, width = pictures[0].shape[:2]
     inner = max(2 * width + _GAP, 480)
     column = 26 + 16 + 8 * max((len(name) for name, _ in entries), default=0)
     per_line = max(1, inner // column)
     lines = -(-len(entries) // per_line)
-    canvas = Canvas(inner + 2 * _MARGIN,
-                    _HEADER + height + 2 * _MARGIN + lines * _LEGEND_LINE)
+    canvas = Canvas(inner + 2 * _MARGIN, _HEADER + height + 2 * _MARGIN + lines * _LEGEND_LINE)
     canvas.text(_MARGIN, 34, title, size=15, weight='bold')
     canvas.text(_MARGIN, 58, subtitle, size=11, color=FAINT)
     lefts: List[int] = [_MARGIN, _MARGIN + width + _GAP]

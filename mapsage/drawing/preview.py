@@ -6,6 +6,7 @@ Samples of two dates have two images, before and after.
 the picture atomically, so no reader sees an incomplete file. Label maps are resized once, by
 selecting pixels, so that the picture shows no label that the model did not predict.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -52,12 +53,14 @@ class _PreviewTile:
     caption: str = ''
 
 
-def render_preview(samples: Sequence[PreviewSample],
-                   classes: Sequence[str],
-                   palette: Optional[Sequence[Sequence[int]]] = None,
-                   title: str = '',
-                   subtitle: str = '',
-                   labels: str = 'Prediction') -> np.ndarray:
+def render_preview(
+    samples: Sequence[PreviewSample],
+    classes: Sequence[str],
+    palette: Optional[Sequence[Sequence[int]]] = None,
+    title: str = '',
+    subtitle: str = '',
+    labels: str = 'Prediction',
+) -> np.ndarray:
     """Draw the preview.
 
     Args:
@@ -84,21 +87,30 @@ def render_preview(samples: Sequence[PreviewSample],
     with_truth = any(sample.truth is not None for sample in samples)
     dates = {1 if sample.after is None else 2 for sample in samples}
     if len(dates) > 1:
-        raise ValueError('some samples of a preview have one date and others two, expected the '
-                         'same number; draw them as two pictures')
+        raise ValueError(
+            'some samples of a preview have one date and others two, expected the '
+            'same number; draw them as two pictures'
+        )
     rows = [_row(sample, colors, with_truth) for sample in samples]
     entries, note = _legend_entries(samples, classes, colors)
-    return _draw(rows, _column_titles(dates == {2}, with_truth, labels), entries, title,
-                 '   '.join(filter(None, (subtitle, note))))
+    return _draw(
+        rows,
+        _column_titles(dates == {2}, with_truth, labels),
+        entries,
+        title,
+        '   '.join(filter(None, (subtitle, note))),
+    )
 
 
-def save_preview(path: str,
-                 samples: Sequence[PreviewSample],
-                 classes: Sequence[str],
-                 palette: Optional[Sequence[Sequence[int]]] = None,
-                 title: str = '',
-                 subtitle: str = '',
-                 labels: str = 'Prediction') -> None:
+def save_preview(
+    path: str,
+    samples: Sequence[PreviewSample],
+    classes: Sequence[str],
+    palette: Optional[Sequence[Sequence[int]]] = None,
+    title: str = '',
+    subtitle: str = '',
+    labels: str = 'Prediction',
+) -> None:
     """Draw the preview and write it to ``path`` atomically, replacing the previous one.
 
     Args:
@@ -120,15 +132,26 @@ def _column_titles(with_dates: bool, with_truth: bool, labels: str) -> List[str]
 def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:
     """Return the tiles of one sample; all have the same size."""
     if sample.prediction.ndim != 2 or sample.prediction.size == 0:
-        raise ValueError(f'the prediction of {sample.name or "a sample"} has shape '
-                         f'{sample.prediction.shape}, expected (H, W) labels')
+        raise ValueError(
+            f'the prediction of {sample.name or "a sample"} has shape '
+            f'{sample.prediction.shape}, expected (H, W) labels'
+        )
     height, width = tile_size(sample.prediction.shape)
-    images = [tiles.resize(tiles.display_rgb(tiles.shrink(image, MAX_STORED_SIDE, False)),
-                           height, width, nearest=False)
-              for image in (sample.image, sample.after) if image is not None]
+    images = [
+        tiles.resize(
+            tiles.display_rgb(tiles.shrink(image, MAX_STORED_SIDE, False)),
+            height,
+            width,
+            nearest=False,
+        )
+        for image in (sample.image, sample.after)
+        if image is not None
+    ]
     prediction = tiles.resize(sample.prediction, height, width, nearest=True)
-    pictures = [_PreviewTile(image, sample.name if number == 0 else '')
-                for number, image in enumerate(images)]
+    pictures = [
+        _PreviewTile(image, sample.name if number == 0 else '')
+        for number, image in enumerate(images)
+    ]
     labels = _PreviewTile(tiles.color_labels(prediction, palette))
     if not with_truth:
         return [*pictures, labels]
@@ -136,12 +159,18 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
         blank = np.full_like(images[0], 238)
         return [*pictures, _PreviewTile(blank, 'no truth'), labels, _PreviewTile(blank)]
     if sample.truth.ndim != 2:
-        raise ValueError(f'the truth of {sample.name or "a sample"} has shape '
-                         f'{sample.truth.shape}, expected (H, W) labels')
+        raise ValueError(
+            f'the truth of {sample.name or "a sample"} has shape '
+            f'{sample.truth.shape}, expected (H, W) labels'
+        )
     truth = tiles.resize(sample.truth, height, width, nearest=True)
     wrong = tiles.disagreement(images[-1], truth, prediction, len(palette))
-    return [*pictures, _PreviewTile(tiles.color_labels(truth, palette)), labels,
-            _PreviewTile(wrong, _accuracy(sample, len(palette)))]
+    return [
+        *pictures,
+        _PreviewTile(tiles.color_labels(truth, palette)),
+        labels,
+        _PreviewTile(wrong, _accuracy(sample, len(palette))),
+    ]
 
 
 def tile_size(shape: Tuple[int, ...]) -> Tuple[int, int]:
@@ -162,8 +191,9 @@ def _accuracy(sample: PreviewSample, num_classes: int) -> str:
     return f'{100 * accuracy:.1f} % of labeled pixels right'
 
 
-def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
-                    palette: np.ndarray) -> Tuple[List[Tuple[str, np.ndarray]], str]:
+def _legend_entries(
+    samples: Sequence[PreviewSample], classes: Sequence[str], palette: np.ndarray
+) -> Tuple[List[Tuple[str, np.ndarray]], str]:
     """Return (name, 18x18 swatch) pairs, and a note if the list was shortened."""
     labels: Set[int] = set()
     for sample in samples:
@@ -176,8 +206,9 @@ def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
     return entries, note
 
 
-def legend_of(labels: Set[int], classes: Sequence[str], palette: np.ndarray
-              ) -> Tuple[List[Tuple[str, np.ndarray]], str]:
+def legend_of(
+    labels: Set[int], classes: Sequence[str], palette: np.ndarray
+) -> Tuple[List[Tuple[str, np.ndarray]], str]:
     """Return (name, 18x18 swatch) pairs for labels, and a note if the list was shortened.
 
     Args:
@@ -185,21 +216,31 @@ def legend_of(labels: Set[int], classes: Sequence[str], palette: np.ndarray
         classes: Class names in the order of the labels.
         palette: Colors of the classes, RGB uint8 ``(num_classes, 3)``.
     """
-    shown = [index for index in range(len(classes))
-             if len(classes) <= FULL_LEGEND or index in labels]
+    shown = [
+        index for index in range(len(classes)) if len(classes) <= FULL_LEGEND or index in labels
+    ]
     entries = [(str(classes[index]), np.tile(palette[index], (18, 18, 1))) for index in shown]
     outside = sorted(label for label in labels if not 0 <= label < len(classes))
     if outside:
         values = ', '.join(str(label) for label in outside[:4])
-        entries.append((f'no data ({values}{", ..." if len(outside) > 4 else ""})',
-                        tiles.hatch(18, 18)))
-    note = '' if len(shown) == len(classes) \
+        entries.append(
+            (f'no data ({values}{", ..." if len(outside) > 4 else ""})', tiles.hatch(18, 18))
+        )
+    note = (
+        ''
+        if len(shown) == len(classes)
         else f'{len(shown)} of {len(classes)} classes in this picture'
+    )
     return entries, note
 
 
-def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
-          entries: Sequence[Tuple[str, np.ndarray]], title: str, subtitle: str) -> np.ndarray:
+def _draw(
+    rows: Sequence[Sequence[_PreviewTile]],
+    column_titles: Sequence[str],
+    entries: Sequence[Tuple[str, np.ndarray]],
+    title: str,
+    subtitle: str,
+) -> np.ndarray:
     """Place the tiles without resampling them: label maps were resized once already."""
     columns = len(column_titles)
     width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
@@ -217,8 +258,9 @@ def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
         for column, tile in enumerate(row):
             left = _MARGIN + column * (TILE_WIDTH + _GAP)
             canvas.picture(left, top, tile.pixels)
-            canvas.text(left, top + tile.pixels.shape[0] + 16, shorten(tile.caption), size=9,
-                        color=FAINT)
+            canvas.text(
+                left, top + tile.pixels.shape[0] + 16, shorten(tile.caption), size=9, color=FAINT
+            )
         top += row_height
     top += _MARGIN // 2
     canvas.legend(_MARGIN, top, entries, per_line, legend_column(entries), _LEGEND_LINE)
@@ -232,4 +274,4 @@ def legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
 
 def shorten(name: str, limit: int = 58) -> str:
     """Return the end of a long caption, because file names usually differ there."""
-    return name if len(name) <= limit else '...' + name[3 - limit:]
+    return name if len(name) <= limit else '...' + name[3 - limit :]

@@ -3,6 +3,7 @@
 The numbers come from `evaluation.calibration.reliability`. The lower chart shows the pixels of the
 bins, because a bin with few pixels says little.
 """
+
 from __future__ import annotations
 
 from typing import Sequence, Union
@@ -18,8 +19,13 @@ _RIGHT_COLOR, _GAP_COLOR = '#2f6fb3', '#d1495b'
 _Numbers = Union[np.ndarray, Sequence[float]]
 
 
-def render_reliability(pixels: _Numbers, confidence: _Numbers, right: _Numbers,
-                       title: str = 'Calibration', subtitle: str = '') -> np.ndarray:
+def render_reliability(
+    pixels: _Numbers,
+    confidence: _Numbers,
+    right: _Numbers,
+    title: str = 'Calibration',
+    subtitle: str = '',
+) -> np.ndarray:
     """Draw the share of correct pixels and the number of pixels by bin of probability.
 
     On the diagonal a model is calibrated. A bar that ends below it means that the model is
@@ -38,12 +44,15 @@ def render_reliability(pixels: _Numbers, confidence: _Numbers, right: _Numbers,
     Raises:
         ValueError: If the three differ in length, or are empty.
     """
-    pixels, confidence, right = (np.asarray(values, float)
-                                 for values in (pixels, confidence, right))
+    pixels, confidence, right = (
+        np.asarray(values, float) for values in (pixels, confidence, right)
+    )
     bins = len(pixels)
     if not bins or not len(confidence) == len(right) == bins:
-        raise ValueError(f'{bins} counts, {len(confidence)} probabilities, {len(right)} shares of '
-                         'right pixels, expected one of each for every bin')
+        raise ValueError(
+            f'{bins} counts, {len(confidence)} probabilities, {len(right)} shares of '
+            'right pixels, expected one of each for every bin'
+        )
     used = pixels > 0
     width, centers = 1 / bins, (np.arange(bins) + 0.5)[used] / bins
     accuracy, confidence = right[used], confidence[used]
@@ -53,15 +62,24 @@ def render_reliability(pixels: _Numbers, confidence: _Numbers, right: _Numbers,
     canvas.text(_MARGIN, 56, subtitle, size=11, color=FAINT)
     axes = canvas.axes(left, top, _SIDE, _SIDE)
     axes.bar(centers, accuracy, width * 0.94, color=_RIGHT_COLOR)
-    axes.bar(centers, confidence - accuracy, width * 0.94, bottom=accuracy, color=_GAP_COLOR,
-             alpha=0.45, edgecolor=_GAP_COLOR, linewidth=1)
+    axes.bar(
+        centers,
+        confidence - accuracy,
+        width * 0.94,
+        bottom=accuracy,
+        color=_GAP_COLOR,
+        alpha=0.45,
+        edgecolor=_GAP_COLOR,
+        linewidth=1,
+    )
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle='--')
     axes.set_ylabel('share of right pixels', color=INK)
     share_axes = canvas.axes(left, top + _SIDE + _GAP, _SIDE, _LOW)
     share_axes.bar(centers, pixels[used] / max(1, pixels.sum()), width * 0.94, color='#8a929b')
     share_axes.set_ylabel('share of pixels', color=INK)
-    share_axes.set_xlabel(f'probability of the predicted class ({short_count(int(pixels.sum()))} '
-                          'pixels)', color=INK)
+    share_axes.set_xlabel(
+        f'probability of the predicted class ({short_count(int(pixels.sum()))} pixels)', color=INK
+    )
     for chart in (axes, share_axes):
         chart.set_xlim(0, 1)
         chart.set_ylim(0, 1)
@@ -73,8 +91,14 @@ def render_reliability(pixels: _Numbers, confidence: _Numbers, right: _Numbers,
     return canvas.pixels()
 
 
-def plot_reliability(path: str, pixels: _Numbers, confidence: _Numbers, right: _Numbers,
-                     title: str = 'Calibration', subtitle: str = '') -> None:
+def plot_reliability(
+    path: str,
+    pixels: _Numbers,
+    confidence: _Numbers,
+    right: _Numbers,
+    title: str = 'Calibration',
+    subtitle: str = '',
+) -> None:
     """Draw a reliability diagram and write it to ``path`` as PNG, atomically.
 
     Args:

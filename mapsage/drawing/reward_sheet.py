@@ -3,6 +3,7 @@
 A row is a tile: its image, its true labels, the model's most likely labels, and some drawn maps in
 the order of their rewards. It shows what a reward prefers, which its mean does not.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -44,9 +45,12 @@ class RewardedTile:
     name: str = ''
 
 
-def render_reward_sheet(rewarded: Sequence[RewardedTile], reward_names: Sequence[str],
-                        classes: Sequence[str],
-                        palette: Optional[Sequence[Sequence[int]]] = None) -> np.ndarray:
+def render_reward_sheet(
+    rewarded: Sequence[RewardedTile],
+    reward_names: Sequence[str],
+    classes: Sequence[str],
+    palette: Optional[Sequence[Sequence[int]]] = None,
+) -> np.ndarray:
     """Draw tiles, one per row, with their drawn maps from the smallest reward to the largest.
 
     Args:
@@ -75,26 +79,47 @@ def render_reward_sheet(rewarded: Sequence[RewardedTile], reward_names: Sequence
     per_line = max(1, (width - 2 * _MARGIN) // legend_column(entries))
     legend = -(-len(entries) // per_line) * _LEGEND_LINE
     canvas = Canvas(width, _HEADER + row * len(rewarded) + legend + _MARGIN)
-    canvas.text(_MARGIN, 30, 'Label maps drawn from the model, by their reward', size=15,
-                weight='bold')
-    canvas.text(_MARGIN, 54, '   '.join(filter(None, (
-        'from the smallest reward of a tile to the largest; the model moves toward the right', note
-    ))), size=11, color=FAINT)
+    canvas.text(
+        _MARGIN, 30, 'Label maps drawn from the model, by their reward', size=15, weight='bold'
+    )
+    canvas.text(
+        _MARGIN,
+        54,
+        '   '.join(
+            filter(
+                None,
+                (
+                    'from the smallest reward of a tile to the largest; the model moves toward the right',
+                    note,
+                ),
+            )
+        ),
+        size=11,
+        color=FAINT,
+    )
     for number, tile in enumerate(rewarded):
         _draw_row(canvas, _HEADER + number * row, tile, reward_names, colors)
-    canvas.legend(_MARGIN, _HEADER + row * len(rewarded), entries, per_line,
-                  legend_column(entries), _LEGEND_LINE)
+    canvas.legend(
+        _MARGIN,
+        _HEADER + row * len(rewarded),
+        entries,
+        per_line,
+        legend_column(entries),
+        _LEGEND_LINE,
+    )
     return canvas.pixels()
 
 
-def _draw_row(canvas: Canvas, top: int, tile: RewardedTile, reward_names: Sequence[str],
-              colors: np.ndarray) -> None:
+def _draw_row(
+    canvas: Canvas, top: int, tile: RewardedTile, reward_names: Sequence[str], colors: np.ndarray
+) -> None:
     image = tiles.resize(tiles.display_rgb(tile.image), _SIDE, _SIDE, nearest=False)
     order = np.argsort(tile.totals, kind='stable')
     label_maps: List[np.ndarray] = [tile.truth, tile.likely, *tile.maps[order]]
     pictures = [image] + [
         tiles.overlay(image, tiles.resize(labels, _SIDE, _SIDE, nearest=True), colors)
-        for labels in label_maps]
+        for labels in label_maps
+    ]
     for column, picture in enumerate(pictures):
         left = _MARGIN + column * (_SIDE + _GAP)
         canvas.picture(left, top, picture)
@@ -103,7 +128,12 @@ def _draw_row(canvas: Canvas, top: int, tile: RewardedTile, reward_names: Sequen
         canvas.text(left, top + _SIDE + _LINE, heading, 10)
         if drawn >= 0:
             for line, (name, value) in enumerate(zip(reward_names, tile.rewards[order[drawn]])):
-                canvas.text(left, top + _SIDE + _LINE * (line + 2), f'{shorten(name, 18)} '
-                            f'{value:.3f}', 9, color=FAINT)
+                canvas.text(
+                    left,
+                    top + _SIDE + _LINE * (line + 2),
+                    f'{shorten(name, 18)} {value:.3f}',
+                    9,
+                    color=FAINT,
+                )
     caption = shorten(f'batch {tile.batch}  {tile.name}', 80)
     canvas.text(_MARGIN, top + _SIDE + 2 * _LINE, caption, 9, color=FAINT)

@@ -3,6 +3,7 @@
 It is drawn from the files that :mod:`sampling_records` reads. Tiles are placed without resampling,
 at positions that :func:`tile_places` computes.
 """
+
 from __future__ import annotations
 
 import math
@@ -48,8 +49,10 @@ _MIN_CELL = 194
 _LINE = '#0072b2'
 _COLORS = {
     'shortfalls': dict(zip(COUNTS['shortfalls'], ('#e69f00', '#56b4e9', '#009e73', '#d55e00'))),
-    'dropped': dict(zip(COUNTS['dropped'], ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#b4b9c0',
-                                            '#56b4e9')))}
+    'dropped': dict(
+        zip(COUNTS['dropped'], ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#b4b9c0', '#56b4e9'))
+    ),
+}
 _SPARE = ('#cc79a7', '#f0e442', '#5b636d')
 
 
@@ -70,12 +73,15 @@ def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None
     """
     folder = Path(work_dir)
     if not folder.is_dir():
-        raise SamplingPlotError(f'the folder {folder} does not exist, expected the work_dir of a '
-                                'training with DynamicSamplingHook; give that folder')
+        raise SamplingPlotError(
+            f'the folder {folder} does not exist, expected the work_dir of a '
+            'training with DynamicSamplingHook; give that folder'
+        )
     records = folder / 'dynamic_sampling'
     rows = read_steps(records / 'steps.jsonl')
-    pixels = render_sampling(rows, read_tiles(records / 'tiles.npz'),
-                             f'Dynamic sampling: {folder.resolve().name}')
+    pixels = render_sampling(
+        rows, read_tiles(records / 'tiles.npz'), f'Dynamic sampling: {folder.resolve().name}'
+    )
     path = folder / 'dynamic_sampling.png' if out is None else Path(out)
     save_png(str(path), pixels)
     return path
@@ -84,12 +90,15 @@ def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None
 def _colors(key: str, names: Iterable[str]) -> Dict[str, str]:
     """Return colors for the known names of ``key`` and for further ``names``."""
     known = _COLORS[key]
-    unknown = in_order(key, names)[len(known):]
+    unknown = in_order(key, names)[len(known) :]
     return {**known, **{name: _SPARE[index % len(_SPARE)] for index, name in enumerate(unknown)}}
 
 
-def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTiles] = None,
-                    title: str = 'Dynamic sampling') -> np.ndarray:
+def render_sampling(
+    rows: Sequence[Dict[str, Any]],
+    samples: Optional[SampleTiles] = None,
+    title: str = 'Dynamic sampling',
+) -> np.ndarray:
     """Draw the picture.
 
     It is :data:`WIDTH` pixels wide. The tiles start at row :data:`TILES_TOP` and are not resampled.
@@ -104,22 +113,36 @@ def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTile
     """
     blocks = [] if samples is None else [_in_order(samples.kept), _in_order(samples.dropped)]
     entries = [] if samples is None else _legend(samples)
-    bottom = max([CHARTS_BOTTOM + _CAPTION] + [tile_places(block, 0)[1] + _LEGEND_GAP
-                                               for block in blocks])
+    bottom = max(
+        [CHARTS_BOTTOM + _CAPTION] + [tile_places(block, 0)[1] + _LEGEND_GAP for block in blocks]
+    )
     a_line = (WIDTH - 2 * MARGIN) // _legend_pitch(entries)
     canvas = Canvas(WIDTH, bottom + -(-len(entries) // a_line) * _LEGEND_LINE + MARGIN)
     canvas.text(MARGIN, 32, title, size=15, weight='bold')
     points = merged(rows, MAX_POINTS)
-    note = '' if len(points) == len(rows) else \
-        f'  ·  charts: a point for {-(-len(rows) // MAX_POINTS)} log intervals'
+    note = (
+        ''
+        if len(points) == len(rows)
+        else f'  ·  charts: a point for {-(-len(rows) // MAX_POINTS)} log intervals'
+    )
     canvas.text(MARGIN, 57, headline(rows) + note, size=11, color=FAINT)
     _draw_charts(canvas, points)
     if samples is None:
-        canvas.text(MARGIN, CHARTS_BOTTOM + 26, 'No tiles.npz: this run recorded no samples.', 10,
-                    color=FAINT)
+        canvas.text(
+            MARGIN,
+            CHARTS_BOTTOM + 26,
+            'No tiles.npz: this run recorded no samples.',
+            10,
+            color=FAINT,
+        )
     for index, block in enumerate(blocks):
-        _draw_block(canvas, block, ('Kept', 'Dropped')[index], MARGIN + index *
-                    (_BLOCK_WIDTH + _BLOCK_GAP), samples.palette)  # type: ignore[union-attr]
+        _draw_block(
+            canvas,
+            block,
+            ('Kept', 'Dropped')[index],
+            MARGIN + index * (_BLOCK_WIDTH + _BLOCK_GAP),
+            samples.palette,
+        )  # type: ignore[union-attr]
     canvas.legend(MARGIN, bottom, entries, a_line, _legend_pitch(entries), _LEGEND_LINE)
     return canvas.pixels()
 
@@ -133,7 +156,8 @@ _PANELS: Tuple[Tuple[str, str, str, float, Optional[float]], ...] = (
     ('Samples moved between ranks', 'samples / step', 'moved_samples', 1, None),
     ('Data moved between ranks', 'MiB / step', 'moved_mib', 1, None),
     ('Surplus in the pool', 'samples', 'surplus', 1, None),
-    ('Time spent sampling', '% of wall-clock time', 'time_share', 100, None))
+    ('Time spent sampling', '% of wall-clock time', 'time_share', 100, None),
+)
 
 
 def _draw_charts(canvas: Canvas, rows: Sequence[Dict[str, Any]]) -> None:
@@ -142,38 +166,64 @@ def _draw_charts(canvas: Canvas, rows: Sequence[Dict[str, Any]]) -> None:
         left = MARGIN + index % _PANELS_A_LINE * (_PANEL_WIDTH + _PANEL_GAP)
         top = HEADER + index // _PANELS_A_LINE * _PANEL_HEIGHT
         canvas.text(left, top + 15, title, size=11, weight='bold')
-        axes = canvas.axes(left + _AXES_LEFT, top + _AXES_TOP,
-                           _PANEL_WIDTH - _AXES_LEFT - _AXES_RIGHT,
-                           _PANEL_HEIGHT - _AXES_TOP - _AXES_BOTTOM)
+        axes = canvas.axes(
+            left + _AXES_LEFT,
+            top + _AXES_TOP,
+            _PANEL_WIDTH - _AXES_LEFT - _AXES_RIGHT,
+            _PANEL_HEIGHT - _AXES_TOP - _AXES_BOTTOM,
+        )
         if key in COUNTS:
             highest = factor * _stack(axes, arrays, key, factor)
         else:
-            axes.plot(arrays['iter'], factor * arrays[key], color=_LINE, linewidth=1.2, marker='o',
-                      markersize=4 if len(rows) <= 40 else 1.5, clip_on=False)
+            axes.plot(
+                arrays['iter'],
+                factor * arrays[key],
+                color=_LINE,
+                linewidth=1.2,
+                marker='o',
+                markersize=4 if len(rows) <= 40 else 1.5,
+                clip_on=False,
+            )
             highest = factor * float(np.nanmax([0, *arrays[key]]))
         _style(axes, unit, arrays, upper or 1.1 * highest or 1)
 
 
 def _stack(axes: Axes, arrays: Dict[str, np.ndarray], key: str, factor: float) -> float:
     """Draw the counts of every interval as a stack and return the highest sum."""
-    layers = {name.split('/', 1)[1]: np.nan_to_num(values) for name, values in arrays.items()
-              if name.startswith(f'{key}/')}
+    layers = {
+        name.split('/', 1)[1]: np.nan_to_num(values)
+        for name, values in arrays.items()
+        if name.startswith(f'{key}/')
+    }
     colors = _colors(key, layers)
     begin, end = arrays['begin'], arrays['iter']
     base = np.zeros(len(end))
     for name, values in layers.items():
         top = base + values
         # Every interval starts and ends at the base, so nothing is drawn where one is missing.
-        axes.fill_between(np.stack([begin, begin, end, end], 1).ravel(),
-                          factor * np.repeat(base, 4),
-                          factor * np.stack([base, top, top, base], 1).ravel(),
-                          color=colors[name], linewidth=0, label=name)
+        axes.fill_between(
+            np.stack([begin, begin, end, end], 1).ravel(),
+            factor * np.repeat(base, 4),
+            factor * np.stack([base, top, top, base], 1).ravel(),
+            color=colors[name],
+            linewidth=0,
+            label=name,
+        )
         base = top
     if layers:
         # Between title and axes, the legend hides no data.
-        axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncol=len(layers), fontsize=7.5,
-                    frameon=False, borderaxespad=0, borderpad=0.2, handlelength=0.8,
-                    handletextpad=0.4, columnspacing=0.9)
+        axes.legend(
+            loc='lower left',
+            bbox_to_anchor=(0, 1),
+            ncol=len(layers),
+            fontsize=7.5,
+            frameon=False,
+            borderaxespad=0,
+            borderpad=0.2,
+            handlelength=0.8,
+            handletextpad=0.4,
+            columnspacing=0.9,
+        )
     else:
         axes.text(0.5, 0.5, 'none', transform=axes.transAxes, color=FAINT, ha='center')
     return float(base.max())
@@ -202,8 +252,13 @@ def _in_order(block: TileBlock) -> TileBlock:
     ranks = {name: rank for rank, name in enumerate(_colors('dropped', block.reasons))}
     by_reason = np.array([ranks.get(reason, -1) for reason in block.reasons])
     order = np.lexsort((-block.scores, by_reason))
-    return TileBlock(block.images[order], block.labels[order], block.scores[order],
-                     block.iters[order], tuple(block.reasons[index] for index in order))
+    return TileBlock(
+        block.images[order],
+        block.labels[order],
+        block.scores[order],
+        block.iters[order],
+        tuple(block.reasons[index] for index in order),
+    )
 
 
 def tile_places(block: TileBlock, left: int) -> Tuple[List[Tuple[int, int]], int]:
@@ -220,18 +275,29 @@ def tile_places(block: TileBlock, left: int) -> Tuple[List[Tuple[int, int]], int
     cell = max(2 * side + _SPLIT, _MIN_CELL)
     columns = (_BLOCK_WIDTH + _CELL_GAP) // (cell + _CELL_GAP)
     lines = -(-len(block.reasons) // columns)
-    return ([(left + index % columns * (cell + _CELL_GAP),
-              TILES_TOP + index // columns * (side + _CAPTION))
-             for index in range(len(block.reasons))], TILES_TOP + lines * (side + _CAPTION))
+    return (
+        [
+            (
+                left + index % columns * (cell + _CELL_GAP),
+                TILES_TOP + index // columns * (side + _CAPTION),
+            )
+            for index in range(len(block.reasons))
+        ],
+        TILES_TOP + lines * (side + _CAPTION),
+    )
 
 
-def _draw_block(canvas: Canvas, block: TileBlock, name: str, left: int,
-                palette: np.ndarray) -> None:
+def _draw_block(
+    canvas: Canvas, block: TileBlock, name: str, left: int, palette: np.ndarray
+) -> None:
     canvas.text(left, CHARTS_BOTTOM + 26, name, size=12, weight='bold')
     dropped = any(block.reasons)
-    note = f'{len(block.reasons)} samples, {"by reason and " if dropped else ""}highest score ' \
-        f'first: image, labels; score, {"reason, " if dropped else ""}iteration' \
-        if block.reasons else 'No sample was recorded.'
+    note = (
+        f'{len(block.reasons)} samples, {"by reason and " if dropped else ""}highest score '
+        f'first: image, labels; score, {"reason, " if dropped else ""}iteration'
+        if block.reasons
+        else 'No sample was recorded.'
+    )
     canvas.text(left, CHARTS_BOTTOM + 46, note, size=9, color=FAINT)
     for index, (x, y) in enumerate(tile_places(block, left)[0]):
         side, baseline = block.images.shape[1], y + block.images.shape[1] + 16
@@ -239,8 +305,9 @@ def _draw_block(canvas: Canvas, block: TileBlock, name: str, left: int,
         canvas.picture(x + side + _SPLIT, y, tiles.color_labels(block.labels[index], palette))
         canvas.text(x, baseline, _significant(float(block.scores[index])), 8.5, 'bold')
         canvas.text(x + 77, baseline, block.reasons[index], 8.5)
-        canvas.text(x + (151 if dropped else 77), baseline, str(block.iters[index]), 8.5,
-                    color=FAINT)
+        canvas.text(
+            x + (151 if dropped else 77), baseline, str(block.iters[index]), 8.5, color=FAINT
+        )
 
 
 def _significant(score: float) -> str:
@@ -250,11 +317,15 @@ def _significant(score: float) -> str:
 
 def _legend(samples: SampleTiles) -> List[Tuple[str, np.ndarray]]:
     """Return (name, 18x18 swatch) pairs, of a long class list only for classes in the picture."""
-    labels = {int(label) for block in (samples.kept, samples.dropped)
-              for label in np.unique(block.labels)}
+    labels = {
+        int(label) for block in (samples.kept, samples.dropped) for label in np.unique(block.labels)
+    }
     names = samples.classes
-    entries = [(name, np.tile(samples.palette[index], (18, 18, 1)))
-               for index, name in enumerate(names) if len(names) <= FULL_LEGEND or index in labels]
+    entries = [
+        (name, np.tile(samples.palette[index], (18, 18, 1)))
+        for index, name in enumerate(names)
+        if len(names) <= FULL_LEGEND or index in labels
+    ]
     if any(not 0 <= label < len(names) for label in labels):
         entries.append(('no class', tiles.hatch(18, 18)))
     return entries

@@ -8,6 +8,7 @@ Shapes:
     images  (N, T, T, 3)  RGB uint8
     labels  (N, T, T)     integers; labels that are not a class mean no data
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,12 +22,22 @@ from mapsage.json_text import parse_json
 
 from . import tiles
 
-_SUMS = ('steps', 'attempts', 'judged', 'passed', 'moved_samples', 'sent_bytes', 'surplus',
-         'seconds', 'interval_seconds')
+_SUMS = (
+    'steps',
+    'attempts',
+    'judged',
+    'passed',
+    'moved_samples',
+    'sent_bytes',
+    'surplus',
+    'seconds',
+    'interval_seconds',
+)
 # Counts by name, in the order of lists and stacks.
 COUNTS = dict(
     shortfalls=('fallback', 'pad', 'shrink', 'raise'),
-    dropped=('too_low', 'too_high', 'no_spread', 'not_finite', 'expired', 'surplus'))
+    dropped=('too_low', 'too_high', 'no_spread', 'not_finite', 'expired', 'surplus'),
+)
 # The longest side of a tile, in pixels, that fits the picture.
 MAX_SIDE = 415
 
@@ -92,24 +103,30 @@ def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise SamplingPlotError(f'{path} does not exist, expected the records of dynamic sampling; '
-                                'train with DynamicSamplingHook first')
+        raise SamplingPlotError(
+            f'{path} does not exist, expected the records of dynamic sampling; '
+            'train with DynamicSamplingHook first'
+        )
     lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
     rows: List[Dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         row = _parse(line)
         if row is None:
             if line.strip() and number < len(lines):
-                raise SamplingPlotError(f'line {number} of {path} is {line[:60]!r}, expected a '
-                                        'JSON object; remove this line')
+                raise SamplingPlotError(
+                    f'line {number} of {path} is {line[:60]!r}, expected a '
+                    'JSON object; remove this line'
+                )
             continue
         _check_row(row, f'line {number} of {path}')
         while rows and rows[-1]['iter'] >= row['iter']:
             rows.pop()
         rows.append(row)
     if not rows:
-        raise SamplingPlotError(f'{path} holds no whole line yet; train with DynamicSamplingHook '
-                                'for at least one log interval')
+        raise SamplingPlotError(
+            f'{path} holds no whole line yet; train with DynamicSamplingHook '
+            'for at least one log interval'
+        )
     return rows
 
 
@@ -130,13 +147,17 @@ def _check_row(row: Dict[str, Any], where: str) -> None:
     """Raise an error unless all numbers that the picture needs are present."""
     for key in ('iter', *_SUMS):
         if not _is_number(row.get(key)):
-            raise SamplingPlotError(f'{key} in {where} is {row.get(key)!r}, expected a number; '
-                                    'plot with the version of MapSage that trained')
+            raise SamplingPlotError(
+                f'{key} in {where} is {row.get(key)!r}, expected a number; '
+                'plot with the version of MapSage that trained'
+            )
     for key in COUNTS:
         counts = row.get(key)
         if not isinstance(counts, dict) or not all(map(_is_number, counts.values())):
-            raise SamplingPlotError(f'{key} in {where} is {counts!r}, expected an object of '
-                                    'numbers; plot with the version of MapSage that trained')
+            raise SamplingPlotError(
+                f'{key} in {where} is {counts!r}, expected an object of '
+                'numbers; plot with the version of MapSage that trained'
+            )
 
 
 def _is_number(value: object) -> bool:
@@ -155,15 +176,20 @@ def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
     Args:
         rows: Result of :func:`read_steps`.
     """
-    columns = {key: np.array([row[key] for row in rows], dtype=np.float64)
-               for key in ('iter', *_SUMS)}
+    columns = {
+        key: np.array([row[key] for row in rows], dtype=np.float64) for key in ('iter', *_SUMS)
+    }
     steps = columns['steps']
-    arrays = dict(begin=columns['iter'] - steps, iter=columns['iter'], surplus=columns['surplus'],
-                  pass_rate=_ratio(columns['passed'], columns['judged']),
-                  resamples=_ratio(columns['attempts'], steps),
-                  moved_samples=_ratio(columns['moved_samples'], steps),
-                  moved_mib=_ratio(columns['sent_bytes'] / 2**20, steps),
-                  time_share=_ratio(columns['seconds'], columns['interval_seconds']))
+    arrays = dict(
+        begin=columns['iter'] - steps,
+        iter=columns['iter'],
+        surplus=columns['surplus'],
+        pass_rate=_ratio(columns['passed'], columns['judged']),
+        resamples=_ratio(columns['attempts'], steps),
+        moved_samples=_ratio(columns['moved_samples'], steps),
+        moved_mib=_ratio(columns['sent_bytes'] / 2**20, steps),
+        time_share=_ratio(columns['seconds'], columns['interval_seconds']),
+    )
     for key in COUNTS:
         for name in in_order(key, {name for row in rows for name in row[key]}):
             counts = np.array([row[key].get(name, 0) for row in rows], dtype=np.float64)
@@ -184,10 +210,13 @@ def merged(rows: Sequence[Dict[str, Any]], at_most: int) -> List[Dict[str, Any]]
     size = -(-len(rows) // at_most)
     merged_rows = []
     for begin in range(0, len(rows), size):
-        group = rows[begin:begin + size]
+        group = rows[begin : begin + size]
         merged_row: Dict[str, Any] = {key: sum(row[key] for row in group) for key in _SUMS}
-        merged_row.update({key: _sum_by_name([row[key] for row in group]) for key in COUNTS},
-                          iter=group[-1]['iter'], surplus=group[-1]['surplus'])
+        merged_row.update(
+            {key: _sum_by_name([row[key] for row in group]) for key in COUNTS},
+            iter=group[-1]['iter'],
+            surplus=group[-1]['surplus'],
+        )
         merged_rows.append(merged_row)
     return merged_rows
 
@@ -203,8 +232,9 @@ def _sum_by_name(counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan),
-                     where=denominator > 0)
+    return np.divide(
+        numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator > 0
+    )
 
 
 def headline(rows: Sequence[Dict[str, Any]]) -> str:
@@ -212,14 +242,21 @@ def headline(rows: Sequence[Dict[str, Any]]) -> str:
     total = {key: sum(row[key] for row in rows) for key in _SUMS}
     judged = f'{total["judged"]:,} samples judged'
     policies = _sum_by_name([row['shortfalls'] for row in rows])
-    listed = ', '.join(f'{name} {policies[name]:,}' for name in in_order('shortfalls', policies)
-                       if policies.get(name))
-    return '  ·  '.join([
-        f'{total["steps"]:,} steps, up to iteration {rows[-1]["iter"]:,}',
-        f'pass rate {100 * total["passed"] / total["judged"]:.1f} % of {judged}'
-        if total['judged'] else 'no sample judged',
-        f'{sum(sum(row["dropped"].values()) for row in rows):,} samples dropped',
-        f'{sum(policies.values()):,} shortfalls{f" ({listed})" if listed else ""}'])
+    listed = ', '.join(
+        f'{name} {policies[name]:,}'
+        for name in in_order('shortfalls', policies)
+        if policies.get(name)
+    )
+    return '  ·  '.join(
+        [
+            f'{total["steps"]:,} steps, up to iteration {rows[-1]["iter"]:,}',
+            f'pass rate {100 * total["passed"] / total["judged"]:.1f} % of {judged}'
+            if total['judged']
+            else 'no sample judged',
+            f'{sum(sum(row["dropped"].values()) for row in rows):,} samples dropped',
+            f'{sum(policies.values()):,} shortfalls{f" ({listed})" if listed else ""}',
+        ]
+    )
 
 
 def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
@@ -235,26 +272,38 @@ def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
         with np.load(str(path), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         classes = tuple(str(name) for name in arrays['classes'])
-        return SampleTiles(_block(arrays, 'kept'), _block(arrays, 'dropped'),
-                           tiles.class_palette(len(classes), arrays['palette']), classes)
+        return SampleTiles(
+            _block(arrays, 'kept'),
+            _block(arrays, 'dropped'),
+            tiles.class_palette(len(classes), arrays['palette']),
+            classes,
+        )
     except Exception as error:
         # A damaged file raises classes of zipfile, zlib, ast or NumPy.
         reason = f'no {error}' if isinstance(error, KeyError) else error or type(error).__name__
-        raise SamplingPlotError(f'{path} cannot be read ({reason}), expected the tiles that '
-                                'DynamicSamplingHook writes; remove the file to plot without '
-                                'them') from error
+        raise SamplingPlotError(
+            f'{path} cannot be read ({reason}), expected the tiles that '
+            'DynamicSamplingHook writes; remove the file to plot without '
+            'them'
+        ) from error
 
 
 def _block(arrays: Dict[str, np.ndarray], kind: str) -> TileBlock:
     images, labels, scores, iters = (
-        arrays[f'{kind}_{name}'] for name in ('images', 'labels', 'scores', 'iters'))
+        arrays[f'{kind}_{name}'] for name in ('images', 'labels', 'scores', 'iters')
+    )
     reasons = arrays['dropped_reasons'] if kind == 'dropped' else np.full(len(images), '')
     count, side = len(images), images.shape[1] if images.ndim == 4 else 0
     shapes = [array.shape for array in (images, labels, scores, iters, reasons)]
-    if count and (shapes != [(count, side, side, 3), (count, side, side)] + 3 * [(count,)]
-                  or not 1 <= side <= MAX_SIDE or images.dtype != np.uint8
-                  or labels.dtype.kind not in 'iu'):
-        raise ValueError(f'{kind} tiles of {images.dtype} and {labels.dtype} have shapes {shapes}, '
-                         f'expected uint8 images (N, T, T, 3), integer labels (N, T, T) and three '
-                         f'(N,), T up to {MAX_SIDE}')
+    if count and (
+        shapes != [(count, side, side, 3), (count, side, side)] + 3 * [(count,)]
+        or not 1 <= side <= MAX_SIDE
+        or images.dtype != np.uint8
+        or labels.dtype.kind not in 'iu'
+    ):
+        raise ValueError(
+            f'{kind} tiles of {images.dtype} and {labels.dtype} have shapes {shapes}, '
+            f'expected uint8 images (N, T, T, 3), integer labels (N, T, T) and three '
+            f'(N,), T up to {MAX_SIDE}'
+        )
     return TileBlock(images, labels, scores, iters, tuple(str(reason) for reason in reasons))

@@ -8,6 +8,7 @@ Shapes:
     tile       (H, W, 3)            RGB uint8
     palette    (num_classes, 3)     RGB uint8
 """
+
 from __future__ import annotations
 
 import colorsys
@@ -20,10 +21,27 @@ Color = Tuple[int, int, int]
 # Twenty colors that most readers can distinguish, from Sasha Trubetskoy's list of simple distinct
 # colors. Black and gray are left out, because the hatch for no data uses them.
 _DISTINCT: Tuple[Color, ...] = (
-    (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48),
-    (145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212),
-    (0, 128, 128), (220, 190, 255), (170, 110, 40), (255, 250, 200), (128, 0, 0),
-    (170, 255, 195), (128, 128, 0), (255, 215, 180), (0, 0, 117), (166, 206, 227))
+    (230, 25, 75),
+    (60, 180, 75),
+    (255, 225, 25),
+    (0, 130, 200),
+    (245, 130, 48),
+    (145, 30, 180),
+    (70, 240, 240),
+    (240, 50, 230),
+    (210, 245, 60),
+    (250, 190, 212),
+    (0, 128, 128),
+    (220, 190, 255),
+    (170, 110, 40),
+    (255, 250, 200),
+    (128, 0, 0),
+    (170, 255, 195),
+    (128, 128, 0),
+    (255, 215, 180),
+    (0, 0, 117),
+    (166, 206, 227),
+)
 _GOLDEN_RATIO = 0.618033988749895
 
 HATCH_DARK: Color = (58, 58, 58)
@@ -52,8 +70,9 @@ def default_palette(num_colors: int) -> np.ndarray:
     return np.array(colors, dtype=np.uint8).reshape(-1, 3)
 
 
-def class_palette(num_classes: int,
-                  palette: Optional[Sequence[Sequence[int]]] = None) -> np.ndarray:
+def class_palette(
+    num_classes: int, palette: Optional[Sequence[Sequence[int]]] = None
+) -> np.ndarray:
     """Return one color per class: the dataset's palette, completed with default colors.
 
     Args:
@@ -71,9 +90,11 @@ def class_palette(num_classes: int,
         return colors
     values = np.asarray(palette)
     if values.ndim != 2 or values.shape[1] != 3 or values.min() < 0 or values.max() > 255:
-        raise ValueError(f'the palette in metainfo has shape {values.shape}, expected '
-                         f'({num_classes}, 3) RGB values of 0..255; correct METAINFO of the '
-                         'dataset or remove its palette to get a default one')
+        raise ValueError(
+            f'the palette in metainfo has shape {values.shape}, expected '
+            f'({num_classes}, 3) RGB values of 0..255; correct METAINFO of the '
+            'dataset or remove its palette to get a default one'
+        )
     count = min(num_classes, len(values))
     colors[:count] = values[:count]
     return colors
@@ -110,12 +131,15 @@ def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndar
         columns = ((np.arange(width) + 0.5) * array.shape[1] / width).astype(np.intp)
         return array[rows[:, None], columns]
     import cv2
+
     shrinking = height * width < array.shape[0] * array.shape[1]
     # OpenCV can resize these three dtypes. The rest (int32, float64, bool) is converted to float32.
-    direct = array if array.dtype in (np.uint8, np.uint16, np.float32) \
-        else array.astype(np.float32)
-    resized = cv2.resize(np.ascontiguousarray(direct), (width, height),
-                         interpolation=cv2.INTER_AREA if shrinking else cv2.INTER_LINEAR)
+    direct = array if array.dtype in (np.uint8, np.uint16, np.float32) else array.astype(np.float32)
+    resized = cv2.resize(
+        np.ascontiguousarray(direct),
+        (width, height),
+        interpolation=cv2.INTER_AREA if shrinking else cv2.INTER_LINEAR,
+    )
     return np.asarray(resized).astype(array.dtype)
 
 
@@ -136,8 +160,10 @@ def display_rgb(image: np.ndarray) -> np.ndarray:
         ValueError: If ``image`` has another number of dimensions or no pixel.
     """
     if image.ndim not in (2, 3) or image.size == 0:
-        raise ValueError(f'an image of shape {image.shape} cannot be shown, expected (H, W) or '
-                         '(H, W, bands) with at least one pixel; check the loading transform')
+        raise ValueError(
+            f'an image of shape {image.shape} cannot be shown, expected (H, W) or '
+            '(H, W, bands) with at least one pixel; check the loading transform'
+        )
     bands = image[:, :, None] if image.ndim == 2 else image
     bands = bands[:, :, :3] if bands.shape[2] >= 3 else np.repeat(bands[:, :, :1], 3, axis=2)
     if bands.dtype == np.uint8:
@@ -197,8 +223,9 @@ def overlay(image: np.ndarray, labels: np.ndarray, palette: np.ndarray) -> np.nd
     return tile
 
 
-def disagreement(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray,
-                 num_classes: int) -> np.ndarray:
+def disagreement(
+    image: np.ndarray, truth: np.ndarray, prediction: np.ndarray, num_classes: int
+) -> np.ndarray:
     """Return the image in faint gray with the wrongly predicted pixels in magenta.
 
     Args:
@@ -230,5 +257,8 @@ def hatch(height: int, width: int, period: int = 12) -> np.ndarray:
     A plain color could be a class: datasets use even black and white.
     """
     diagonal = np.add.outer(np.arange(height), np.arange(width)) % period < period // 2
-    return np.where(diagonal[:, :, None], np.array(HATCH_LIGHT, dtype=np.uint8),
-                    np.array(HATCH_DARK, dtype=np.uint8))
+    return np.where(
+        diagonal[:, :, None],
+        np.array(HATCH_LIGHT, dtype=np.uint8),
+        np.array(HATCH_DARK, dtype=np.uint8),
+    )

@@ -1,4 +1,5 @@
 """The Runner that ties accelerator, process group and wrapper together."""
+
 from . import display, guards  # noqa: F401  (registers their hooks)
 from .checkpoints.resume import ResumeError
 from .env_cfg import ConfigError
@@ -8,6 +9,10 @@ from .mask_annealing_hook import MaskAnnealingHook
 from .runner import MapSageRunner
 
 __all__ = [
-    'ConfigError', 'DataError', 'MapSageRunner', 'MaskAnnealingHook', 'ResumableSampler',
-    'ResumeError'
+    'ConfigError',
+    'DataError',
+    'MapSageRunner',
+    'MaskAnnealingHook',
+    'ResumableSampler',
+    'ResumeError',
 ]

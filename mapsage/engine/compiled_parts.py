@@ -4,6 +4,7 @@ MMEngine's ``compile=True`` gives the whole ``train_step`` to ``torch.compile``,
 loss, log and optimizer, and a graph break at every value that Python reads. Backbone and head take
 most of the time and compute only with tensors, so compiling them is enough.
 """
+
 from __future__ import annotations
 
 import functools
@@ -25,7 +26,8 @@ _compile: Optional[Callable[..., Any]] = getattr(torch, 'compile', None)
 # Arguments of torch.compile. The list of torch 2.0 also serves for an older torch, so that the
 # error says that torch is too old and not that the model has no module of this name.
 _OPTIONS = {'fullgraph', 'dynamic', 'backend', 'mode', 'options', 'disable'} | (
-    set() if _compile is None else set(inspect.signature(_compile).parameters) - {'model'})
+    set() if _compile is None else set(inspect.signature(_compile).parameters) - {'model'}
+)
 
 
 @runtime_checkable
@@ -81,21 +83,25 @@ def check_parts(model: nn.Module, setting: object, accelerator: Accelerator) -> 
     for name in names:
         _calls_of(model, name)
         if not isinstance(setting[name], (bool, dict)) or (
-                isinstance(setting[name], dict) and set(setting[name]) - _OPTIONS):
+            isinstance(setting[name], dict) and set(setting[name]) - _OPTIONS
+        ):
             raise CompileError(
                 f'{shown}: {name} is {setting[name]!r}, expected True, False, or a dict of '
-                f'arguments of torch.compile: {", ".join(sorted(_OPTIONS))}.')
+                f'arguments of torch.compile: {", ".join(sorted(_OPTIONS))}.'
+            )
     enabled = [name for name in names if setting[name]]
     if enabled and _compile is None:
         raise CompileError(
             f'{shown}: this is torch {torch.__version__}, and torch.compile came with 2.0. Take '
-            f'`compile` out of the config.')
+            f'`compile` out of the config.'
+        )
     default_backend = [name for name in enabled if 'backend' not in _options_of(setting, name)]
     if default_backend and not accelerator.supports.compile:
         raise CompileError(
             f"{shown}: torch.compile's own backend generates no code for {accelerator.name}. Name "
             f"one that does, as in compile=dict(..., backend='...'), or take `compile` out of the "
-            f'config.')
+            f'config.'
+        )
 
 
 def compile_parts(model: nn.Module, setting: Mapping[str, Any]) -> List[str]:
@@ -119,7 +125,7 @@ def compile_parts(model: nn.Module, setting: Mapping[str, Any]) -> List[str]:
         for module, method in calls:
             _replace(module, method, _options_of(setting, name))
         methods = sorted({f'{type(module).__name__}.{method}' for module, method in calls})
-        compiled.append(f"{name} ({', '.join(methods)})")
+        compiled.append(f'{name} ({", ".join(methods)})')
     return compiled
 
 
@@ -134,8 +140,9 @@ def compile_model(run: EngineRun, target: str, compile_step: Callable[[str], Non
     setting = run.cfg.get('compile')
     if compiled_parts(setting):
         compiled = compile_parts(run.model, setting)
-        run.logger.info(f'compile: {", ".join(compiled) or "nothing"}, at the first steps, which '
-                        f'will be slow')
+        run.logger.info(
+            f'compile: {", ".join(compiled) or "nothing"}, at the first steps, which will be slow'
+        )
     else:
         compile_step(target)
         compiled = [target]
@@ -166,15 +173,19 @@ def _calls_of(model: nn.Module, name: str) -> List[Tuple[nn.Module, str]]:
         raise CompileError(
             f'compile=dict({name}=...): {type(model).__name__} has no module {name!r}. It has '
             f'{", ".join(children)}, and modules in these, as "backbone.layers"; arguments of '
-            f'torch.compile are {", ".join(sorted(_OPTIONS))}.')
+            f'torch.compile are {", ".join(sorted(_OPTIONS))}.'
+        )
     # A list of modules is never called; its members are.
     is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    return [(member, method) for member in (module.children() if is_list else [module])
-            for method in _methods_of(member)]
+    return [
+        (member, method)
+        for member in (module.children() if is_list else [module])
+        for method in _methods_of(member)
+    ]
 
 
 def _methods_of(module: nn.Module) -> Tuple[str, ...]:
-    return module.compiled_methods if isinstance(module, NamesCompiledMethods) else ('forward', )
+    return module.compiled_methods if isinstance(module, NamesCompiledMethods) else ('forward',)
 
 
 class _CompiledMethod(functools.partial):

@@ -5,6 +5,7 @@ TypeError of the registry, deep in a traceback. :func:`explain_config_error` rep
 sentence if the error can only come from the config; errors of a user's own code keep their
 traceback.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -27,19 +28,38 @@ from mapsage_launcher.extras import missing_extra
 from .env_cfg import ConfigError
 
 # Keys that the programs of MapSage and MMEngine read. The Runner's own keys are its arguments.
-_OTHER_KEYS = ('auto_scale_lr', 'compile', 'custom_imports', 'default_scope', 'feature_source',
-               'find_unused_parameters', 'model_wrapper_cfg', 'runner_type', 'sync_bn', 'tta_model',
-               'tta_pipeline', 'work_dir')
+_OTHER_KEYS = (
+    'auto_scale_lr',
+    'compile',
+    'custom_imports',
+    'default_scope',
+    'feature_source',
+    'find_unused_parameters',
+    'model_wrapper_cfg',
+    'runner_type',
+    'sync_bn',
+    'tta_model',
+    'tta_pipeline',
+    'work_dir',
+)
 
 # A training, a validation and a test each need all three.
-_TOGETHER = {'training': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
-             'validation': ('val_dataloader', 'val_cfg', 'val_evaluator'),
-             'test': ('test_dataloader', 'test_cfg', 'test_evaluator')}
+_TOGETHER = {
+    'training': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
+    'validation': ('val_dataloader', 'val_cfg', 'val_evaluator'),
+    'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
+}
 
 # The package that a visualization backend of MMEngine imports when it starts.
-_TRACKERS = dict(AimVisBackend='aim', ClearMLVisBackend='clearml', DVCLiveVisBackend='dvclive',
-                 MLflowVisBackend='mlflow', NeptuneVisBackend='neptune',
-                 TensorboardVisBackend='tensorboard', WandbVisBackend='wandb')
+_TRACKERS = dict(
+    AimVisBackend='aim',
+    ClearMLVisBackend='clearml',
+    DVCLiveVisBackend='dvclive',
+    MLflowVisBackend='mlflow',
+    NeptuneVisBackend='neptune',
+    TensorboardVisBackend='tensorboard',
+    WandbVisBackend='wandb',
+)
 
 
 def check_settings(cfg: Mapping[str, Any]) -> None:
@@ -52,12 +72,20 @@ def check_settings(cfg: Mapping[str, Any]) -> None:
         missing = [key for key in keys if cfg.get(key) is None]
         if 0 < len(missing) < len(keys):
             present = ' and '.join(key for key in keys if key not in missing)
-            typos = [f'the key {key!r}, which nobody reads; did you mean {known!r}?'
-                     for key, known in misspelt_keys(cfg).items() if known in missing]
+            typos = [
+                f'the key {key!r}, which nobody reads; did you mean {known!r}?'
+                for key, known in misspelt_keys(cfg).items()
+                if known in missing
+            ]
             raise ConfigError(
                 f'the config has {present}, and no {" and no ".join(missing)}: a {task} needs all '
-                f'three. ' + (f'It has {" ".join(typos)}' if typos else
-                              f'Set {" and ".join(missing)}, or leave all three out.'))
+                f'three. '
+                + (
+                    f'It has {" ".join(typos)}'
+                    if typos
+                    else f'Set {" and ".join(missing)}, or leave all three out.'
+                )
+            )
 
 
 def misspelt_keys(cfg: Mapping[str, Any]) -> Dict[str, str]:
@@ -78,8 +106,14 @@ def misspelt_keys(cfg: Mapping[str, Any]) -> Dict[str, str]:
 def misspelling_note(cfg: Mapping[str, Any]) -> Optional[str]:
     """Return a warning about the top-level keys that look like a typo, or None."""
     typos = misspelt_keys(cfg)
-    return '; '.join(f'nobody reads the key {key!r} of the config, did you mean {known!r}?'
-                     for key, known in typos.items()) if typos else None
+    return (
+        '; '.join(
+            f'nobody reads the key {key!r} of the config, did you mean {known!r}?'
+            for key, known in typos.items()
+        )
+        if typos
+        else None
+    )
 
 
 def missing_trackers(visualizer: object, packages: Optional[Collection[str]] = None) -> List[str]:
@@ -90,16 +124,24 @@ def missing_trackers(visualizer: object, packages: Optional[Collection[str]] = N
         packages: Names of packages that count as missing; None to look for them.
     """
     backends = (visualizer.get('vis_backends') if isinstance(visualizer, Mapping) else None) or []
-    kinds = [backend.get('type') for backend in (
-        backends if isinstance(backends, (list, tuple)) else [backends])
-        if isinstance(backend, Mapping)]
-    needed = {kind: _TRACKERS[kind] for kind in kinds
-              if isinstance(kind, str) and kind in _TRACKERS}
-    return [f'visualizer.vis_backends: {kind} needs the package {package}, which is not installed. '
-            f'pip install {package}, or take {kind} out of vis_backends.'
-            for kind, package in needed.items()
-            if (package not in sys.modules and importlib.util.find_spec(package) is None
-                if packages is None else package in packages)]
+    kinds = [
+        backend.get('type')
+        for backend in (backends if isinstance(backends, (list, tuple)) else [backends])
+        if isinstance(backend, Mapping)
+    ]
+    needed = {
+        kind: _TRACKERS[kind] for kind in kinds if isinstance(kind, str) and kind in _TRACKERS
+    }
+    return [
+        f'visualizer.vis_backends: {kind} needs the package {package}, which is not installed. '
+        f'pip install {package}, or take {kind} out of vis_backends.'
+        for kind, package in needed.items()
+        if (
+            package not in sys.modules and importlib.util.find_spec(package) is None
+            if packages is None
+            else package in packages
+        )
+    ]
 
 
 def check_trackers(visualizer: object) -> None:
@@ -127,20 +169,24 @@ def optimizer_mistake(config: object) -> Optional[str]:
     if 'optimizer' not in config:
         if 'constructor' in config or 'type' not in config:
             return None
-        return (f"optim_wrapper has no 'optimizer', but {sorted(config)}."
-                + did_you_mean('optimizer', [], typos=config))
+        return f"optim_wrapper has no 'optimizer', but {sorted(config)}." + did_you_mean(
+            'optimizer', [], typos=config
+        )
     optimizer = config['optimizer']
     if not isinstance(optimizer, Mapping):
         return None
     if 'type' not in optimizer:
-        return (f'optim_wrapper.optimizer={dict(optimizer)} has no type; expected the name of an '
-                f"optimizer, as in dict(type='AdamW', lr=1e-3).")
+        return (
+            f'optim_wrapper.optimizer={dict(optimizer)} has no type; expected the name of an '
+            f"optimizer, as in dict(type='AdamW', lr=1e-3)."
+        )
     kind = optimizer['type']
     with OPTIMIZERS.switch_scope_and_registry(None) as registry:
         if not isinstance(kind, str) or registry.get(kind) is not None:
             return None
-        return (f'optim_wrapper.optimizer.type={kind!r} is no known optimizer.'
-                + did_you_mean(kind, _names(registry)))
+        return f'optim_wrapper.optimizer.type={kind!r} is no known optimizer.' + did_you_mean(
+            kind, _names(registry)
+        )
 
 
 def check_clipping(optim_wrapper: OptimWrappers) -> None:
@@ -157,8 +203,9 @@ def check_clipping(optim_wrapper: OptimWrappers) -> None:
         if not type(wrapper)._clip_grad.__module__.startswith(('mmengine.', 'mapsage.')):
             # A user's own way to clip may take other arguments.
             continue
-        mistake = settings and unknown_arguments(wrapper.clip_func, settings,
-                                                 'optim_wrapper.clip_grad')
+        mistake = settings and unknown_arguments(
+            wrapper.clip_func, settings, 'optim_wrapper.clip_grad'
+        )
         if mistake:
             raise ConfigError(mistake)
 
@@ -178,8 +225,9 @@ def saving_mistake(hooks: Iterable[Hook]) -> Optional[ConfigError]:
     return None
 
 
-def unknown_arguments(function: Callable[..., Any], names: Iterable[str], setting: str = ''
-                      ) -> Optional[str]:
+def unknown_arguments(
+    function: Callable[..., Any], names: Iterable[str], setting: str = ''
+) -> Optional[str]:
     """Return a sentence about the first argument that a function does not take, or None.
 
     Args:
@@ -203,8 +251,9 @@ def explain_config_error(error: Exception) -> Exception:
     if not isinstance(error, (KeyError, TypeError)) or error.__traceback__ is None:
         return error
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    build = next((frame for frame in reversed(frames)
-                  if frame.f_code is build_from_cfg.__code__), None)
+    build = next(
+        (frame for frame in reversed(frames) if frame.f_code is build_from_cfg.__code__), None
+    )
     if build is None:
         return error
     text = None
@@ -227,8 +276,11 @@ def did_you_mean(name: str, known: Iterable[str], typos: Iterable[str] = ()) -> 
         known: Names that would work.
         typos: Names that were written, of which one close to ``name`` is a typo of it.
     """
-    distance, nearest = min([(_edits(name, candidate), candidate) for candidate in known]
-                            + [(_edits(name, typo), name) for typo in typos], default=(0, name))
+    distance, nearest = min(
+        [(_edits(name, candidate), candidate) for candidate in known]
+        + [(_edits(name, typo), name) for typo in typos],
+        default=(0, name),
+    )
     return f' Did you mean {nearest!r}?' if 0 < distance <= max(1, len(name) // 3) else ''
 
 
@@ -241,8 +293,11 @@ def _edits(left: str, right: str) -> int:
     for i, left_letter in enumerate(left, 1):
         row = [i]
         for j, right_letter in enumerate(right, 1):
-            edits = [rows[-1][j] + 1, row[j - 1] + 1,
-                     rows[-1][j - 1] + (left_letter != right_letter)]
+            edits = [
+                rows[-1][j] + 1,
+                row[j - 1] + 1,
+                rows[-1][j - 1] + (left_letter != right_letter),
+            ]
             if i > 1 and j > 1 and left_letter == right[j - 2] and left[i - 2] == right_letter:
                 edits.append(rows[-2][j - 2] + 1)
             row.append(min(edits))
@@ -254,15 +309,20 @@ def _type_mistake(build: FrameType) -> Optional[str]:
     registry, kind = build.f_locals['registry'], build.f_locals.get('obj_type')
     # build_from_cfg reads the arguments after it has checked that there is a type.
     if 'args' not in build.f_locals:
-        return (f"{dict(build.f_locals['cfg'])} has no type, which a {registry.name} needs; "
-                f"expected dict(type='NAME', ...).")
+        return (
+            f'{dict(build.f_locals["cfg"])} has no type, which a {registry.name} needs; '
+            f"expected dict(type='NAME', ...)."
+        )
     if not isinstance(kind, str) or build.f_locals.get('obj_cls') is not None:
         return None
     missing = missing_extra('names', kind)
     if missing is not None:
         return f'type={kind!r}: {missing}'
-    return (f'type={kind!r} is no known {registry.name}.' + did_you_mean(kind, _names(registry))
-            + ' List the module of your own class in custom_imports of the config.')
+    return (
+        f'type={kind!r} is no known {registry.name}.'
+        + did_you_mean(kind, _names(registry))
+        + ' List the module of your own class in custom_imports of the config.'
+    )
 
 
 def _argument_mistake(message: str, build: FrameType) -> Optional[str]:
@@ -280,8 +340,9 @@ def _argument_mistake(message: str, build: FrameType) -> Optional[str]:
 def _unknown(function: Callable[..., Any], name: str, known: Iterable[str], setting: str) -> str:
     owner = getattr(function, '__name__', repr(function))
     known = sorted(set(known) - {'self', 'args', 'kwargs'})
-    return (f'{setting}{": " if setting else ""}{owner} has no setting {name!r}.'
-            + (did_you_mean(name, known) or f' It has {", ".join(known)}.'))
+    return f'{setting}{": " if setting else ""}{owner} has no setting {name!r}.' + (
+        did_you_mean(name, known) or f' It has {", ".join(known)}.'
+    )
 
 
 def _accepted(kind: Callable[..., Any]) -> Set[str]:
@@ -290,8 +351,11 @@ def _accepted(kind: Callable[..., Any]) -> Set[str]:
     A class with ``**kwargs`` also takes the arguments of the next class in its method resolution
     order.
     """
-    functions = [base.__dict__['__init__'] for base in kind.__mro__[:-1]
-                 if '__init__' in base.__dict__] if inspect.isclass(kind) else [kind]
+    functions = (
+        [base.__dict__['__init__'] for base in kind.__mro__[:-1] if '__init__' in base.__dict__]
+        if inspect.isclass(kind)
+        else [kind]
+    )
     names: Set[str] = set()
     for function in functions:
         parameters = inspect.signature(function).parameters

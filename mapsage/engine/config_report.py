@@ -4,6 +4,7 @@ The base is the result of MMEngine's merge of the ``_base_`` files. It is compar
 in memory, so ``--cfg-options`` and values that a tool has set are differences too. Base files are
 read a second time for this; the config file and its ``custom_imports`` are not executed again.
 """
+
 from __future__ import annotations
 
 import ast
@@ -92,8 +93,9 @@ def format_differences(rows: Sequence[SettingDifference]) -> str:
     lines = [line for row in rows for line in _lines(*row)]
     key_width = max(len(key) for key, _, _ in lines)
     base_width = max(len(base) for _, base, _ in lines)
-    return '\n'.join(f'  {key:<{key_width}}  {base:<{base_width}}  ->  {value}'
-                     for key, base, value in lines)
+    return '\n'.join(
+        f'  {key:<{key_width}}  {base:<{base_width}}  ->  {value}' for key, base, value in lines
+    )
 
 
 def config_report(cfg: Config) -> str:
@@ -115,8 +117,9 @@ def config_report(cfg: Config) -> str:
     bases = base_files(cfg)
     if not bases:
         return f'config: {cfg.filename} has no _base_, nothing to compare with'
-    names = ', '.join(os.path.relpath(path, os.path.dirname(os.path.abspath(cfg.filename)))
-                      for path in bases)
+    names = ', '.join(
+        os.path.relpath(path, os.path.dirname(os.path.abspath(cfg.filename))) for path in bases
+    )
     return f'config: {cfg.filename} against {names}\n{format_differences(config_differences(cfg))}'
 
 
@@ -178,15 +181,15 @@ def _equal(old: object, new: object) -> bool:
         # A base file that is read again defines new function objects.
         return _qualified_name(old) == _qualified_name(new)
     if isinstance(old, (bool, int, float)) and isinstance(new, (bool, int, float)):
-        return isinstance(old, bool) == isinstance(new, bool) and (old == new
-                                                                   or repr(old) == repr(new))
+        return isinstance(old, bool) == isinstance(new, bool) and (
+            old == new or repr(old) == repr(new)
+        )
     # A comparison of arrays is an array, not True or False, so the texts are compared.
     return type(old) is type(new) and repr(old) == repr(new)
 
 
 def _qualified_name(function: object) -> Tuple[str, str]:
-    return (getattr(function, '__module__', ''),
-            getattr(function, '__qualname__', repr(function)))
+    return (getattr(function, '__module__', ''), getattr(function, '__qualname__', repr(function)))
 
 
 def _lines(key: str, old: object, new: object) -> List[Tuple[str, str, str]]:
@@ -211,4 +214,4 @@ def _short(value: object) -> str:
     if len(text) <= _VALUE_WIDTH:
         return text
     size = f' ({len(value)} items)' if isinstance(value, (list, tuple, dict)) else ''
-    return text[:_VALUE_WIDTH - 4 - len(size)] + ' ...' + size
+    return text[: _VALUE_WIDTH - 4 - len(size)] + ' ...' + size

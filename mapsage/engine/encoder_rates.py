@@ -6,6 +6,7 @@ https://github.com/VisionXLab/Earth-Adapter), domain generalization, DINOv2-L wi
 1e-4; UniMatch V2 (https://github.com/LiheYoung/UniMatch-V2), DINOv2 at 5e-6 with a head at 40 times
 that.
 """
+
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional
@@ -38,8 +39,9 @@ class RateWarning(NamedTuple):
     next_step: str
 
 
-def encoder_rate_warning(model: nn.Module, optim_wrapper: OptimWrappers,
-                         load_from: Optional[str] = None) -> Optional[RateWarning]:
+def encoder_rate_warning(
+    model: nn.Module, optim_wrapper: OptimWrappers, load_from: Optional[str] = None
+) -> Optional[RateWarning]:
     """Return a warning if the pretrained encoder of a model trains at too high a rate.
 
     The rate is the mean over all trained numbers of the encoder, which takes layer decay and
@@ -61,9 +63,11 @@ def encoder_rate_warning(model: nn.Module, optim_wrapper: OptimWrappers,
     if not source:
         return None
     rates = _rates(optim_wrapper)
-    trained = [(rates[id(parameter)], parameter.numel(), is_adapter(name))
-               for name, parameter in backbone.named_parameters()
-               if parameter.requires_grad and id(parameter) in rates]
+    trained = [
+        (rates[id(parameter)], parameter.numel(), is_adapter(name))
+        for name, parameter in backbone.named_parameters()
+        if parameter.requires_grad and id(parameter) in rates
+    ]
     weights = [(rate, count) for rate, count, adapter in trained if not adapter]
     judged = weights or [(rate, count) for rate, count, _ in trained]
     total = sum(count for _, count in judged)
@@ -73,19 +77,23 @@ def encoder_rate_warning(model: nn.Module, optim_wrapper: OptimWrappers,
     low, high = min(rate for rate, _ in judged), max(rate for rate, _ in judged)
     span = f'{mean:.2g}' if low == high else f'{mean:.2g} on average ({low:.2g} to {high:.2g})'
     encoder = f'the pretrained encoder ({type(backbone).__name__}, {source})'
-    figures = ('At 1e-4 a DINOv2-L with Mask2Former fell from 51.8 mIoU frozen to 21.3 fine-tuned '
-               'and 24.3 with LoRA (Earth-Adapter, unseen domains)')
+    figures = (
+        'At 1e-4 a DINOv2-L with Mask2Former fell from 51.8 mIoU frozen to 21.3 fine-tuned '
+        'and 24.3 with LoRA (Earth-Adapter, unseen domains)'
+    )
     if not weights:
         return RateWarning(
             f'the LoRA adapters of {encoder} train at a learning rate of {span}. {figures}',
             f'optim_wrapper.optimizer.lr below {COLLAPSED_RATE:g} if the first validation is worse '
-            f'than with a frozen encoder')
+            f'than with a frozen encoder',
+        )
     return RateWarning(
         f'{encoder} trains at a learning rate of {span}, after layer decay and lr_mult. {figures}; '
         f'UniMatch V2 fine-tunes at 5e-6, with the head at 40 times that',
         f'optim_wrapper.paramwise_cfg=dict(custom_keys=dict(backbone=dict(lr_mult='
         f'{SAFE_RATE / mean:.2g}))), for {SAFE_RATE:g}; or a lower lr, layer decay, lora, or a '
-        f'frozen encoder')
+        f'frozen encoder',
+    )
 
 
 def _rates(optim_wrapper: OptimWrappers) -> Dict[int, float]:
@@ -97,11 +105,14 @@ def _rates(optim_wrapper: OptimWrappers) -> Dict[int, float]:
             continue
         for group in optimizer.param_groups:
             for parameter in group['params']:
-                rates[id(parameter)] = float(group.get('initial_lr', group.get('lr', 0.)))
+                rates[id(parameter)] = float(group.get('initial_lr', group.get('lr', 0.0)))
     return rates
 
 
 def _optimizers(optim_wrapper: OptimWrappers) -> List[Optimizer]:
-    wrappers = [wrapper for _, wrapper in optim_wrapper.items()] if isinstance(
-        optim_wrapper, OptimWrapperDict) else [optim_wrapper]
+    wrappers = (
+        [wrapper for _, wrapper in optim_wrapper.items()]
+        if isinstance(optim_wrapper, OptimWrapperDict)
+        else [optim_wrapper]
+    )
     return [wrapper.optimizer for wrapper in wrappers]

@@ -4,6 +4,7 @@
 it is an error, because a typo would silently train on the wrong device. MMEngine reads its own keys
 itself, so most of them are only admitted here.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -16,12 +17,22 @@ from mapsage.errors import UserError
 from mapsage_launcher.extras import missing_extra
 
 # Keys of MMEngine, then of MapSage.
-_KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',
-         'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',
-         'cross_check', 'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32',
-         'accept_other_data')
-_DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',
-              'heartbeat_timeout')
+_KEYS = (
+    'cudnn_benchmark',
+    'mp_cfg',
+    'dist_cfg',
+    'resource_limit',
+    'accelerator',
+    'use_model_parallel',
+    'virtual_ranks',
+    'reduction',
+    'cross_check',
+    'channels_last',
+    'float32_matmul_precision',
+    'cudnn_allow_tf32',
+    'accept_other_data',
+)
+_DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend', 'heartbeat_timeout')
 _REDUCTIONS = ('ordered', 'native')
 # Values of torch.set_float32_matmul_precision.
 _PRECISIONS = ('highest', 'high', 'medium')
@@ -80,8 +91,9 @@ class EnvCfg:
     accept_other_data: bool = False
 
 
-def parse_env_cfg(env_cfg: Mapping[str, Any],
-                  model_wrapper_cfg: Optional[Mapping[str, Any]] = None) -> EnvCfg:
+def parse_env_cfg(
+    env_cfg: Mapping[str, Any], model_wrapper_cfg: Optional[Mapping[str, Any]] = None
+) -> EnvCfg:
     """Check and read ``env_cfg``. Pure.
 
     A ``model_wrapper_cfg`` of type ``MMModelParallel`` means ``use_model_parallel=True``.
@@ -110,31 +122,40 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
     dist_cfg: Dict[str, Any] = dict(env_cfg.get('dist_cfg') or {})
     _refuse_unknown('env_cfg.dist_cfg', dist_cfg, _DIST_KEYS)
-    use_model_parallel = _use_model_parallel(env_cfg.get('use_model_parallel'),
-                                             (model_wrapper_cfg or {}).get('type'))
+    use_model_parallel = _use_model_parallel(
+        env_cfg.get('use_model_parallel'), (model_wrapper_cfg or {}).get('type')
+    )
     backend, note = dist_cfg.get('backend', 'auto'), ''
     accelerator = env_cfg.get('accelerator') or 'auto'
     if backend == 'nccl' and accelerator != 'cuda':
         backend = 'auto'
-        note = (f"env_cfg.dist_cfg.backend='nccl' is read as 'auto': with "
-                f"env_cfg.accelerator={accelerator!r} it counts as inherited. Set "
-                f"accelerator='cuda' to make it a choice.")
+        note = (
+            f"env_cfg.dist_cfg.backend='nccl' is read as 'auto': with "
+            f'env_cfg.accelerator={accelerator!r} it counts as inherited. Set '
+            f"accelerator='cuda' to make it a choice."
+        )
     init_backend = dist_cfg.get('init_backend', 'torch')
     if init_backend != 'torch':
-        raise ConfigError(f"env_cfg.dist_cfg.init_backend={init_backend!r}: expected 'torch', "
-                          f'which starts the process group here. Remove the key.')
-    return EnvCfg(accelerator=accelerator, backend=backend,
-                  timeout=dist_cfg.get('timeout', DEFAULT_TIMEOUT_SECONDS),
-                  use_model_parallel=use_model_parallel, note=note,
-                  port=_port(dist_cfg.get('port')),
-                  virtual_ranks=_virtual_ranks(env_cfg.get('virtual_ranks')),
-                  reduction=_reduction(env_cfg.get('reduction')),
-                  heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')),
-                  channels_last=_channels_last(env_cfg.get('channels_last')),
-                  float32_matmul_precision=_precision(env_cfg.get('float32_matmul_precision')),
-                  cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')),
-                  cross_check_interval=_cross_check(env_cfg.get('cross_check')),
-                  accept_other_data=_accept_other_data(env_cfg.get('accept_other_data')))
+        raise ConfigError(
+            f"env_cfg.dist_cfg.init_backend={init_backend!r}: expected 'torch', "
+            f'which starts the process group here. Remove the key.'
+        )
+    return EnvCfg(
+        accelerator=accelerator,
+        backend=backend,
+        timeout=dist_cfg.get('timeout', DEFAULT_TIMEOUT_SECONDS),
+        use_model_parallel=use_model_parallel,
+        note=note,
+        port=_port(dist_cfg.get('port')),
+        virtual_ranks=_virtual_ranks(env_cfg.get('virtual_ranks')),
+        reduction=_reduction(env_cfg.get('reduction')),
+        heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')),
+        channels_last=_channels_last(env_cfg.get('channels_last')),
+        float32_matmul_precision=_precision(env_cfg.get('float32_matmul_precision')),
+        cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')),
+        cross_check_interval=_cross_check(env_cfg.get('cross_check')),
+        accept_other_data=_accept_other_data(env_cfg.get('accept_other_data')),
+    )
 
 
 def _port(value: object) -> Optional[int]:
@@ -151,7 +172,8 @@ def _virtual_ranks(value: object) -> Optional[int]:
         raise ConfigError(
             f'env_cfg.virtual_ranks={value!r}: expected a whole number from 1 on, the number of '
             f'virtual ranks for the whole life of the run, or None for the number in the '
-            f'checkpoint, at the first start the number of processes.')
+            f'checkpoint, at the first start the number of processes.'
+        )
     return value
 
 
@@ -160,7 +182,8 @@ def _reduction(value: object) -> Optional[str]:
         raise ConfigError(
             f"env_cfg.reduction={value!r}: expected 'ordered' (gradients are added in an order "
             f"that depends only on the virtual ranks), 'native' (as the backend adds them), or "
-            f'None for what suits the backend.')
+            f'None for what suits the backend.'
+        )
     return value
 
 
@@ -170,7 +193,8 @@ def _cross_check(value: object) -> Optional[int]:
     if not isinstance(value, Mapping):
         raise ConfigError(
             f'env_cfg.cross_check={value!r}: expected dict(interval=N), which has another rank '
-            f'compute a gradient again every N iterations, or None for no such checks.')
+            f'compute a gradient again every N iterations, or None for no such checks.'
+        )
     missing = missing_extra('names', 'env_cfg.cross_check')
     if missing is not None:
         raise ConfigError(missing)
@@ -179,7 +203,8 @@ def _cross_check(value: object) -> Optional[int]:
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigError(
             f'env_cfg.cross_check.interval={interval!r}: expected a whole number of iterations '
-            f'from 1 on. Set env_cfg.cross_check=None for no checks.')
+            f'from 1 on. Set env_cfg.cross_check=None for no checks.'
+        )
     return interval
 
 
@@ -187,7 +212,8 @@ def _channels_last(value: object) -> bool:
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.channels_last={value!r}: expected True (convolutions keep the channels last '
-            f'in memory) or False (first, as torch does by default).')
+            f'in memory) or False (first, as torch does by default).'
+        )
     return bool(value)
 
 
@@ -195,7 +221,8 @@ def _accept_other_data(value: object) -> bool:
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.accept_other_data={value!r}: expected True (a run is resumed although its '
-            f'samples or classes differ from those of the checkpoint) or False (that is an error).')
+            f'samples or classes differ from those of the checkpoint) or False (that is an error).'
+        )
     return bool(value)
 
 
@@ -203,7 +230,8 @@ def _precision(value: object) -> Optional[str]:
     if value is not None and (not isinstance(value, str) or value not in _PRECISIONS):
         raise ConfigError(
             f"env_cfg.float32_matmul_precision={value!r}: expected 'highest' (float32), 'high' "
-            f"(TF32), 'medium' (bfloat16), or None for PyTorch's default.")
+            f"(TF32), 'medium' (bfloat16), or None for PyTorch's default."
+        )
     return value
 
 
@@ -211,18 +239,25 @@ def _allow_tf32(value: object) -> Optional[bool]:
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.cudnn_allow_tf32={value!r}: expected True (float32 convolutions may use '
-            f"TF32), False (they may not), or None for PyTorch's default.")
+            f"TF32), False (they may not), or None for PyTorch's default."
+        )
     return value
 
 
 def _heartbeat(value: object) -> float:
     if value is None:
         return DEFAULT_HEARTBEAT_SECONDS
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**6 \
-            or 0 < value < 1:
-        raise ConfigError(f'env_cfg.dist_cfg.heartbeat_timeout={value!r}: expected seconds, at '
-                          f'least 1, after which a machine that gives no sign is lost, or 0 for no '
-                          f'heartbeat.')
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value < 10**6
+        or 0 < value < 1
+    ):
+        raise ConfigError(
+            f'env_cfg.dist_cfg.heartbeat_timeout={value!r}: expected seconds, at '
+            f'least 1, after which a machine that gives no sign is lost, or 0 for no '
+            f'heartbeat.'
+        )
     return float(value)
 
 
@@ -243,13 +278,15 @@ def _use_model_parallel(value: object, wrapper_type: object) -> Optional[bool]:
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.use_model_parallel must be True, False or None, got {value!r}. None lets '
-            f'MapSage decide.')
+            f'MapSage decide.'
+        )
     if short_name(wrapper_type) != 'MMModelParallel':
         return value
     if value is False:
         raise ConfigError(
             "env_cfg.use_model_parallel=False contradicts model_wrapper_cfg.type='MMModelParallel'."
-            ' Remove one of them.')
+            ' Remove one of them.'
+        )
     return True
 
 
@@ -258,5 +295,6 @@ def _refuse_unknown(section: str, keys: Iterable[str], known: Iterable[str]) -> 
         if key not in known:
             near = difflib.get_close_matches(key, list(known), 1)
             raise ConfigError(
-                f"{section} has an unknown key {key!r}: expected {', '.join(known)}."
-                + (f' Did you mean {near[0]!r}?' if near else ''))
+                f'{section} has an unknown key {key!r}: expected {", ".join(known)}.'
+                + (f' Did you mean {near[0]!r}?' if near else '')
+            )

@@ -7,6 +7,7 @@ first.
 Source of the schedule: tue-mps/eomt@7bd19dd, ``training/lightning_module.py``; equal phases as in
 LightlyTrain.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -50,8 +51,12 @@ class MaskAnnealingHook(MapSageHook):
     # After EMAHook, before the hooks that validate and save.
     priority = 'BELOW_NORMAL'
 
-    def __init__(self, starts: Optional[Sequence[int]] = None,
-                 ends: Optional[Sequence[int]] = None, power: float = 0.9) -> None:
+    def __init__(
+        self,
+        starts: Optional[Sequence[int]] = None,
+        ends: Optional[Sequence[int]] = None,
+        power: float = 0.9,
+    ) -> None:
         check_phases(starts, ends)
         self.starts, self.ends, self.power = starts, ends, power
         # One tensor for each head, with one probability for each of its blocks.
@@ -62,21 +67,27 @@ class MaskAnnealingHook(MapSageHook):
         """Look for the masks, and choose the phases if the config does not give them."""
         self._probabilities = _find_probabilities(runner.model)
         if not self._probabilities:
-            raise AnnealingError('MaskAnnealingHook: the model has no masks that could fade out '
-                                 '(attn_mask_probs, as EoMTHead and PMTHead have); take it out of '
-                                 'custom_hooks')
+            raise AnnealingError(
+                'MaskAnnealingHook: the model has no masks that could fade out '
+                '(attn_mask_probs, as EoMTHead and PMTHead have); take it out of '
+                'custom_hooks'
+            )
         blocks = len(self._probabilities[0])
         if self.starts is None or self.ends is None:
             self.starts, self.ends = equal_phases(blocks, runner.max_iters)
         wrong = [len(buffer) for buffer in self._probabilities if len(buffer) != len(self.starts)]
         if wrong:
-            raise AnnealingError(f'MaskAnnealingHook: {len(self.starts)} starts and ends, and '
-                                 f'the model has {wrong[0]} masked blocks (num_blocks of its '
-                                 'decode head); give one for each')
+            raise AnnealingError(
+                f'MaskAnnealingHook: {len(self.starts)} starts and ends, and '
+                f'the model has {wrong[0]} masked blocks (num_blocks of its '
+                'decode head); give one for each'
+            )
         for hook in hooks_of_type(runner, EMAHook):
             self._probabilities += _find_probabilities(hook.ema_model)
-        runner.logger.info(f'[Masks] fade out from steps {list(self.starts)} to {list(self.ends)}, '
-                           f'of {runner.max_iters}')
+        runner.logger.info(
+            f'[Masks] fade out from steps {list(self.starts)} to {list(self.ends)}, '
+            f'of {runner.max_iters}'
+        )
         self._values = []
         self._update(runner.iter)
         self.follow_virtual_ranks(runner)
@@ -85,9 +96,13 @@ class MaskAnnealingHook(MapSageHook):
         """Leave the model's wrapper as it was."""
         self.unfollow_virtual_ranks(runner)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Set the probabilities of the next step, which validations and checkpoints use too."""
         self._update(runner.iter + 1)
         runner.message_hub.update_scalar('train/masked', sum(self._values) / len(self._values))
@@ -98,8 +113,10 @@ class MaskAnnealingHook(MapSageHook):
 
     def _update(self, step: int) -> None:
         assert self.starts is not None and self.ends is not None
-        values = [mask_probability(step, start, end, self.power)
-                  for start, end in zip(self.starts, self.ends)]
+        values = [
+            mask_probability(step, start, end, self.power)
+            for start, end in zip(self.starts, self.ends)
+        ]
         if values != self._values:
             self._values = values
             self._write_buffers()
@@ -111,8 +128,11 @@ class MaskAnnealingHook(MapSageHook):
 
 
 def _find_probabilities(model: nn.Module) -> List[torch.Tensor]:
-    return [buffer for name, buffer in model.named_buffers()
-            if name.rpartition('.')[2] == 'attn_mask_probs']
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name.rpartition('.')[2] == 'attn_mask_probs'
+    ]
 
 
 def mask_probability(step: int, start: int, end: int, power: float = 0.9) -> float:
@@ -125,10 +145,10 @@ def mask_probability(step: int, start: int, end: int, power: float = 0.9) -> flo
         power: Exponent of the polynomial between ``start`` and ``end``.
     """
     if step < start:
-        return 1.
+        return 1.0
     if step >= end:
-        return 0.
-    return (1 - (step - start) / (end - start))**power
+        return 0.0
+    return (1 - (step - start) / (end - start)) ** power
 
 
 def equal_phases(blocks: int, steps: int) -> Tuple[List[int], List[int]]:
@@ -149,8 +169,15 @@ def check_phases(starts: Optional[Sequence[int]], ends: Optional[Sequence[int]])
     """
     if starts is None and ends is None:
         return
-    if starts is None or ends is None or len(starts) != len(ends) or not starts or any(
-            not 0 <= start < end for start, end in zip(starts, ends)):
-        raise AnnealingError(f'starts={starts} and ends={ends}: expected one start and one end per '
-                             'masked block, each start of 0 or more before its end; or leave '
-                             'both out for phases of equal length')
+    if (
+        starts is None
+        or ends is None
+        or len(starts) != len(ends)
+        or not starts
+        or any(not 0 <= start < end for start, end in zip(starts, ends))
+    ):
+        raise AnnealingError(
+            f'starts={starts} and ends={ends}: expected one start and one end per '
+            'masked block, each start of 0 or more before its end; or leave '
+            'both out for phases of equal length'
+        )

@@ -4,6 +4,7 @@ Machines exchange texts and digests, never objects. Equal settings must give equ
 process, so addresses and the order of sets are left out. `nodes.py` decides when the machines
 compare.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -39,10 +40,17 @@ def describe_settings(cfg: Config) -> Dict[str, Any]:
     compares_ranks = ELASTIC_VARIABLE in os.environ and ENCODERS_VARIABLE not in os.environ
     ranks = {'ranks_per_node': os.environ.get('LOCAL_WORLD_SIZE', '1')} if compares_ranks else {}
     return dict(
-        mapsage=f'{__version__} {code_digest()}', torch=torch.__version__,
-        python=platform.python_version(), resume=bool(cfg.get('resume')), **ranks,
-        config={key: value for key, value in flat_config(cfg).items()
-                if key.split('.')[0] not in _NODE_KEYS})
+        mapsage=f'{__version__} {code_digest()}',
+        torch=torch.__version__,
+        python=platform.python_version(),
+        resume=bool(cfg.get('resume')),
+        **ranks,
+        config={
+            key: value
+            for key, value in flat_config(cfg).items()
+            if key.split('.')[0] not in _NODE_KEYS
+        },
+    )
 
 
 def describe_data(dataset: Optional[Dataset]) -> Dict[str, Any]:
@@ -123,9 +131,13 @@ def different_settings(settings: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         settings: Name of the node -> settings of :func:`describe_settings`.
     """
-    by_node = {name: {**{key: str(value) for key, value in node.items() if key != 'config'},
-                      **{f'config {key}': value for key, value in node['config'].items()}}
-               for name, node in settings.items()}
+    by_node = {
+        name: {
+            **{key: str(value) for key, value in node.items() if key != 'config'},
+            **{f'config {key}': value for key, value in node['config'].items()},
+        }
+        for name, node in settings.items()
+    }
     keys = sorted({key for node in by_node.values() for key in node})
     different = [key for key in keys if len({node.get(key) for node in by_node.values()}) > 1]
     if not different:
@@ -133,13 +145,26 @@ def different_settings(settings: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [_difference_line(key, by_node) for key in different[:MAX_NAMED]]
     if len(different) > MAX_NAMED:
         lines.append(f'  and {len(different) - MAX_NAMED} more')
-    paths_differ = any('/' in str(node.get(key)) for key in different
-                       if key.startswith('config ') for node in by_node.values())
-    return '\n'.join(['the machines of this job differ, so that their ranks would not train the '
-                      'same:', *lines, 'Start all with the same version of the code, the same '
-                      'config and the same number of ranks.'
-                      + (' Where the data lie in different places, give them one path on all '
-                         'machines, such as a symbolic link.' if paths_differ else '')])
+    paths_differ = any(
+        '/' in str(node.get(key))
+        for key in different
+        if key.startswith('config ')
+        for node in by_node.values()
+    )
+    return '\n'.join(
+        [
+            'the machines of this job differ, so that their ranks would not train the same:',
+            *lines,
+            'Start all with the same version of the code, the same '
+            'config and the same number of ranks.'
+            + (
+                ' Where the data lie in different places, give them one path on all '
+                'machines, such as a symbolic link.'
+                if paths_differ
+                else ''
+            ),
+        ]
+    )
 
 
 def _difference_line(key: str, by_node: Mapping[str, Mapping[str, str]]) -> str:
@@ -147,6 +172,7 @@ def _difference_line(key: str, by_node: Mapping[str, Mapping[str, str]]) -> str:
     for name, node in by_node.items():
         nodes_with.setdefault(node.get(key), []).append(name)
     return f'  {key}: ' + '; '.join(
-        f"{'not set' if value is None else value[:200]} on {', '.join(names[:MAX_NAMED])}"
+        f'{"not set" if value is None else value[:200]} on {", ".join(names[:MAX_NAMED])}'
         + (f' and {len(names) - MAX_NAMED} more' if len(names) > MAX_NAMED else '')
-        for value, names in nodes_with.items())
+        for value, names in nodes_with.items()
+    )

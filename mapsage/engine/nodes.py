@@ -4,6 +4,7 @@ A job on a single node does none of this, unless it is elastic and may grow. A n
 with one launcher; its rank with local rank 0 speaks for the node. What is compared is in
 `node_settings.py`, the heartbeat in ``mapsage/distributed/nodes/``.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -91,13 +92,17 @@ def meet_nodes(cfg: Config, work_dir: str, heartbeat_timeout: float) -> str:
     # A process may build several Runners; the first one has started the heartbeat.
     watches = heartbeat_timeout > 0 and sys.platform == 'linux' and not has_heartbeat()
     sockets = WatchSockets() if watches and local_rank() == 0 else None
-    facts = RankFacts(node.node, socket.gethostname(),
-                      describe_settings(cfg) if local_rank() == 0 else None,
-                      sockets.facts if sockets else None)
+    facts = RankFacts(
+        node.node,
+        socket.gethostname(),
+        describe_settings(cfg) if local_rank() == 0 else None,
+        sockets.facts if sockets else None,
+    )
     texts = channel.gather_texts(json.dumps(asdict(facts)))
     by_rank = {rank: RankFacts(**json.loads(text)) for rank, text in zip(channel.ranks, texts)}
-    difference = different_settings({facts.machine: facts.settings for facts in by_rank.values()
-                                     if facts.settings})
+    difference = different_settings(
+        {facts.machine: facts.settings for facts in by_rank.values() if facts.settings}
+    )
     if difference:
         raise NodesDifferError(difference)
     if watches:
@@ -106,8 +111,9 @@ def meet_nodes(cfg: Config, work_dir: str, heartbeat_timeout: float) -> str:
     return _warn_of_unseen_folder(work_dir, by_rank, asks_for_copies(cfg))
 
 
-def _warn_of_unseen_folder(work_dir: str, by_rank: Mapping[int, RankFacts],
-                           copies_checkpoints: bool) -> str:
+def _warn_of_unseen_folder(
+    work_dir: str, by_rank: Mapping[int, RankFacts], copies_checkpoints: bool
+) -> str:
     """Return a warning about nodes that do not see the work dir of rank 0. Collective.
 
     Rank 0 makes a file with a random name, and all ranks look for it.
@@ -128,18 +134,24 @@ def _warn_of_unseen_folder(work_dir: str, by_rank: Mapping[int, RankFacts],
     if first:
         with contextlib.suppress(OSError):
             Path(work_dir, token).unlink()
-    blind = sorted({by_rank[rank].machine for rank, answer in zip(channel.ranks, answers)
-                    if answer})
+    blind = sorted(
+        {by_rank[rank].machine for rank, answer in zip(channel.ranks, answers) if answer}
+    )
     if not blind:
         return ''
-    return (f"the work dir {work_dir} of {by_rank[channel.ranks[0]].machine}, where checkpoints "
-            f"are written, is not the folder of that name on {', '.join(blind[:MAX_NAMED])}"
-            f"{'' if len(blind) <= MAX_NAMED else f' and {len(blind) - MAX_NAMED} more'}: " + (
-                'the newest checkpoint is therefore also stored in the memory of another machine '
-                '(neighbor_copy=True).' if copies_checkpoints else
-                'if that machine is lost, or another one becomes the first, its checkpoints are '
-                'not found and the training starts over. Use a work dir on a disk that all '
-                'machines share, or CheckpointHook(neighbor_copy=True).'))
+    return (
+        f'the work dir {work_dir} of {by_rank[channel.ranks[0]].machine}, where checkpoints '
+        f'are written, is not the folder of that name on {", ".join(blind[:MAX_NAMED])}'
+        f'{"" if len(blind) <= MAX_NAMED else f" and {len(blind) - MAX_NAMED} more"}: '
+        + (
+            'the newest checkpoint is therefore also stored in the memory of another machine '
+            '(neighbor_copy=True).'
+            if copies_checkpoints
+            else 'if that machine is lost, or another one becomes the first, its checkpoints are '
+            'not found and the training starts over. Use a work dir on a disk that all '
+            'machines share, or CheckpointHook(neighbor_copy=True).'
+        )
+    )
 
 
 def _lists(folder: str, name: str) -> bool:
@@ -163,18 +175,25 @@ def compare_data(dataset: Optional[Dataset]) -> None:
     node = node_place()
     if node is None or node.nodes == 1:
         return
-    facts = RankFacts(node.node, socket.gethostname(),
-                      describe_data(dataset) if local_rank() == 0 else None)
+    facts = RankFacts(
+        node.node, socket.gethostname(), describe_data(dataset) if local_rank() == 0 else None
+    )
     texts = open_channel().gather_texts(json.dumps(asdict(facts)))
     gathered = [RankFacts(**json.loads(text)) for text in texts]
-    difference = different_settings({facts.machine: dict(facts.settings, config={})
-                                     for facts in gathered if facts.settings})
+    difference = different_settings(
+        {facts.machine: dict(facts.settings, config={}) for facts in gathered if facts.settings}
+    )
     if difference:
         raise NodesDifferError(difference)
 
 
-def _watch_each_other(this_node: NodePlace, by_rank: Mapping[int, RankFacts], rank: int,
-                      sockets: Optional[WatchSockets], timeout: float) -> None:
+def _watch_each_other(
+    this_node: NodePlace,
+    by_rank: Mapping[int, RankFacts],
+    rank: int,
+    sockets: Optional[WatchSockets],
+    timeout: float,
+) -> None:
     """Start the heartbeat between the nodes, if every node has one name and one watch.
 
     Args:
@@ -191,12 +210,17 @@ def _watch_each_other(this_node: NodePlace, by_rank: Mapping[int, RankFacts], ra
     watches = {facts.node: facts.watch for facts in by_rank.values() if facts.watch}
     # A node lacks a watch, for example, if its local rank 0 only encodes.
     if set(watches) != set(hosts):
-        warnings.warn('no heartbeat between the nodes: on some, no rank of the training has local '
-                      'rank 0.', stacklevel=2)
+        warnings.warn(
+            'no heartbeat between the nodes: on some, no rank of the training has local rank 0.',
+            stacklevel=2,
+        )
         return
     if any(facts.host != hosts[facts.node] for facts in by_rank.values()):
-        warnings.warn('no heartbeat between the nodes: the launcher gives several hosts the same '
-                      'node number.', stacklevel=2)
+        warnings.warn(
+            'no heartbeat between the nodes: the launcher gives several hosts the same '
+            'node number.',
+            stacklevel=2,
+        )
         return
     if sockets is not None:
         sockets.start(this_node.node, hosts, ranks, watches[min(hosts)]['address'], timeout)

@@ -2,6 +2,7 @@
 
 ``extensions/frozen_encoders.py`` applies them to a run.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -38,21 +39,28 @@ def check_head_replicas(cfg: Config, accelerator: Accelerator, backend: str) -> 
         check_torch()
     except RuntimeError as error:
         raise FeatureSourceError(f'{setting}: {error}') from error
-    if accelerator.name not in ('cpu', 'cuda') or \
-            resolve_backend(accelerator, backend).endswith(STAGED):
+    if accelerator.name not in ('cpu', 'cuda') or resolve_backend(accelerator, backend).endswith(
+        STAGED
+    ):
         raise FeatureSourceError(
             f'{setting} on accelerator {accelerator.name!r} with backend {backend!r}: expected cpu '
-            f"with gloo, or cuda with nccl, where torch.distributed.tensor works. Set "
-            f'ranks_per_head=1, or --accelerator and env_cfg.dist_cfg.backend.')
+            f'with gloo, or cuda with nccl, where torch.distributed.tensor works. Set '
+            f'ranks_per_head=1, or --accelerator and env_cfg.dist_cfg.backend.'
+        )
     incompatible = dict(
-        model_wrapper_cfg=cfg.get('model_wrapper_cfg'), compile=cfg.get('compile'),
-        **{'auto_scale_lr.enable': (cfg.get('auto_scale_lr') or {}).get('enable'),
-           'randomness.diff_rank_seed': (cfg.get('randomness') or {}).get('diff_rank_seed')})
+        model_wrapper_cfg=cfg.get('model_wrapper_cfg'),
+        compile=cfg.get('compile'),
+        **{
+            'auto_scale_lr.enable': (cfg.get('auto_scale_lr') or {}).get('enable'),
+            'randomness.diff_rank_seed': (cfg.get('randomness') or {}).get('diff_rank_seed'),
+        },
+    )
     for name, value in incompatible.items():
         if value:
             raise FeatureSourceError(
                 f'{setting} with {name}={value!r}: this setting assumes that each rank trains a '
-                f'whole model. Take it out of the config, or set ranks_per_head=1.')
+                f'whole model. Take it out of the config, or set ranks_per_head=1.'
+            )
 
 
 @contextmanager

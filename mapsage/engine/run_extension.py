@@ -6,6 +6,7 @@ a hook, it also acts before and while the runner builds its model and loops. The
 method of all extensions, in the order of ``extensions/__init__.py``, and knows no feature by name.
 What features have to know about each other is in the attributes of :class:`EngineRun`.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -65,8 +66,9 @@ class EngineRun(MapSageRun):
             error: Reason why a training cannot work; None if there is no reason.
         """
 
-    def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
-                       deterministic: bool = False) -> None:
+    def set_randomness(
+        self, seed: Optional[int], diff_rank_seed: bool = False, deterministic: bool = False
+    ) -> None:
         """Seed the run."""
 
     def register_hook(self, hook: Any, priority: Any = None) -> None:
@@ -94,8 +96,9 @@ class RunExtension:
         return []
 
     @contextmanager
-    def building_train_loop(self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
-                            ) -> Iterator[None]:
+    def building_train_loop(
+        self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
+    ) -> Iterator[None]:
         """Surround the building of the training loop, or its use if the user built it already.
 
         Args:

@@ -5,6 +5,7 @@ it composes them and implements none. The features are in ``extensions/``, their
 ``run_extension.py``, and the way a model is wrapped in ``wrapping.py``. How checkpoints are written
 is in the base class, ``checkpoints/saving.py``.
 """
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -97,15 +98,17 @@ class MapSageRunner(SavingRunner, EngineRun):
         check_distutils()
         self.accelerator = startup.choose_accelerator(self.env.accelerator)
         self._precision_warning = self.accelerator.set_float32_precision(
-            self.env.float32_matmul_precision, self.env.cudnn_allow_tf32)
+            self.env.float32_matmul_precision, self.env.cudnn_allow_tf32
+        )
         self.strategy = wrapping.choose_strategy(self)
         startup.join_ranks(self.launcher, self.accelerator, self.env.backend, self.env.timeout)
         for extension in self.extensions:
             extension.join(self)
         super().setup_env(env_cfg)
 
-    def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
-                       deterministic: bool = False) -> None:
+    def set_randomness(
+        self, seed: Optional[int], diff_rank_seed: bool = False, deterministic: bool = False
+    ) -> None:
         """Seed as MMEngine does, and the accelerator."""
         if deterministic:
             self._determinism = self.accelerator.make_deterministic() or self._determinism
@@ -114,10 +117,16 @@ class MapSageRunner(SavingRunner, EngineRun):
 
     def _log_env(self, env_cfg: Dict[str, Any]) -> None:
         super()._log_env(env_cfg)
-        log_start(self, self._determinism, [
-            self.env.note, self._precision_warning,
-            *(extension.startup_warning(self) for extension in self.extensions),
-            startup.describe_cleared(self._cleared_variables)])
+        log_start(
+            self,
+            self._determinism,
+            [
+                self.env.note,
+                self._precision_warning,
+                *(extension.startup_warning(self) for extension in self.extensions),
+                startup.describe_cleared(self._cleared_variables),
+            ],
+        )
 
     def build_visualizer(self, visualizer: Any = None) -> Any:
         """Build as MMEngine does, if the packages of its backends are installed.
@@ -128,8 +137,9 @@ class MapSageRunner(SavingRunner, EngineRun):
         config_mistakes.check_trackers(visualizer)
         return super().build_visualizer(visualizer)
 
-    def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
-                   model: nn.Module) -> nn.Module:
+    def wrap_model(
+        self, model_wrapper_cfg: Optional[Dict[str, Any]], model: nn.Module
+    ) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
         for extension in self.extensions:
             extension.prepare_model(self, model)
@@ -150,8 +160,9 @@ class MapSageRunner(SavingRunner, EngineRun):
 
     def train(self) -> nn.Module:
         """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
-        with alone_in_work_dir(self.work_dir, self.logger), listening_for_stops(self), \
-                end_reported(self, 'training'), ExitStack() as stack:
+        with alone_in_work_dir(self.work_dir, self.logger), listening_for_stops(self), end_reported(
+            self, 'training'
+        ), ExitStack() as stack:
             self.refuse_training()
             # Before anything forks, see mapsage/compat/git_hash.py.
             host_runner.get_git_hash()
@@ -188,8 +199,11 @@ class MapSageRunner(SavingRunner, EngineRun):
     # --- what a task builds and loads, in the order in which MMEngine calls these methods
 
     @staticmethod
-    def build_dataloader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int] = None,
-                         diff_rank_seed: bool = False) -> DataLoader:
+    def build_dataloader(
+        dataloader: Union[DataLoader, Dict[str, Any]],
+        seed: Optional[int] = None,
+        diff_rank_seed: bool = False,
+    ) -> DataLoader:
         """Build a loader whose order and augmentation follow from the seed.
 
         The dataset is checked for missing files, every sample for labels outside the classes.
@@ -234,8 +248,9 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If no registry knows the optimizer, or ``clip_grad`` has a wrong argument.
         """
-        return build_optimizers(optim_wrapper, super().build_optim_wrapper, self.accelerator,
-                                self.logger)
+        return build_optimizers(
+            optim_wrapper, super().build_optim_wrapper, self.accelerator, self.logger
+        )
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
         """Scale the learning rate as MMEngine does, by the batch of all virtual ranks."""
@@ -252,9 +267,13 @@ class MapSageRunner(SavingRunner, EngineRun):
         for extension in self.extensions:
             extension.after_load(self)
 
-    def resume(self, filename: str, resume_optimizer: bool = True,
-               resume_param_scheduler: bool = True,
-               map_location: Any = 'default') -> None:
+    def resume(
+        self,
+        filename: str,
+        resume_optimizer: bool = True,
+        resume_param_scheduler: bool = True,
+        map_location: Any = 'default',
+    ) -> None:
         """Resume as MMEngine does, and say which settings of the config are not used.
 
         The checkpoint is read into host memory, since not every device type can be a
@@ -263,8 +282,12 @@ class MapSageRunner(SavingRunner, EngineRun):
         with ExitStack() as stack:
             for extension in self.extensions:
                 stack.enter_context(extension.resuming(self))
-            super().resume(filename, resume_optimizer, resume_param_scheduler,
-                           'cpu' if map_location == 'default' else map_location)
+            super().resume(
+                filename,
+                resume_optimizer,
+                resume_param_scheduler,
+                'cpu' if map_location == 'default' else map_location,
+            )
 
     def _maybe_compile(self, target: str) -> None:
         """Compile the modules that ``compile`` names; without any, do what MMEngine does."""

@@ -4,6 +4,7 @@ They are MapSage's own default hooks, the initial weights, which rank 0 draws fo
 the optimizers, which are fused where the device can. A config replaces, changes or removes a
 default hook by its key in ``default_hooks``, as with MMEngine's own.
 """
+
 from __future__ import annotations
 
 import logging
@@ -23,30 +24,42 @@ from .env_cfg import ConfigError
 
 # Key in ``default_hooks`` -> class, in the order of registration. A value of None in the config
 # leaves the hook out. Without the key, a hook of the same class in custom_hooks replaces it.
-_HOOKS = dict(accelerator='AcceleratorHook', device_check='DeviceCheckHook',
-              non_finite_loss='NonFiniteLossHook', preview='PreviewHook',
-              reproducibility='ReproducibilityHook', progress_bar='ProgressBarHook',
-              accumulated_gradients='AccumulatedGradientsHook', equal_buffers='EqualBuffersHook',
-              stop='StopHook', nodes='NodesHook', slowest_rank='SlowestRankHook',
-              report='RunReportHook')
+_HOOKS = dict(
+    accelerator='AcceleratorHook',
+    device_check='DeviceCheckHook',
+    non_finite_loss='NonFiniteLossHook',
+    preview='PreviewHook',
+    reproducibility='ReproducibilityHook',
+    progress_bar='ProgressBarHook',
+    accumulated_gradients='AccumulatedGradientsHook',
+    equal_buffers='EqualBuffersHook',
+    stop='StopHook',
+    nodes='NodesHook',
+    slowest_rank='SlowestRankHook',
+    report='RunReportHook',
+)
 
 HookSetting = Union[Hook, Dict[str, Any], None]
 
 
-def split_default_hooks(default_hooks: Optional[Mapping[str, HookSetting]]
-                        ) -> Tuple[Dict[str, HookSetting], Dict[str, HookSetting]]:
+def split_default_hooks(
+    default_hooks: Optional[Mapping[str, HookSetting]],
+) -> Tuple[Dict[str, HookSetting], Dict[str, HookSetting]]:
     """Divide ``default_hooks`` of a config into the entries for MMEngine and for MapSage.
 
     Returns:
         Entries that MMEngine registers, and entries with a key of MapSage.
     """
     settings = dict(default_hooks or {})
-    return ({key: hook for key, hook in settings.items() if key not in _HOOKS},
-            {key: hook for key, hook in settings.items() if key in _HOOKS})
+    return (
+        {key: hook for key, hook in settings.items() if key not in _HOOKS},
+        {key: hook for key, hook in settings.items() if key in _HOOKS},
+    )
 
 
-def hooks_to_register(settings: Mapping[str, HookSetting], registered: List[Hook]
-                      ) -> Iterator[Union[Hook, Dict[str, Any]]]:
+def hooks_to_register(
+    settings: Mapping[str, HookSetting], registered: List[Hook]
+) -> Iterator[Union[Hook, Dict[str, Any]]]:
     """Yield MapSage's default hooks of a run, built or as configs, in the order of registration.
 
     Args:
@@ -77,8 +90,12 @@ def initialize_weights(run: HostRunner) -> None:
             broadcast_tensors(model.state_dict().values())
 
 
-def build_optimizers(config: Any, build: Callable[[Any], OptimWrappers], accelerator: Accelerator,
-                     logger: logging.Logger) -> OptimWrappers:
+def build_optimizers(
+    config: Any,
+    build: Callable[[Any], OptimWrappers],
+    accelerator: Accelerator,
+    logger: logging.Logger,
+) -> OptimWrappers:
     """Build the optimizers of a run.
 
     Args:

@@ -4,6 +4,7 @@ Two trainings would overwrite each other's checkpoints, so a training claims its
 locked file, see ``mapsage/folder_claims.py``. ``end_run`` is a method of
 :class:`mapsage.host.hook.MapSageHook`, not of MMEngine's hooks.
 """
+
 from __future__ import annotations
 
 import logging
@@ -27,8 +28,9 @@ from .run_extension import EngineRun
 _ADVICE = 'Wait for its end, stop it, or choose another --work-dir.'
 
 
-def log_start(run: EngineRun, determinism: Optional[str],
-              warnings: Iterable[Optional[str]]) -> None:
+def log_start(
+    run: EngineRun, determinism: Optional[str], warnings: Iterable[Optional[str]]
+) -> None:
     """Log the start of a run, after MMEngine's own report of the environment.
 
     Args:
@@ -37,8 +39,9 @@ def log_start(run: EngineRun, determinism: Optional[str],
         warnings: Warnings about the start; None and empty ones are left out.
     """
     backend = f', backend {dist.get_backend()}' if run.distributed else ''
-    run.logger.info(f'{explain(run.accelerator, run.env.accelerator)}; '
-                    f'world size {run.world_size}{backend}')
+    run.logger.info(
+        f'{explain(run.accelerator, run.env.accelerator)}; world size {run.world_size}{backend}'
+    )
     probes = run.accelerator.describe_probes()
     if probes:
         run.logger.info(probes)

@@ -2,6 +2,7 @@
 
 Activations are not counted, because they depend on the batch and the model's code.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator
@@ -11,9 +12,22 @@ from torch import nn
 
 # Number of tensors of a parameter's size that an optimizer stores per parameter, with default
 # options (from the classes' `_init_group` in torch.optim).
-_STATES = {'SGD': 0, 'ASGD': 1, 'Adagrad': 1, 'RMSprop': 1, 'Rprop': 2, 'Adadelta': 2, 'Adam': 2,
-           'AdamW': 2, 'Adamax': 2, 'NAdam': 2, 'RAdam': 2, 'SparseAdam': 2, 'Adafactor': 0,
-           'Lion': 1}
+_STATES = {
+    'SGD': 0,
+    'ASGD': 1,
+    'Adagrad': 1,
+    'RMSprop': 1,
+    'Rprop': 2,
+    'Adadelta': 2,
+    'Adam': 2,
+    'AdamW': 2,
+    'Adamax': 2,
+    'NAdam': 2,
+    'RAdam': 2,
+    'SparseAdam': 2,
+    'Adafactor': 0,
+    'Lion': 1,
+}
 # Other optimizers are mostly variants of Adam.
 _UNKNOWN = 2
 # Options with which the optimizer stores one more tensor per parameter.
@@ -44,8 +58,11 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _optimizer_states(wrapper: object) -> Iterator[int]:
-    optimizer = wrapper.get('optimizer') if isinstance(wrapper, dict) else (
-        getattr(wrapper, 'optimizer', wrapper))
+    optimizer = (
+        wrapper.get('optimizer')
+        if isinstance(wrapper, dict)
+        else (getattr(wrapper, 'optimizer', wrapper))
+    )
     if isinstance(optimizer, dict):
         kind = optimizer.get('type', '')
         yield _states(kind if isinstance(kind, str) else kind.__name__, optimizer)

@@ -4,6 +4,7 @@ Pure. A run keeps its number of virtual ranks for life; the number of processes 
 start. Some settings need one process per virtual rank, because they work on processes.
 ``extensions/virtual_ranks.py`` applies the rules to a run.
 """
+
 from __future__ import annotations
 
 from typing import Mapping, Optional
@@ -19,13 +20,16 @@ from .replica_settings import ranks_per_head
 
 # A replay leaves these feature sources out: the model computes the same features in its own step.
 COMPUTED_IN_A_REPLAY = ('Streamed', 'Local')
-_SYNC_BN = ('statistics over all ranks need all of them in the forward pass at the same moment '
-            "(with norm_cfg=dict(type='BN') each virtual rank has its own, with 'GN' none are "
-            'needed)')
+_SYNC_BN = (
+    'statistics over all ranks need all of them in the forward pass at the same moment '
+    "(with norm_cfg=dict(type='BN') each virtual rank has its own, with 'GN' none are "
+    'needed)'
+)
 
 
-def settle_virtual_ranks(configured: Optional[int], saved: Optional[int], processes: int,
-                         expected: Optional[int] = None) -> VirtualRanks:
+def settle_virtual_ranks(
+    configured: Optional[int], saved: Optional[int], processes: int, expected: Optional[int] = None
+) -> VirtualRanks:
     """Return the virtual ranks of a run.
 
     Args:
@@ -45,12 +49,14 @@ def settle_virtual_ranks(configured: Optional[int], saved: Optional[int], proces
             f'number of virtual ranks is fixed for the life of a run, because the batch, the order '
             f'of the samples and the learning rate depend on it. Remove the setting to continue '
             f'with {saved}, or start a run of {configured} with load_from=<checkpoint> and another '
-            f'work dir.')
+            f'work dir.'
+        )
     if saved is not None and processes > saved:
         raise VirtualRanksError(
             f'the checkpoint is of a run with {saved} virtual rank(s), and {processes} processes '
             f'were started: start {saved} or fewer, or begin a run of {processes} with '
-            f'load_from=<checkpoint> and another work dir.')
+            f'load_from=<checkpoint> and another work dir.'
+        )
     return VirtualRanks(saved or configured or expected or processes, processes)
 
 
@@ -83,22 +89,38 @@ def obstacle(cfg: Config, strategy: str, sync_layers: bool = False) -> str:
     """
     configs = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
     hooks = {short_name(config.get('type')) for config in configs if isinstance(config, dict)}
-    wrapper = short_name((cfg.get('model_wrapper_cfg') or {}).get(
-        'type', 'MMDistributedDataParallel'))
+    wrapper = short_name(
+        (cfg.get('model_wrapper_cfg') or {}).get('type', 'MMDistributedDataParallel')
+    )
     for applies, setting, reason in (
-        (strategy == MODEL_PARALLEL, 'model parallelism',
-         'a model on several devices has one batch in its pipeline'),
-        (ranks_per_head(cfg) > 1, f'feature_source.ranks_per_head={ranks_per_head(cfg)}',
-         'the ranks of a head replica train one batch together'),
-        ('SyncBuffersHook' in hooks, 'SyncBuffersHook',
-         'it averages the buffers of processes and not of virtual ranks'),
-        (cfg.get('sync_bn'), f"sync_bn={cfg.get('sync_bn')!r}", _SYNC_BN),
+        (
+            strategy == MODEL_PARALLEL,
+            'model parallelism',
+            'a model on several devices has one batch in its pipeline',
+        ),
+        (
+            ranks_per_head(cfg) > 1,
+            f'feature_source.ranks_per_head={ranks_per_head(cfg)}',
+            'the ranks of a head replica train one batch together',
+        ),
+        (
+            'SyncBuffersHook' in hooks,
+            'SyncBuffersHook',
+            'it averages the buffers of processes and not of virtual ranks',
+        ),
+        (cfg.get('sync_bn'), f'sync_bn={cfg.get("sync_bn")!r}', _SYNC_BN),
         (sync_layers, 'SyncBN layers (norm_cfg.type)', _SYNC_BN),
-        (wrapper != 'MMDistributedDataParallel', f'model_wrapper_cfg.type={wrapper!r}',
-         'only VirtualDataParallel, which replaces MMDistributedDataParallel, runs one virtual '
-         'rank after the other'),
-        ((cfg.get('randomness') or {}).get('diff_rank_seed'), 'randomness.diff_rank_seed=True',
-         'it seeds by processes; steps have a seed for each virtual rank without it'),
+        (
+            wrapper != 'MMDistributedDataParallel',
+            f'model_wrapper_cfg.type={wrapper!r}',
+            'only VirtualDataParallel, which replaces MMDistributedDataParallel, runs one virtual '
+            'rank after the other',
+        ),
+        (
+            (cfg.get('randomness') or {}).get('diff_rank_seed'),
+            'randomness.diff_rank_seed=True',
+            'it seeds by processes; steps have a seed for each virtual rank without it',
+        ),
     ):
         if applies:
             return f'{setting}: {reason}'
@@ -119,6 +141,11 @@ def can_replay(cfg: Config, strategy: str, sync_layers: bool, virtual_ranks: int
     loader, source = cfg.get('train_dataloader'), (cfg.get('feature_source') or {}).get('type')
     if not isinstance(loader, dict) or not isinstance(loader.get('sampler'), dict):
         return False
-    replayed = Config({key: value for key, value in cfg.items()
-                       if key != 'feature_source' or source not in COMPUTED_IN_A_REPLAY})
+    replayed = Config(
+        {
+            key: value
+            for key, value in cfg.items()
+            if key != 'feature_source' or source not in COMPUTED_IN_A_REPLAY
+        }
+    )
     return not obstacle(replayed, strategy, sync_layers)

@@ -5,6 +5,7 @@ of one process, one device, head replicas, and the ranks' own data parallelism. 
 strategy and the virtual ranks of the run, which are settled here too, because they depend on the
 model's size and layers. The wrappers themselves are in ``mapsage/wrappers/``.
 """
+
 from __future__ import annotations
 
 import copy
@@ -56,8 +57,12 @@ WrapperConfig = Optional[Mapping[str, Any]]
 _DDP_OPTIONS = list(inspect.signature(DistributedDataParallel).parameters)[1:]
 
 
-def wrap_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Module,
-               keep: Callable[[WrapperConfig, nn.Module], nn.Module]) -> nn.Module:
+def wrap_model(
+    run: EngineRun,
+    wrapper_cfg: WrapperConfig,
+    model: nn.Module,
+    keep: Callable[[WrapperConfig, nn.Module], nn.Module],
+) -> nn.Module:
     """Return a model in the wrapper with which the run trains and tests it.
 
     Sets the strategy and the virtual ranks of the run. What rules out a training, but not a test,
@@ -78,8 +83,11 @@ def wrap_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Module,
         wrapper = keep(wrapper_cfg, model)
     else:
         wrapper = _wrap_plain_model(run, wrapper_cfg, model)
-    run.rule_out_training(training_obstacle(
-        wrapper, run.env.reduction, run.cfg.get('compile'), run.accelerator, run.world_size))
+    run.rule_out_training(
+        training_obstacle(
+            wrapper, run.env.reduction, run.cfg.get('compile'), run.accelerator, run.world_size
+        )
+    )
     return wrapper
 
 
@@ -103,8 +111,14 @@ def _wrap_plain_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Modu
         check_head_replicas(run.cfg, run.accelerator, run.env.backend)
         return HeadReplicas(model, make_replicas(replica_size, run.env.timeout))
     return wrap_for_ranks(
-        model, wrapper_cfg, run.cfg.get('find_unused_parameters', False), run.accelerator,
-        run.virtual_ranks, run.distributed, run.env.reduction)
+        model,
+        wrapper_cfg,
+        run.cfg.get('find_unused_parameters', False),
+        run.accelerator,
+        run.virtual_ranks,
+        run.distributed,
+        run.env.reduction,
+    )
 
 
 def _take_processes_as_virtual_ranks(run: EngineRun, model: nn.Module) -> None:
@@ -112,10 +126,13 @@ def _take_processes_as_virtual_ranks(run: EngineRun, model: nn.Module) -> None:
     processes, configured = run.world_size, run.env.virtual_ranks
     run.virtual_ranks = VirtualRanks(processes, processes)
     if configured not in (None, processes):
-        run.rule_out_training(VirtualRanksError(
-            f'env_cfg.virtual_ranks={configured} with {processes} process(es) and a model that is '
-            f'wrapped already ({type(model).__name__}): expected a plain model, which is wrapped '
-            f'for them.'))
+        run.rule_out_training(
+            VirtualRanksError(
+                f'env_cfg.virtual_ranks={configured} with {processes} process(es) and a model that is '
+                f'wrapped already ({type(model).__name__}): expected a plain model, which is wrapped '
+                f'for them.'
+            )
+        )
 
 
 def _settle_resume_and_virtual_ranks(run: EngineRun) -> None:
@@ -148,14 +165,24 @@ def choose_strategy(run: EngineRun, needed_bytes: Optional[int] = None) -> Strat
     devices = (run.cfg.get('model_wrapper_cfg') or {}).get('devices')
     count = len(devices) if devices else run.accelerator.device_count()
     return resolve_strategy(
-        run.env.use_model_parallel, os.environ, count, launcher=run.launcher,
+        run.env.use_model_parallel,
+        os.environ,
+        count,
+        launcher=run.launcher,
         needed_bytes=needed_bytes,
-        device_bytes=None if needed_bytes is None else run.accelerator.memory_total())
+        device_bytes=None if needed_bytes is None else run.accelerator.memory_total(),
+    )
 
 
-def wrap_for_ranks(model: nn.Module, wrapper_cfg: WrapperConfig, find_unused_parameters: bool,
-                   accelerator: Accelerator, ranks: VirtualRanks, distributed: bool,
-                   reduction: Optional[str]) -> nn.Module:
+def wrap_for_ranks(
+    model: nn.Module,
+    wrapper_cfg: WrapperConfig,
+    find_unused_parameters: bool,
+    accelerator: Accelerator,
+    ranks: VirtualRanks,
+    distributed: bool,
+    reduction: Optional[str],
+) -> nn.Module:
     """Return a plain model in the wrapper that sums the gradients of all ranks.
 
     Args:
@@ -171,8 +198,11 @@ def wrap_for_ranks(model: nn.Module, wrapper_cfg: WrapperConfig, find_unused_par
     Raises:
         ConfigError: If the wrapper does not exist, has no such option, or cannot work here.
     """
-    wrapper: Dict[str, Any] = copy.deepcopy(dict(wrapper_cfg)) if wrapper_cfg else dict(
-        broadcast_buffers=False, find_unused_parameters=find_unused_parameters)
+    wrapper: Dict[str, Any] = (
+        copy.deepcopy(dict(wrapper_cfg))
+        if wrapper_cfg
+        else dict(broadcast_buffers=False, find_unused_parameters=find_unused_parameters)
+    )
     wrapper.setdefault('type', 'MMDistributedDataParallel')
     defaults: Dict[str, Any] = dict(module=model)
     if short_name(wrapper['type']) == 'MMDistributedDataParallel':
@@ -198,38 +228,56 @@ def wrap_for_ranks(model: nn.Module, wrapper_cfg: WrapperConfig, find_unused_par
             raise
         near = difflib.get_close_matches(unknown[1], _DDP_OPTIONS, 1)
         raise ConfigError(
-            f"model_wrapper_cfg.{unknown[1]}={wrapper[unknown[1]]!r}: "
-            f"{short_name(wrapper['type'])} of torch {torch.__version__} has no such option. "
-            + (f'Did you mean {near[0]!r}?' if near else 'Remove it.')) from error
+            f'model_wrapper_cfg.{unknown[1]}={wrapper[unknown[1]]!r}: '
+            f'{short_name(wrapper["type"])} of torch {torch.__version__} has no such option. '
+            + (f'Did you mean {near[0]!r}?' if near else 'Remove it.')
+        ) from error
 
 
 def _check_type(kind: Union[str, type], accelerator: Accelerator) -> None:
     """Raise ConfigError if a run on this accelerator cannot use a wrapper, named or as a class."""
     wrapper_class = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
     name = short_name(kind)
-    if name == 'MMFullyShardedDataParallel' or isinstance(wrapper_class, type) and any(
-            base.__name__ == 'FullyShardedDataParallel' for base in wrapper_class.__mro__):
+    if (
+        name == 'MMFullyShardedDataParallel'
+        or isinstance(wrapper_class, type)
+        and any(base.__name__ == 'FullyShardedDataParallel' for base in wrapper_class.__mro__)
+    ):
         raise ConfigError(
             f'model_wrapper_cfg.type={name!r} leaves each rank a part of every weight, and '
             f'checkpoints, resuming and the checks between ranks need whole weights on each. '
             f'Remove it, or set env_cfg.use_model_parallel=True in one process for a model that '
-            f'does not fit a device.')
+            f'does not fit a device.'
+        )
     if wrapper_class is None:
         near = difflib.get_close_matches(name, MODEL_WRAPPERS.module_dict, 1)
         raise ConfigError(
             f'model_wrapper_cfg.type={name!r} is not registered in MODEL_WRAPPERS. '
-            + (f'Did you mean {near[0]!r}?' if near else
-               'Name the module that registers it in custom_imports, or remove model_wrapper_cfg.'))
-    if isinstance(wrapper_class, type) and uses_native_group(accelerator) and issubclass(
-            wrapper_class, DistributedDataParallel):
+            + (
+                f'Did you mean {near[0]!r}?'
+                if near
+                else 'Name the module that registers it in custom_imports, or remove model_wrapper_cfg.'
+            )
+        )
+    if (
+        isinstance(wrapper_class, type)
+        and uses_native_group(accelerator)
+        and issubclass(wrapper_class, DistributedDataParallel)
+    ):
         raise ConfigError(
             f'model_wrapper_cfg.type={name!r} adds gradients up over torch.distributed, which '
             f'does not reach the devices of {accelerator.name}. Remove it: '
-            f"MMDistributedDataParallel takes the vendor's DDP there.")
+            f"MMDistributedDataParallel takes the vendor's DDP there."
+        )
 
 
-def _choose_reduction(configured: Optional[str], accelerator: Accelerator, ranks: VirtualRanks,
-                      distributed: bool, native: bool) -> str:
+def _choose_reduction(
+    configured: Optional[str],
+    accelerator: Accelerator,
+    ranks: VirtualRanks,
+    distributed: bool,
+    native: bool,
+) -> str:
     """Return how gradients are added up, and log why."""
     # A single process sends nothing, so the order costs nothing.
     chosen = resolve_reduction(configured, accelerator) if distributed else 'ordered'
@@ -237,16 +285,24 @@ def _choose_reduction(configured: Optional[str], accelerator: Accelerator, ranks
         # Only the vendor's own DDP reaches the vendor's library, and it has one rank per process.
         chosen = 'ordered'
     MMLogger.get_current_instance().info(
-        f'gradients are added up by reduction {chosen!r}' + (
-            ', along one tree over the virtual ranks: the same bits on any number of '
-            'processes' if chosen == 'ordered' else
-            ', the sum of the backend: another number of processes gives other bits (set '
-            "env_cfg.reduction='ordered' for the same ones)"))
+        f'gradients are added up by reduction {chosen!r}'
+        + (
+            ', along one tree over the virtual ranks: the same bits on any number of processes'
+            if chosen == 'ordered'
+            else ', the sum of the backend: another number of processes gives other bits (set '
+            "env_cfg.reduction='ordered' for the same ones)"
+        )
+    )
     return chosen
 
 
-def training_obstacle(wrapper: nn.Module, reduction: Optional[str], compile_setting: object,
-                      accelerator: Accelerator, world_size: int) -> Optional[Exception]:
+def training_obstacle(
+    wrapper: nn.Module,
+    reduction: Optional[str],
+    compile_setting: object,
+    accelerator: Accelerator,
+    world_size: int,
+) -> Optional[Exception]:
     """Return the error of a training that the wrapped model cannot carry out, or None.
 
     Args:
@@ -257,19 +313,23 @@ def training_obstacle(wrapper: nn.Module, reduction: Optional[str], compile_sett
         world_size: Number of processes.
     """
     kind = type(wrapper).__name__
-    adds_in_order = isinstance(wrapper, (MMDistributedDataParallel, VirtualDataParallel)) and \
-        wrapper.reduction == 'ordered'
+    adds_in_order = (
+        isinstance(wrapper, (MMDistributedDataParallel, VirtualDataParallel))
+        and wrapper.reduction == 'ordered'
+    )
     if reduction == 'ordered' and is_model_wrapper(wrapper) and not adds_in_order:
         return VirtualRanksError(
             f"env_cfg.reduction='ordered' with the model wrapper {kind}, which adds gradients "
             f'up in its own way, or none: expected a plain model and MMDistributedDataParallel '
-            f'(or no model_wrapper_cfg). Remove the setting to train with {kind}.')
+            f'(or no model_wrapper_cfg). Remove the setting to train with {kind}.'
+        )
     names = names_of_counters(wrapper)
     if names and world_size > 1 and not gives_counts(wrapper):
         return VirtualRanksError(
-            f"{', '.join(names)} counts over the global batch, and the model wrapper {kind} "
+            f'{", ".join(names)} counts over the global batch, and the model wrapper {kind} '
             f'gives it no sums over the ranks: each rank would train with its own counts. '
-            f'Expected a plain model and MMDistributedDataParallel (or no model_wrapper_cfg).')
+            f'Expected a plain model and MMDistributedDataParallel (or no model_wrapper_cfg).'
+        )
     try:
         check_parts(wrapper, compile_setting, accelerator)
     except CompileError as error:

@@ -16,8 +16,21 @@ from .rewards import ComponentsFound, PolygonCount, UnbrokenLength
 from .single_class_baseline import SingleClassBaseline, single_class_miou
 
 __all__ = [
-    'CalibrationError', 'ComponentsFound', 'ConfusionMatrixMetric', 'MeanReward', 'PolygonCount',
-    'SingleClassBaseline', 'UnbrokenLength', 'boundary_counts', 'boundary_iou',
-    'calibration_error', 'confusion_matrix', 'count_confidence', 'count_pixels', 'reliability',
-    'reward_variance', 'scores', 'single_class_miou'
+    'CalibrationError',
+    'ComponentsFound',
+    'ConfusionMatrixMetric',
+    'MeanReward',
+    'PolygonCount',
+    'SingleClassBaseline',
+    'UnbrokenLength',
+    'boundary_counts',
+    'boundary_iou',
+    'calibration_error',
+    'confusion_matrix',
+    'count_confidence',
+    'count_pixels',
+    'reliability',
+    'reward_variance',
+    'scores',
+    'single_class_miou',
 ]

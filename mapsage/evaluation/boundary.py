@@ -10,6 +10,7 @@ Shapes:
     prediction, truth  (H, W)  class indices; the truth may contain ignore_index
     counts             (3, C)  boundary pixels: of both, of the prediction, of the truth
 """
+
 from __future__ import annotations
 
 import math
@@ -60,9 +61,13 @@ def _all_within(flags: torch.Tensor, window: int, dim: int) -> torch.Tensor:
     return flags
 
 
-def boundary_counts(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int,
-                    ignore_index: int = 255,
-                    dilation_ratio: float = DILATION_RATIO) -> torch.Tensor:
+def boundary_counts(
+    prediction: torch.Tensor,
+    truth: torch.Tensor,
+    num_classes: int,
+    ignore_index: int = 255,
+    dilation_ratio: float = DILATION_RATIO,
+) -> torch.Tensor:
     """Count the boundary pixels of an image. The counts of images can be summed.
 
     Ignored pixels are not counted. They are ignored in the prediction too, so that a perfect
@@ -83,16 +88,17 @@ def boundary_counts(prediction: torch.Tensor, truth: torch.Tensor, num_classes: 
         ValueError: If the label maps do not have the same shape ``(H, W)``.
     """
     if truth.dim() != 2 or prediction.shape != truth.shape:
-        raise ValueError(f'the prediction has shape {tuple(prediction.shape)} and the truth '
-                         f'{tuple(truth.shape)}, expected one (H, W)')
+        raise ValueError(
+            f'the prediction has shape {tuple(prediction.shape)} and the truth '
+            f'{tuple(truth.shape)}, expected one (H, W)'
+        )
     distance = boundary_distance(truth.shape[0], truth.shape[1], dilation_ratio)
     ignored = truth == ignore_index
     boundaries = []
     for labels in (prediction, truth):
         labels = labels.long().masked_fill(ignored, _NOTHING)
         # Class C collects the pixels outside of the boundary, and is cut off at the end.
-        boundaries.append(
-            labels.masked_fill(~boundary_of(labels, distance) | ignored, num_classes))
+        boundaries.append(labels.masked_fill(~boundary_of(labels, distance) | ignored, num_classes))
     matrix = count_pixels(boundaries[0], boundaries[1], num_classes + 1, _NOTHING).matrix
     return torch.stack([matrix.diagonal(), matrix.sum(0), matrix.sum(1)])[:, :num_classes]
 

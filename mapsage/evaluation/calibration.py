@@ -10,6 +10,7 @@ Shapes:
     confidence, prediction, truth  (H, W)     of one image
     counts                         (3, C, M)  pixels, correct pixels, sum of probabilities in UNIT
 """
+
 from __future__ import annotations
 
 from typing import Union
@@ -25,8 +26,14 @@ BINS = 15
 UNIT = 2.0**-24
 
 
-def count_confidence(confidence: torch.Tensor, prediction: torch.Tensor, truth: torch.Tensor,
-                     num_classes: int, ignore_index: int = 255, bins: int = BINS) -> torch.Tensor:
+def count_confidence(
+    confidence: torch.Tensor,
+    prediction: torch.Tensor,
+    truth: torch.Tensor,
+    num_classes: int,
+    ignore_index: int = 255,
+    bins: int = BINS,
+) -> torch.Tensor:
     """Count the pixels of an image by predicted class and confidence, on the host.
 
     The counts of images can be summed.
@@ -47,16 +54,19 @@ def count_confidence(confidence: torch.Tensor, prediction: torch.Tensor, truth: 
         ValueError: If the shapes differ, a label is not a class, or a probability is not in 0..1.
     """
     if not prediction.shape == truth.shape == confidence.shape:
-        raise ValueError(f'the confidence has shape {tuple(confidence.shape)}, the prediction '
-                         f'{tuple(prediction.shape)} and the truth {tuple(truth.shape)}, expected '
-                         'equal shapes; load annotations after Resize')
+        raise ValueError(
+            f'the confidence has shape {tuple(confidence.shape)}, the prediction '
+            f'{tuple(prediction.shape)} and the truth {tuple(truth.shape)}, expected '
+            'equal shapes; load annotations after Resize'
+        )
     labels = truth.cpu().reshape(-1).long()
     labeled = labels != ignore_index
     labels = labels[labeled]
     predicted = prediction.cpu().reshape(-1)[labeled].long()
     values = confidence.cpu().reshape(-1)[labeled].double()
-    outside = [int(((classes < 0) | (classes >= num_classes)).sum())
-               for classes in (labels, predicted)]
+    outside = [
+        int(((classes < 0) | (classes >= num_classes)).sum()) for classes in (labels, predicted)
+    ]
     if any(outside):
         raise ValueError(describe_outside(outside, num_classes, ignore_index))
     # Written with "not", so that NaN counts as out of range.

@@ -3,6 +3,7 @@
 The counts come from `calibration.py`. Ranks sum ``3 x C x bins`` integers at the end, so no scores
 are gathered.
 """
+
 from __future__ import annotations
 
 import logging
@@ -60,15 +61,27 @@ class CalibrationError(BaseMetric):
     _total: Any
     _last: Any
 
-    def __init__(self, scores: str = 'logits', bins: int = BINS, ignore_index: int = 255,
-                 picture: Optional[str] = None, prefix: Optional[str] = None,
-                 collect_device: str = 'cpu') -> None:
+    def __init__(
+        self,
+        scores: str = 'logits',
+        bins: int = BINS,
+        ignore_index: int = 255,
+        picture: Optional[str] = None,
+        prefix: Optional[str] = None,
+        collect_device: str = 'cpu',
+    ) -> None:
         super().__init__(collect_device=collect_device, prefix=prefix)
         if scores not in SCORES or bins < 1:
-            raise ValueError(f'scores={scores!r}, bins={bins}: expected one of '
-                             f'{", ".join(SCORES)}, and at least 1')
-        self.scores, self.bins, self.ignore_index, self.picture = scores, bins, ignore_index, \
-            picture
+            raise ValueError(
+                f'scores={scores!r}, bins={bins}: expected one of '
+                f'{", ".join(SCORES)}, and at least 1'
+            )
+        self.scores, self.bins, self.ignore_index, self.picture = (
+            scores,
+            bins,
+            ignore_index,
+            picture,
+        )
         self.counts: Optional[np.ndarray] = None
         self._clear()
 
@@ -90,7 +103,8 @@ class CalibrationError(BaseMetric):
                 raise ValueError(
                     f'{name}: the prediction has {", ".join(sorted(sample))} and no seg_logits, '
                     'which CalibrationError needs. EncoderDecoder of MMSegmentation gives them; '
-                    'for a model that does not, take CalibrationError out of the evaluator.')
+                    'for a model that does not, take CalibrationError out of the evaluator.'
+                )
             try:
                 self._last = self._count(sample)
             except ValueError as error:
@@ -111,8 +125,14 @@ class CalibrationError(BaseMetric):
                 _check_sums(logits, self.scores)
             probabilities = logits.softmax(0) if self.scores == 'logits' else logits
             confidence = probabilities.gather(0, prediction[None].long())[0].clamp(max=1)
-        return count_confidence(confidence, prediction, truth[0] if truth.dim() == 3 else truth,
-                                len(self._classes()), self.ignore_index, self.bins)
+        return count_confidence(
+            confidence,
+            prediction,
+            truth[0] if truth.dim() == 3 else truth,
+            len(self._classes()),
+            self.ignore_index,
+            self.bins,
+        )
 
     def evaluate(self, size: int) -> Dict[str, float]:
         """Return the scores over the images of all ranks, the same on every rank. Collective.
@@ -136,8 +156,11 @@ class CalibrationError(BaseMetric):
         check_images(images, size)
         all_reduce(total)
         figures = self.compute_metrics([total])
-        return {f'{self.prefix}/{key}': value for key, value in figures.items()} \
-            if self.prefix else figures
+        return (
+            {f'{self.prefix}/{key}': value for key, value in figures.items()}
+            if self.prefix
+            else figures
+        )
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
         """Return the scores of ``results``, a list of one count tensor, and log the table."""
@@ -149,14 +172,22 @@ class CalibrationError(BaseMetric):
             if pixels:
                 self._log()
             else:
-                print_log('calibration: no pixel has a label', logger='current',
-                          level=logging.WARNING)
+                print_log(
+                    'calibration: no pixel has a label', logger='current', level=logging.WARNING
+                )
             if self.picture and pixels:
                 bins = self.counts.sum(1)
                 bin_confidence, bin_correct = reliability(bins)
-                plot_reliability(self.picture, bins[0], bin_confidence, bin_correct, subtitle=(
-                    f'ECE {error:.2f} %, mean probability {confidence:.2f} %, right '
-                    f'{correct:.2f} % of {pixels:,} pixels'))
+                plot_reliability(
+                    self.picture,
+                    bins[0],
+                    bin_confidence,
+                    bin_correct,
+                    subtitle=(
+                        f'ECE {error:.2f} %, mean probability {confidence:.2f} %, right '
+                        f'{correct:.2f} % of {pixels:,} pixels'
+                    ),
+                )
         return dict(ECE=round(error, 2), overconfidence=round(float(confidence - correct), 2))
 
     def _log(self) -> None:
@@ -165,12 +196,16 @@ class CalibrationError(BaseMetric):
         confidence, correct = 100 * reliability(by_class)
         table = PrettyTable()
         table.add_column('Predicted class', list(self._classes()))
-        for name, values in (('pixels, %', 100 * by_class[0] / max(1, by_class[0].sum())),
-                             ('probability', confidence), ('right', correct),
-                             ('ECE', 100 * calibration_error(self.counts))):
+        for name, values in (
+            ('pixels, %', 100 * by_class[0] / max(1, by_class[0].sum())),
+            ('probability', confidence),
+            ('right', correct),
+            ('ECE', 100 * calibration_error(self.counts)),
+        ):
             table.add_column(name, list(np.round(values, 2)))
-        print_log('calibration by predicted class, in percent:\n' + table.get_string(),
-                  logger='current')
+        print_log(
+            'calibration by predicted class, in percent:\n' + table.get_string(), logger='current'
+        )
 
     def _clear(self) -> None:
         self._images = 0
@@ -179,16 +214,20 @@ class CalibrationError(BaseMetric):
     def _classes(self) -> Sequence[str]:
         classes = (self.dataset_meta or {}).get('classes')
         if not classes:
-            raise ValueError(f'dataset_meta is {self.dataset_meta!r}, expected class names under '
-                             "'classes'; set METAINFO of the dataset")
+            raise ValueError(
+                f'dataset_meta is {self.dataset_meta!r}, expected class names under '
+                "'classes'; set METAINFO of the dataset"
+            )
         return classes
 
 
 def _check_range(scores: torch.Tensor) -> None:
     low, high = float(scores.min()), float(scores.max())
     if not 0 <= low <= high <= 1:
-        raise ValueError(f'seg_logits of one channel hold {low:.4g} to {high:.4g}, expected the '
-                         'probability of class 1, as EncoderDecoder gives it')
+        raise ValueError(
+            f'seg_logits of one channel hold {low:.4g} to {high:.4g}, expected the '
+            'probability of class 1, as EncoderDecoder gives it'
+        )
 
 
 def _check_sums(logits: torch.Tensor, scores: str) -> None:
@@ -198,12 +237,14 @@ def _check_sums(logits: torch.Tensor, scores: str) -> None:
         ValueError: If it does not.
     """
     sums = logits.sum(0)
-    are_probabilities = float(logits.min()) >= 0 \
-        and float((sums - 1).abs().max()) < _SUM_TOLERANCE
+    are_probabilities = float(logits.min()) >= 0 and float((sums - 1).abs().max()) < _SUM_TOLERANCE
     if are_probabilities != (scores == 'probabilities'):
         observation = (
             'are probabilities: none is below 0, and they add up to 1 in each pixel'
-            if are_probabilities else
-            f'hold {float(logits.min()):.4g} and add up to {float(sums.flatten()[0]):.4g}')
-        raise ValueError(f'seg_logits {observation}, and scores={scores!r} of CalibrationError '
-                         f'expects {scores}; set scores={SCORES[are_probabilities]!r}')
+            if are_probabilities
+            else f'hold {float(logits.min()):.4g} and add up to {float(sums.flatten()[0]):.4g}'
+        )
+        raise ValueError(
+            f'seg_logits {observation}, and scores={scores!r} of CalibrationError '
+            f'expects {scores}; set scores={SCORES[are_probabilities]!r}'
+        )

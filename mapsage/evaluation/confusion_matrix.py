@@ -8,6 +8,7 @@ Shapes:
     matrix             (C, C)      int64 pixels, rows are the truth
     outside            (2,)        int64 pixels with a truth, with a prediction outside the classes
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Union
@@ -37,8 +38,9 @@ class PixelCounts(NamedTuple):
     outside: torch.Tensor
 
 
-def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int,
-                 ignore_index: int = 255) -> PixelCounts:
+def count_pixels(
+    prediction: torch.Tensor, truth: torch.Tensor, num_classes: int, ignore_index: int = 255
+) -> PixelCounts:
     """Count pixels by truth and prediction, without waiting for a lazy device.
 
     All shapes depend only on the shapes of the arguments. Ignored pixels and labels outside the
@@ -54,16 +56,20 @@ def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int
         ValueError: If the shapes differ, or ``num_classes`` or ``ignore_index`` is out of range.
     """
     if prediction.shape != truth.shape:
-        raise ValueError(f'the prediction has shape {tuple(prediction.shape)} and the truth '
-                         f'{tuple(truth.shape)}, expected equal shapes')
+        raise ValueError(
+            f'the prediction has shape {tuple(prediction.shape)} and the truth '
+            f'{tuple(truth.shape)}, expected equal shapes'
+        )
     if num_classes < 1 or abs(ignore_index) > _MAX_IGNORE_INDEX:
-        raise ValueError(f'num_classes={num_classes}, ignore_index={ignore_index}: expected at '
-                         f'least 1, and -{_MAX_IGNORE_INDEX} to {_MAX_IGNORE_INDEX}')
+        raise ValueError(
+            f'num_classes={num_classes}, ignore_index={ignore_index}: expected at '
+            f'least 1, and -{_MAX_IGNORE_INDEX} to {_MAX_IGNORE_INDEX}'
+        )
     # The table has a row for every label in this range, and one more column on both sides of the
     # classes. Masking ignored pixels instead would need one more pass over the pixels.
     low, high = min(-1, ignore_index - 1), max(num_classes, ignore_index + 1)
     table = _table(prediction.reshape(-1), truth.reshape(-1), low, high, num_classes)
-    labeled = table[-low:num_classes - low].clone()
+    labeled = table[-low : num_classes - low].clone()
     ignored = table[ignore_index - low].sum()
     if 0 <= ignore_index < num_classes:
         labeled[ignore_index] = 0
@@ -72,8 +78,9 @@ def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int
     return PixelCounts(matrix, outside)
 
 
-def _table(prediction: torch.Tensor, truth: torch.Tensor, low: int, high: int,
-           num_classes: int) -> torch.Tensor:
+def _table(
+    prediction: torch.Tensor, truth: torch.Tensor, low: int, high: int, num_classes: int
+) -> torch.Tensor:
     """Return ``(high - low + 1, C + 2)`` int64 counts of truth low..high, prediction -1..C."""
     columns = num_classes + 2
     bins = (high - low + 1) * columns
@@ -95,8 +102,9 @@ def _histogram(codes: torch.Tensor, bins: int) -> torch.Tensor:
     return torch.bincount(codes, minlength=bins)
 
 
-def confusion_matrix(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int,
-                     ignore_index: int = 255) -> torch.Tensor:
+def confusion_matrix(
+    prediction: torch.Tensor, truth: torch.Tensor, num_classes: int, ignore_index: int = 255
+) -> torch.Tensor:
     """Return the ``(C, C)`` int64 matrix of an image or a batch; see :func:`count_pixels`.
 
     Raises:
@@ -112,18 +120,21 @@ def confusion_matrix(prediction: torch.Tensor, truth: torch.Tensor, num_classes:
 
 def describe_outside(outside: Sequence[int], num_classes: int, ignore_index: int) -> str:
     """Return the error text for labels outside the classes (see :class:`PixelCounts`)."""
-    return (f'{outside[0]} truth pixel(s) and {outside[1]} predicted pixel(s) have labels outside '
-            f'the classes, expected 0 to {num_classes - 1}, or {ignore_index} (ignored) in the '
-            'truth; check reduce_zero_label and ignore_index, and that num_classes of the decode '
-            "head is the number of the dataset's classes")
+    return (
+        f'{outside[0]} truth pixel(s) and {outside[1]} predicted pixel(s) have labels outside '
+        f'the classes, expected 0 to {num_classes - 1}, or {ignore_index} (ignored) in the '
+        'truth; check reduce_zero_label and ignore_index, and that num_classes of the decode '
+        "head is the number of the dataset's classes"
+    )
 
 
 Scores = Dict[str, Union[float, np.ndarray]]
 _PER_CLASS = ('IoU', 'Acc', 'Dice', 'Fscore', 'Fbeta', 'Precision', 'Recall')
 
 
-def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
-           nan_to_num: Optional[float] = None) -> Scores:
+def scores(
+    matrix: Union[np.ndarray, torch.Tensor], beta: float = 1, nan_to_num: Optional[float] = None
+) -> Scores:
     """Score a confusion matrix. Scores are float64 fractions; undefined scores are NaN.
 
     With TP, T (row sum) and P (column sum) of a class: IoU = TP / (T + P - TP), Acc = Recall =
@@ -163,9 +174,14 @@ def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
         arrays: Dict[str, Any] = dict(
             aAcc=correct.sum() / total,
             kappa=1 - (total - correct.sum()) / (total - by_chance),
-            IoU=correct / (truth + predicted - correct), Acc=correct / truth,
-            Dice=2 * correct / (truth + predicted), Precision=correct / predicted,
-            Recall=correct / truth, Fscore=np.where(correct > 0, fbeta, np.nan), Fbeta=fbeta)
+            IoU=correct / (truth + predicted - correct),
+            Acc=correct / truth,
+            Dice=2 * correct / (truth + predicted),
+            Precision=correct / predicted,
+            Recall=correct / truth,
+            Fscore=np.where(correct > 0, fbeta, np.nan),
+            Fbeta=fbeta,
+        )
     if nan_to_num is not None:
         arrays = {name: np.nan_to_num(value, nan=nan_to_num) for name, value in arrays.items()}
     result: Scores = dict(aAcc=float(arrays['aAcc']), kappa=float(arrays['kappa']))
@@ -178,4 +194,3 @@ def mean_of_defined(values: np.ndarray) -> float:
     """Return the mean of the values that are not NaN; NaN, without a warning, if there are none."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else float('nan')
-

@@ -3,6 +3,7 @@
 It sums one confusion matrix over the images of all ranks instead of gathering results per image.
 Every rank contributes the same fixed shapes to the collectives, also a rank without images.
 """
+
 from __future__ import annotations
 
 import logging
@@ -30,8 +31,13 @@ from .evaluated_images import check_images, is_repeat
 
 # Scores that an option reports, by class and as a mean.
 COLUMNS: Dict[str, Sequence[str]] = dict(
-    mIoU=('IoU', 'Acc'), mDice=('Dice', 'Acc'), mFscore=('Fscore', 'Precision', 'Recall'),
-    mFbeta=('Fbeta',), mBoundaryIoU=('BoundaryIoU',), kappa=())
+    mIoU=('IoU', 'Acc'),
+    mDice=('Dice', 'Acc'),
+    mFscore=('Fscore', 'Precision', 'Recall'),
+    mFbeta=('Fbeta',),
+    mBoundaryIoU=('BoundaryIoU',),
+    kappa=(),
+)
 # Some devices have only 32-bit integers: before a sum could exceed them, it moves to the host.
 _MAX_ON_DEVICE = 2**31 - 1
 
@@ -79,20 +85,31 @@ class ConfusionMatrixMetric(BaseMetric):
             ``output_dir``.
     """
 
-    def __init__(self, ignore_index: int = 255, iou_metrics: Union[str, Sequence[str]] = ('mIoU',),
-                 nan_to_num: Optional[float] = None, beta: float = 1,
-                 output_dir: Optional[str] = None, format_only: bool = False,
-                 picture: Optional[str] = None, prefix: Optional[str] = None,
-                 collect_device: str = 'cpu') -> None:
+    def __init__(
+        self,
+        ignore_index: int = 255,
+        iou_metrics: Union[str, Sequence[str]] = ('mIoU',),
+        nan_to_num: Optional[float] = None,
+        beta: float = 1,
+        output_dir: Optional[str] = None,
+        format_only: bool = False,
+        picture: Optional[str] = None,
+        prefix: Optional[str] = None,
+        collect_device: str = 'cpu',
+    ) -> None:
         super().__init__(collect_device=collect_device, prefix=prefix)
         self.metrics = [iou_metrics] if isinstance(iou_metrics, str) else list(iou_metrics)
         unknown = [name for name in self.metrics if name not in COLUMNS]
         if unknown:
-            raise ValueError(f"iou_metrics has {', '.join(map(repr, unknown))}, expected some of "
-                             f"{', '.join(COLUMNS)}")
+            raise ValueError(
+                f'iou_metrics has {", ".join(map(repr, unknown))}, expected some of '
+                f'{", ".join(COLUMNS)}'
+            )
         if format_only and not output_dir:
-            raise ValueError(f'format_only=True with output_dir={output_dir!r} would do nothing; '
-                             'set output_dir to the folder for the masks')
+            raise ValueError(
+                f'format_only=True with output_dir={output_dir!r} would do nothing; '
+                'set output_dir to the folder for the masks'
+            )
         self.ignore_index, self.nan_to_num, self.beta = ignore_index, nan_to_num, beta
         self.output_dir, self.format_only, self.picture = output_dir, format_only, picture
         if output_dir:
@@ -124,25 +141,29 @@ class ConfusionMatrixMetric(BaseMetric):
             raise ValueError(
                 f'{name}: the prediction has {_size(prediction)} pixels and the truth '
                 f'{_size(truth)}, expected equal sizes; the truth must not be resized in the test '
-                'pipeline: load annotations after Resize')
+                'pipeline: load annotations after Resize'
+            )
         classes = len(self._classes())
         counts = count_pixels(prediction, truth, classes, self.ignore_index)
         # One vector per image, so that a sum over images and ranks is a single addition.
         vectors = [counts.outside, counts.matrix.reshape(-1)]
         if 'mBoundaryIoU' in self.metrics:
-            vectors.append(boundary_counts(prediction, truth, classes,
-                                           self.ignore_index).reshape(-1))
+            vectors.append(
+                boundary_counts(prediction, truth, classes, self.ignore_index).reshape(-1)
+            )
         self._tally.add(torch.cat(vectors), truth.numel(), name)
 
     def _write_mask(self, prediction: torch.Tensor, sample: dict) -> None:
         from PIL import Image
+
         name = os.path.splitext(os.path.basename(sample['img_path']))[0]
         mask = prediction.cpu().numpy()
         # With reduce_zero_label, labels on disk start at 1; see MMSeg's LoadAnnotations.
         if sample.get('reduce_zero_label', False):
             mask = mask + 1
         Image.fromarray(mask.astype(np.uint8)).save(
-            os.path.join(str(self.output_dir), f'{name}.png'))
+            os.path.join(str(self.output_dir), f'{name}.png')
+        )
 
     def evaluate(self, size: int) -> Dict[str, float]:
         """Return the scores over the images of all ranks, the same on every rank. Collective.
@@ -159,8 +180,11 @@ class ConfusionMatrixMetric(BaseMetric):
             print_log(f'predicted masks are in {self.output_dir}', logger='current')
             return {}
         figures = self.compute_metrics([self._sum_over_ranks(tally, size)])
-        return {f'{self.prefix}/{key}': value for key, value in figures.items()} \
-            if self.prefix else figures
+        return (
+            {f'{self.prefix}/{key}': value for key, value in figures.items()}
+            if self.prefix
+            else figures
+        )
 
     def _sum_over_ranks(self, tally: _PixelTally, size: int) -> torch.Tensor:
         """Return the summed counts, int64 ``(K,)``: outside, matrix, and boundary if requested."""
@@ -186,21 +210,25 @@ class ConfusionMatrixMetric(BaseMetric):
         outside = facts[:, 1:].sum(0).tolist()
         if any(outside):
             ranks = [index for index, row in enumerate(facts[:, 1:].tolist()) if any(row)]
-            where = tally.first_outside() if rank in ranks else \
-                f"images of rank(s) {', '.join(map(str, ranks))}, whose message names the first"
-            raise ValueError(f'{where}: ' + describe_outside(
-                outside, len(self._classes()), self.ignore_index))
+            where = (
+                tally.first_outside()
+                if rank in ranks
+                else f'images of rank(s) {", ".join(map(str, ranks))}, whose message names the first'
+            )
+            raise ValueError(
+                f'{where}: ' + describe_outside(outside, len(self._classes()), self.ignore_index)
+            )
         check_images(images, size)
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
         """Return the scores of ``results``, a list of one count vector, and log the table."""
         names = self._classes()
-        cells = len(names)**2
+        cells = len(names) ** 2
         vector = results[0].numpy()
-        self.matrix = vector[2:2 + cells].reshape(len(names), len(names))
+        self.matrix = vector[2 : 2 + cells].reshape(len(names), len(names))
         result = scores(self.matrix, self.beta, self.nan_to_num)
         if 'mBoundaryIoU' in self.metrics:
-            values = boundary_iou(vector[2 + cells:].reshape(3, len(names)))
+            values = boundary_iou(vector[2 + cells :].reshape(3, len(names)))
             if self.nan_to_num is not None:
                 values = np.nan_to_num(values, nan=self.nan_to_num)
             result.update(BoundaryIoU=values, mBoundaryIoU=mean_of_defined(values))
@@ -221,7 +249,10 @@ class ConfusionMatrixMetric(BaseMetric):
             print_log(
                 f'mFscore {100 * result["mFscore"]:.2f} leaves out {names}: without a correct '
                 f'pixel. mFbeta, which counts them as 0, is {100 * result["mFbeta"]:.2f}; '
-                "iou_metrics=['mFbeta'] reports it", logger='current', level=logging.WARNING)
+                "iou_metrics=['mFbeta'] reports it",
+                logger='current',
+                level=logging.WARNING,
+            )
 
     def _log(self, columns: Dict[str, Any]) -> None:
         table = PrettyTable()
@@ -240,8 +271,9 @@ class ConfusionMatrixMetric(BaseMetric):
             OSError: If the folder cannot be written.
         """
         if self.matrix is None:
-            raise ValueError(f'there is no confusion matrix to draw into {path} yet; evaluate '
-                             'first')
+            raise ValueError(
+                f'there is no confusion matrix to draw into {path} yet; evaluate first'
+            )
         result = scores(self.matrix)
         line = ', '.join(f'{name} {100 * result[name]:.2f}' for name in ('mIoU', 'aAcc', 'kappa'))
         plot_confusion(path, self.matrix, self._classes(), subtitle=line)
@@ -249,8 +281,10 @@ class ConfusionMatrixMetric(BaseMetric):
     def _classes(self) -> Sequence[str]:
         classes = (self.dataset_meta or {}).get('classes')
         if not classes:
-            raise ValueError(f'dataset_meta is {self.dataset_meta!r}, expected class names under '
-                             "'classes'; set METAINFO of the dataset")
+            raise ValueError(
+                f'dataset_meta is {self.dataset_meta!r}, expected class names under '
+                "'classes'; set METAINFO of the dataset"
+            )
         return classes
 
 

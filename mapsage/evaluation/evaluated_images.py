@@ -3,6 +3,7 @@
 Samplers pad the dataset so that every rank gets the same number of images. A metric that sums
 counts must subtract the padding; `is_repeat` finds it from the numbers of images only.
 """
+
 from __future__ import annotations
 
 import logging
@@ -23,15 +24,20 @@ def check_images(images: Sequence[int], size: int) -> None:
     """
     if not sum(images):
         raise ValueError(f'no image was evaluated, expected {size}; check the dataloader')
-    if any(count > 1 and is_repeat(images, rank, count - 2, size)
-           for rank, count in enumerate(images)):
+    if any(
+        count > 1 and is_repeat(images, rank, count - 2, size) for rank, count in enumerate(images)
+    ):
         raise ValueError(
             f'the ranks have {list(images)} images of a dataset of {size}: a rank repeats more '
             'than one, expected at most its last. Use a sampler that assigns images to ranks '
-            'round-robin, such as DefaultSampler(shuffle=False)')
+            'round-robin, such as DefaultSampler(shuffle=False)'
+        )
     if sum(images) < size:
-        print_log(f'{sum(images)} of {size} images were evaluated', logger='current',
-                  level=logging.WARNING)
+        print_log(
+            f'{sum(images)} of {size} images were evaluated',
+            logger='current',
+            level=logging.WARNING,
+        )
 
 
 def is_repeat(images: Sequence[int], rank: int, number: int, size: int) -> bool:

@@ -3,6 +3,7 @@
 Training with group rewards samples label maps; this metric rewards the most likely labels, which
 are what a user gets. The reward functions are in `rewards.py`.
 """
+
 from __future__ import annotations
 
 import logging
@@ -55,7 +56,10 @@ class MeanReward(BaseMetric):
             finite = values[np.isfinite(values)]
             means[name] = round(100 * float(finite.mean()), 2) if len(finite) else math.nan
             if len(finite) < len(values):
-                print_log(f'the reward {name} is not finite for {len(values) - len(finite)} of '
-                          f'{len(values)} images, which are left out of its mean',
-                          logger='current', level=logging.WARNING)
+                print_log(
+                    f'the reward {name} is not finite for {len(values) - len(finite)} of '
+                    f'{len(values)} images, which are left out of its mean',
+                    logger='current',
+                    level=logging.WARNING,
+                )
         return means

@@ -9,13 +9,15 @@ Shapes:
     changes        (C, C, C)  change of the reward if one pixel of truth g goes from label a to b,
                               as [a, g, b]
 """
+
 from __future__ import annotations
 
 import torch
 
 
-def reward_variance(probabilities: torch.Tensor, labels: torch.Tensor,
-                    ignore_index: int = 255) -> torch.Tensor:
+def reward_variance(
+    probabilities: torch.Tensor, labels: torch.Tensor, ignore_index: int = 255
+) -> torch.Tensor:
     """Return the variance of a tile's mean IoU if the pixels' labels are sampled independently.
 
     Var R = sum over pixels of Var_b D[y, g, b], where R is the mean IoU over the classes in the
@@ -50,8 +52,9 @@ def reward_variance(probabilities: torch.Tensor, labels: torch.Tensor,
     return (probabilities * (differences - mean) ** 2).sum()
 
 
-def _changes(intersection: torch.Tensor, predicted: torch.Tensor,
-             true_pixels: torch.Tensor) -> torch.Tensor:
+def _changes(
+    intersection: torch.Tensor, predicted: torch.Tensor, true_pixels: torch.Tensor
+) -> torch.Tensor:
     """Return the table D[a, g, b], ``(C, C, C)``: one pixel of truth g goes from label a to b.
 
     Args:
@@ -63,8 +66,9 @@ def _changes(intersection: torch.Tensor, predicted: torch.Tensor,
 
     def iou(intersection: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
         union = predicted + true_pixels[:, None] - intersection
-        return torch.where(true_pixels[:, None] > 0, intersection / union.clamp(min=1e-12),
-                           torch.zeros_like(union))
+        return torch.where(
+            true_pixels[:, None] > 0, intersection / union.clamp(min=1e-12), torch.zeros_like(union)
+        )
 
     intersection, predicted = intersection[:, None], predicted[:, None]
     now = iou(intersection, predicted)

@@ -4,6 +4,7 @@ A reward function takes a predicted label map and the truth, both int64 ``(H, W)
 ``ignore_index`` where the truth has no label, and returns one number; larger is better. It must be
 deterministic. Register new reward functions in TASK_UTILS, see ``GroupRewardTuning``.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -21,19 +22,24 @@ def build_rewards(functions: Sequence[Any]) -> List[Callable[[np.ndarray, np.nda
     Raises:
         ValueError: If the list is empty, or an element is neither a config nor callable.
     """
-    rewards = [TASK_UTILS.build(function) if isinstance(function, dict) else function
-               for function in functions]
+    rewards = [
+        TASK_UTILS.build(function) if isinstance(function, dict) else function
+        for function in functions
+    ]
     for reward in rewards:
         if not callable(reward):
-            raise ValueError(f'rewards has {reward!r}, expected a config such as '
-                             f"dict(type='ComponentsFound') or a callable.")
+            raise ValueError(
+                f'rewards has {reward!r}, expected a config such as '
+                f"dict(type='ComponentsFound') or a callable."
+            )
     if not rewards:
         raise ValueError(f'rewards={functions!r}, expected one or more reward functions')
     return rewards
 
 
-def reward_of(function: Callable[[np.ndarray, np.ndarray], Any], predicted: np.ndarray,
-              truth: np.ndarray) -> float:
+def reward_of(
+    function: Callable[[np.ndarray, np.ndarray], Any], predicted: np.ndarray, truth: np.ndarray
+) -> float:
     """Return the reward of a label map.
 
     The function gets copies, so it may write into its arguments.
@@ -52,8 +58,10 @@ def reward_of(function: Callable[[np.ndarray, np.ndarray], Any], predicted: np.n
             raise TypeError('text')
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f'the reward {reward_name(function)} returned {repr(value)[:80]}, expected'
-                         f' one number for a label map of shape {predicted.shape}.') from error
+        raise ValueError(
+            f'the reward {reward_name(function)} returned {repr(value)[:80]}, expected'
+            f' one number for a label map of shape {predicted.shape}.'
+        ) from error
 
 
 def reward_name(function: Callable[..., Any]) -> str:
@@ -64,8 +72,10 @@ def reward_name(function: Callable[..., Any]) -> str:
 def reward_names(functions: Sequence[Callable[..., Any]]) -> List[str]:
     """Return the names of reward functions; repeated names get their number in the list."""
     names = [reward_name(function) for function in functions]
-    return [name if names.count(name) == 1 else f'{name}_{number}'
-            for number, name in enumerate(names, 1)]
+    return [
+        name if names.count(name) == 1 else f'{name}_{number}'
+        for number, name in enumerate(names, 1)
+    ]
 
 
 class _ClassReward:
@@ -87,8 +97,11 @@ class _ClassReward:
             predicted: Labels, integers ``(H, W)``.
             truth: Labels, integers ``(H, W)``.
         """
-        present = [int(label) for label in np.unique(truth) if label != self.ignore_index
-                   and (self.classes is None or label in self.classes)]
+        present = [
+            int(label)
+            for label in np.unique(truth)
+            if label != self.ignore_index and (self.classes is None or label in self.classes)
+        ]
         values = [self._score_class(predicted == label, truth == label) for label in present]
         return float(np.mean(values)) if values else 1.0
 
@@ -117,8 +130,10 @@ class ComponentsFound(_ClassReward):
     def __init__(self, min_iou: float = 0.5, min_pixels: int = 4, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0.5 <= min_iou < 1:
-            raise ValueError(f'min_iou={min_iou}, expected 0.5 or more, below 1: with less, a '
-                             'piece has several matches')
+            raise ValueError(
+                f'min_iou={min_iou}, expected 0.5 or more, below 1: with less, a '
+                'piece has several matches'
+            )
         self.min_iou, self.min_pixels = min_iou, min_pixels
 
     def _score_class(self, predicted: np.ndarray, truth: np.ndarray) -> float:
@@ -130,12 +145,14 @@ class ComponentsFound(_ClassReward):
         both = predicted & truth
         pairs, intersection = np.unique(
             true_numbers[both].astype(np.int64) * len(predicted_sizes) + predicted_numbers[both],
-            return_counts=True)
+            return_counts=True,
+        )
         sizes_of_true = true_sizes[pairs // len(predicted_sizes)]
         sizes_of_predicted = predicted_sizes[pairs % len(predicted_sizes)]
         union = sizes_of_true + sizes_of_predicted - intersection
-        matches = ((intersection > self.min_iou * union) & (sizes_of_true > 0)
-                   & (sizes_of_predicted > 0))
+        matches = (
+            (intersection > self.min_iou * union) & (sizes_of_true > 0) & (sizes_of_predicted > 0)
+        )
         return 2 * int(matches.sum()) / counted
 
     def _label_components(self, mask: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
@@ -144,7 +161,8 @@ class ComponentsFound(_ClassReward):
         The size is 0 for the background (number 0) and for components that are too small to count.
         """
         _, numbers, statistics, _ = cv2.connectedComponentsWithStats(
-            mask.astype(np.uint8), connectivity=4)
+            mask.astype(np.uint8), connectivity=4
+        )
         sizes = statistics[:, cv2.CC_STAT_AREA].astype(np.int64)
         sizes[sizes < self.min_pixels] = 0
         sizes[0] = 0
@@ -202,18 +220,25 @@ class UnbrokenLength(_ClassReward):
 
     def _score_class(self, predicted: np.ndarray, truth: np.ndarray) -> float:
         count, roads, boxes, _ = cv2.connectedComponentsWithStats(
-            truth.astype(np.uint8), connectivity=8)
+            truth.astype(np.uint8), connectivity=8
+        )
         covered = 0
         for number in range(1, count):
             # A piece on the road lies in the road's box, enlarged by the tolerance.
             left, top, width, height, length = boxes[number]
-            box = (slice(max(0, top - self.tolerance), top + height + self.tolerance),
-                   slice(max(0, left - self.tolerance), left + width + self.tolerance))
+            box = (
+                slice(max(0, top - self.tolerance), top + height + self.tolerance),
+                slice(max(0, left - self.tolerance), left + width + self.tolerance),
+            )
             road = (roads[box] == number).astype(np.uint8)
-            near = (cv2.dilate(road, _WITH_CORNERS, iterations=self.tolerance)
-                    if self.tolerance else road)
+            near = (
+                cv2.dilate(road, _WITH_CORNERS, iterations=self.tolerance)
+                if self.tolerance
+                else road
+            )
             _, _, pieces, _ = cv2.connectedComponentsWithStats(
-                near & predicted[box], connectivity=8)
+                near & predicted[box], connectivity=8
+            )
             longest = pieces[1:, cv2.CC_STAT_AREA].max(initial=0)
             covered += min(int(longest), int(length))
         # A piece predicted between two close roads may count for both.

@@ -2,6 +2,7 @@
 
 It is the baseline that a trained model has to exceed, and depends only on the labels.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Union
@@ -48,6 +49,8 @@ def single_class_miou(class_pixel_counts: Union[np.ndarray, Sequence[int]]) -> f
     """
     counts = np.asarray(class_pixel_counts, np.float64)
     if counts.sum() <= 0:
-        raise ValueError(f'class_pixel_counts={counts.tolist()} holds no labeled pixel; '
-                         'check the folder of masks and reduce_zero_label')
+        raise ValueError(
+            f'class_pixel_counts={counts.tolist()} holds no labeled pixel; '
+            'check the folder of masks and reduce_zero_label'
+        )
     return float(counts.max() / counts.sum() / np.count_nonzero(counts))

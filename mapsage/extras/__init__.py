@@ -4,6 +4,7 @@ A folder holds the code of one capability, its programs and what it registers wi
 ``extra.json`` tells the core what is there (`mapsage_launcher/extras.py`). An extra imports the
 core, and another extra only where the import contract in pyproject.toml says so.
 """
+
 import importlib
 
 from mapsage_launcher.extras import list_extras

@@ -5,6 +5,7 @@ elsewhere: ahead of time (`cache/`), in a thread (`prefetch.py`) or on other ran
 `wire/`). `source.py` has the interface that all of them implement; `build.py` builds the one that
 the config names. `split_head/` is for heads that several ranks hold together.
 """
+
 from .cache.cached import Cached
 from .encoder_gate import FeatureSourceError
 from .prefetch import Prefetched
@@ -20,8 +21,24 @@ from .wire.link import Link, LinkError
 from .wire.opening import open_links
 
 __all__ = [
-    'BlockError', 'BlockPool', 'Cached', 'Encode', 'FeatureSource',
-    'FeatureSourceError', 'Features', 'Item', 'Link', 'LinkError', 'Local', 'Prefetched',
-    'ReplicaFeatures', 'Replicated', 'RoleError', 'Streamed', 'StreamingError',
-    'open_links', 'parallelize_head', 'serve'
+    'BlockError',
+    'BlockPool',
+    'Cached',
+    'Encode',
+    'FeatureSource',
+    'FeatureSourceError',
+    'Features',
+    'Item',
+    'Link',
+    'LinkError',
+    'Local',
+    'Prefetched',
+    'ReplicaFeatures',
+    'Replicated',
+    'RoleError',
+    'Streamed',
+    'StreamingError',
+    'open_links',
+    'parallelize_head',
+    'serve',
 ]

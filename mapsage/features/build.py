@@ -4,6 +4,7 @@ A setting of the config is a keyword argument of the builder for its type (``_lo
 ``_prefetched``, ``_cached``, ``_streamed``), so the signatures are the list of settings and of
 their defaults.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -42,7 +43,7 @@ from .wire.opening import open_links
 
 # Seconds without any message after which the other end of a link counts as lost. Encoding an item
 # may take longer, because a separate thread sends heartbeats.
-PEER_TIMEOUT = 120.
+PEER_TIMEOUT = 120.0
 # Default of pool_bytes on a rank that gets its features from another rank of its head replica. An
 # item of any size passes through it.
 _REPLICA_POOL_BYTES = 256 * 2**20
@@ -94,20 +95,29 @@ def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> Featu
     settings = dict(config)
     name = settings.pop('type', None)
     if name not in _BUILDERS:
-        raise FeatureSourceError(f"feature_source.type={name!r}, expected one of "
-                                 f"{', '.join(_BUILDERS)}.{_near(str(name), _BUILDERS)}")
+        raise FeatureSourceError(
+            f'feature_source.type={name!r}, expected one of '
+            f'{", ".join(_BUILDERS)}.{_near(str(name), _BUILDERS)}'
+        )
     build = _BUILDERS[name]
-    known = {key: parameter for key, parameter in inspect.signature(build).parameters.items()
-             if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+    known = {
+        key: parameter
+        for key, parameter in inspect.signature(build).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
     for key in settings:
         if key not in known:
             raise FeatureSourceError(
                 f'feature_source of type {name!r} has no setting {key!r}: expected '
-                f"{', '.join(known) or 'none'}.{_near(key, known)}")
-    missing = [key for key, parameter in known.items()
-               if parameter.default is inspect.Parameter.empty and key not in settings]
+                f'{", ".join(known) or "none"}.{_near(key, known)}'
+            )
+    missing = [
+        key
+        for key, parameter in known.items()
+        if parameter.default is inspect.Parameter.empty and key not in settings
+    ]
     if missing:
-        raise FeatureSourceError(f"feature_source of type {name!r} needs {', '.join(missing)}.")
+        raise FeatureSourceError(f'feature_source of type {name!r} needs {", ".join(missing)}.')
     try:
         return build(surroundings, **settings)
     except FeatureSourceError:
@@ -144,15 +154,22 @@ def view_seeds(config: Mapping[str, Any], dataset: Any) -> Optional[ViewSeeds]:
     lists = [json.loads(text)[0] for text in texts]
     differing = [rank for rank, samples in zip(channel.ranks, lists) if samples != lists[0]]
     if differing:
-        raise ValueError(f'the training dataset of rank(s) {differing} lists other samples than '
-                         f'the dataset of rank {channel.ranks[0]}: all ranks must read the same '
-                         f'data.')
+        raise ValueError(
+            f'the training dataset of rank(s) {differing} lists other samples than '
+            f'the dataset of rank {channel.ranks[0]}: all ranks must read the same '
+            f'data.'
+        )
     text = json.loads(texts[0])[1]
     if not text:
         return None
     plan = json.loads(text)
-    return ViewSeeds(plan['seed'], plan['views'], tuple(
-        first + index * step for first, step, count in plan['slots'] for index in range(count)))
+    return ViewSeeds(
+        plan['seed'],
+        plan['views'],
+        tuple(
+            first + index * step for first, step, count in plan['slots'] for index in range(count)
+        ),
+    )
 
 
 def _runs(slots: Sequence[int]) -> List[List[int]]:
@@ -171,15 +188,19 @@ def _local(around: Surroundings) -> FeatureSource:
     return Local(around.encode)
 
 
-def _prefetched(around: Surroundings, *, depth: int = 2, timeout: float = 600.) -> FeatureSource:
+def _prefetched(around: Surroundings, *, depth: int = 2, timeout: float = 600.0) -> FeatureSource:
     return Prefetched(
-        around.encode, depth, timeout,
+        around.encode,
+        depth,
+        timeout,
         prepare=lambda: around.accelerator.set_device(around.local_rank),
-        flush=around.accelerator.flush if around.accelerator.lazy else None)
+        flush=around.accelerator.flush if around.accelerator.lazy else None,
+    )
 
 
-def _cached(around: Surroundings, *, folder: str, views: int = 1,
-            load_images: bool = False) -> FeatureSource:
+def _cached(
+    around: Surroundings, *, folder: str, views: int = 1, load_images: bool = False
+) -> FeatureSource:
     # The hook uses `load_images`, before the first sample is loaded.
     run = around.runner
     dataset = run.train_loop.dataloader.dataset
@@ -191,11 +212,20 @@ def _cached(around: Surroundings, *, folder: str, views: int = 1,
         return Cached(folder, views, around.device, keys, slots, channel.rank == channel.ranks[0])
 
 
-def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str] = None,
-              pool_bytes: Optional[int] = None, block_bytes: int = 4 * 2**20, timeout: float = 600.,
-              peer_timeout: float = PEER_TIMEOUT, wire_dtype: Optional[str] = None,
-              ahead: Optional[int] = None, local_fallback: bool = True,
-              ranks_per_head: int = 1) -> FeatureSource:
+def _streamed(
+    around: Surroundings,
+    *,
+    encoders: int,
+    accelerator: Optional[str] = None,
+    pool_bytes: Optional[int] = None,
+    block_bytes: int = 4 * 2**20,
+    timeout: float = 600.0,
+    peer_timeout: float = PEER_TIMEOUT,
+    wire_dtype: Optional[str] = None,
+    ahead: Optional[int] = None,
+    local_fallback: bool = True,
+    ranks_per_head: int = 1,
+) -> FeatureSource:
     # Only encoder ranks use `accelerator`, in mapsage/engine/ranks/encoder_rank.py.
     if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
         raise FeatureSourceError(
@@ -203,7 +233,8 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
             f'to ranks that train, but this process was started by itself or without a '
             f'launcher. Start the training with scripts/start_8card_training.sh, or give '
             f"--launcher to tools/train.py or to MMSegmentation's own tools/train.py. For one "
-            f"process, use a source of type 'Prefetched' or 'Cached'.")
+            f"process, use a source of type 'Prefetched' or 'Cached'."
+        )
     # Checked before the links are opened, so that the encoders are not involved.
     wire = _dtype(wire_dtype)
     check_settings(pool_bytes, block_bytes, timeout, wire, ahead)
@@ -214,8 +245,18 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
     streamed: Optional[Streamed] = None
     if rank in receivers:
         links, digest = _meet_encoders(around, encoders, receivers, peer_timeout)
-        streamed = Streamed(links, around.device, around.encode if local_fallback else None, digest,
-                            pool_bytes, block_bytes, timeout, wire, ahead, around.log)
+        streamed = Streamed(
+            links,
+            around.device,
+            around.encode if local_fallback else None,
+            digest,
+            pool_bytes,
+            block_bytes,
+            timeout,
+            wire,
+            ahead,
+            around.log,
+        )
         if replicas is None:
             return streamed
     assert replicas is not None
@@ -225,13 +266,17 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
     # The timeout is longer than one attempt, because the receiving rank ends an attempt and the
     # other ranks wait for the next one.
     return Replicated(
-        ReplicaFeatures(replicas.group, BlockPool(blocks, block_bytes), around.device,
-                        1.5 * timeout),
-        streamed, 2 * encoders if ahead is None else ahead)
+        ReplicaFeatures(
+            replicas.group, BlockPool(blocks, block_bytes), around.device, 1.5 * timeout
+        ),
+        streamed,
+        2 * encoders if ahead is None else ahead,
+    )
 
 
-def _meet_encoders(around: Surroundings, encoders: int, receivers: range,
-                   peer_timeout: float) -> Tuple[List[Link], int]:
+def _meet_encoders(
+    around: Surroundings, encoders: int, receivers: range, peer_timeout: float
+) -> Tuple[List[Link], int]:
     """Connect to all encoders; return the links and the digest of the encoder's weights."""
     heads, rank = int(os.environ['WORLD_SIZE']), int(os.environ['RANK'])
     store = connect_store(around.timeout)
@@ -239,22 +284,29 @@ def _meet_encoders(around: Surroundings, encoders: int, receivers: range,
         digest = share_encoder(around.encoder, store, 0, 1 + encoders, around.timeout)
     else:
         digest = total_digest(weight_digests(around.encoder))
-    links = open_links(store, rank, range(heads, heads + encoders), receivers, around.timeout,
-                       peer_timeout)
+    links = open_links(
+        store, rank, range(heads, heads + encoders), receivers, around.timeout, peer_timeout
+    )
     return [links[peer] for peer in sorted(links)], int(digest, 16)
 
 
 def _dtype(name: Optional[str]) -> Optional[torch.dtype]:
-    dtypes = {None: None, 'float32': torch.float32, 'float16': torch.float16,
-              'bfloat16': torch.bfloat16}
+    dtypes = {
+        None: None,
+        'float32': torch.float32,
+        'float16': torch.float16,
+        'bfloat16': torch.bfloat16,
+    }
     if name not in dtypes:
-        raise FeatureSourceError(f"wire_dtype={name!r}, expected None, 'float32', 'float16' or "
-                                 f"'bfloat16'.")
+        raise FeatureSourceError(
+            f"wire_dtype={name!r}, expected None, 'float32', 'float16' or 'bfloat16'."
+        )
     return dtypes[name]
 
 
 _BUILDERS: Dict[str, Callable[..., FeatureSource]] = dict(
-    Local=_local, Prefetched=_prefetched, Cached=_cached, Streamed=_streamed)
+    Local=_local, Prefetched=_prefetched, Cached=_cached, Streamed=_streamed
+)
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ The model's code stays unchanged: it calls its backbone as always, and the backb
 returns the features of the current step. The functions below check that the encoder really is
 frozen.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Tuple
@@ -80,14 +81,17 @@ class EncoderGate:
             raise StreamingError(
                 'the model calls its backbone a second time in a step, with other images, but '
                 'there are features for the first call only. Take feature_source out of the '
-                'config.')
-        if (self._shape or images.shape) != images.shape \
-                or any(len(level) != len(images) for level in self._features):
+                'config.'
+            )
+        if (self._shape or images.shape) != images.shape or any(
+            len(level) != len(images) for level in self._features
+        ):
             raise StreamingError(
                 f'the step has images {tuple(images.shape)}, and its features are those of '
                 f'{[len(level) for level in self._features]} image(s) '
                 f'{tuple(self._shape or "")}. The batch was changed between the loader and the '
-                f'encoder: take feature_source, or whatever changes the batch, out of the config.')
+                f'encoder: take feature_source, or whatever changes the batch, out of the config.'
+            )
         return self._features
 
 
@@ -97,14 +101,19 @@ def as_levels(features: object, encoder: nn.Module) -> Features:
     Raises:
         FeatureSourceError: If it is not a tuple or list of (n, channels, height, width) tensors.
     """
-    if isinstance(features, (tuple, list)) and features and all(
-            isinstance(level, torch.Tensor) and level.dim() == 4 for level in features):
-        return StackFeatures(features) if getattr(encoder, 'returns_facts', False) else tuple(
-            features)
+    if (
+        isinstance(features, (tuple, list))
+        and features
+        and all(isinstance(level, torch.Tensor) and level.dim() == 4 for level in features)
+    ):
+        return (
+            StackFeatures(features) if getattr(encoder, 'returns_facts', False) else tuple(features)
+        )
     raise FeatureSourceError(
         f'feature_source needs a backbone that returns a tuple of (N, C, H, W) tensors, and '
         f'{type(encoder).__name__} returned {type(features).__name__}. Take feature_source out of '
-        f'the config.')
+        f'the config.'
+    )
 
 
 def check_frozen(encoder: nn.Module) -> None:
@@ -114,22 +123,27 @@ def check_frozen(encoder: nn.Module) -> None:
         raise FeatureSourceError(
             f'feature_source needs a frozen encoder, and model.backbone ({type(encoder).__name__}) '
             f'has LoRA adapters, which change its features in every step. Leave lora out of '
-            f'the backbone, with frozen=True, or take feature_source out of the config.')
+            f'the backbone, with frozen=True, or take feature_source out of the config.'
+        )
     if trained:
         raise FeatureSourceError(
             f'feature_source needs a frozen encoder, and {len(trained)} parameter(s) of '
             f'model.backbone ({type(encoder).__name__}) are trained, the first {trained[0]!r}. Set '
             f'backbone.frozen=True (DINOv3ViT; other backbones: frozen_stages), or take '
-            f'feature_source out of the config.')
+            f'feature_source out of the config.'
+        )
     encoder.train()
-    training = [f'{name or "itself"} ({type(module).__name__})'
-                for name, module in encoder.named_modules()
-                if module.training and _differs_in_training(module)]
+    training = [
+        f'{name or "itself"} ({type(module).__name__})'
+        for name, module in encoder.named_modules()
+        if module.training and _differs_in_training(module)
+    ]
     if training:
         raise FeatureSourceError(
             f'feature_source needs an encoder that computes the same in every step, and '
             f'{training[0]} of model.backbone is in training mode after model.train(). Set '
-            f'backbone.norm_eval=True, or the rate of its dropout to 0.')
+            f'backbone.norm_eval=True, or the rate of its dropout to 0.'
+        )
 
 
 def _differs_in_training(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 It hides the time between two encodings, such as loading and copying, behind the head's step. It
 does not add computing power; sources for other ranks are in `remote/`.
 """
+
 from __future__ import annotations
 
 import time
@@ -36,9 +37,14 @@ class Prefetched(FeatureSource):
         ValueError: If ``depth`` or ``timeout`` is not positive.
     """
 
-    def __init__(self, encode: Encode, depth: int = 2, timeout: float = 600.,
-                 prepare: Callable[[], None] = lambda: None,
-                 flush: Optional[Callable[[], None]] = None) -> None:
+    def __init__(
+        self,
+        encode: Encode,
+        depth: int = 2,
+        timeout: float = 600.0,
+        prepare: Callable[[], None] = lambda: None,
+        flush: Optional[Callable[[], None]] = None,
+    ) -> None:
         if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
             raise ValueError(f'depth={depth!r}, expected a number of batches, 1 or more.')
         if not timeout > 0:
@@ -62,8 +68,10 @@ class Prefetched(FeatureSource):
     def features(self, item: Item) -> Features:  # noqa: D102
         number, future = self._encoded.popleft()
         if number != item.number:
-            raise StreamingError(f'item {item.number} was asked for and item {number} is next: '
-                                 f'items are fetched in the order they are requested in.')
+            raise StreamingError(
+                f'item {item.number} was asked for and item {number} is next: '
+                f'items are fetched in the order they are requested in.'
+            )
         begin = time.monotonic()
         wait([future], self._timeout)
         self._waited += time.monotonic() - begin
@@ -71,7 +79,8 @@ class Prefetched(FeatureSource):
             raise StreamingError(
                 f'the features of item {item.number} were not ready within {self._timeout:g} s. '
                 f'The encoder hangs or is slow: raise feature_source.timeout, or lower the batch '
-                f'size.')
+                f'size.'
+            )
         return future.result()
 
     def report(self) -> Dict[str, float]:

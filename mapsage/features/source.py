@@ -2,6 +2,7 @@
 
 Shapes: n samples of a head replica in one step, H and W of the images.
 """
+
 from __future__ import annotations
 
 import abc
@@ -56,7 +57,8 @@ def check_finite(features: Features, images: torch.Tensor) -> None:
                 f'level {number} of the features has {bad} of {level.numel()} values that are NaN '
                 f'or infinite, expected finite features of finite images. Check the weights of the '
                 f'encoder, and with mixed precision ({level.dtype}) whether its activations '
-                f'overflow; a device that computes wrongly shows in `mapsage doctor`.')
+                f'overflow; a device that computes wrongly shows in `mapsage doctor`.'
+            )
 
 
 @dataclass(frozen=True)

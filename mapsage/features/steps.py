@@ -4,6 +4,7 @@
 requests their features. How far ahead it reads depends on the source (``source.ahead``) and on the
 end of the loop.
 """
+
 from __future__ import annotations
 
 from collections import deque
@@ -27,9 +28,14 @@ class FeatureSteps(Delegate):
         still_wanted: Function that returns how many batches the loop will take after the next one.
     """
 
-    def __init__(self, batches: Iterable[Any], make_items: Callable[[Any], List[Item]],
-                 source: FeatureSource, taken: Callable[[List[Item]], None],
-                 still_wanted: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        make_items: Callable[[Any], List[Item]],
+        source: FeatureSource,
+        taken: Callable[[List[Item]], None],
+        still_wanted: Callable[[], int],
+    ) -> None:
         super().__init__(batches)
         self._batches: Optional[Iterator[Any]] = None
         self._make_items, self._source = make_items, source
@@ -85,8 +91,7 @@ class FeatureEpochs(Delegate):
     def __iter__(self) -> FeatureSteps:
         return self._steps(self.original)
 
-    def rest_of_epoch(self, done: int,
-                      cut: Callable[[Any, int], Iterable[Any]]) -> FeatureSteps:
+    def rest_of_epoch(self, done: int, cut: Callable[[Any, int], Iterable[Any]]) -> FeatureSteps:
         """Return the steps of one epoch without its first ``done`` batches.
 
         Args:

@@ -4,6 +4,7 @@
 one scene. Labels from polygons are in `vector_labels.py`, which has the functions to reproject and
 burn polygons that are used here too.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -73,21 +74,34 @@ class AreaOfInterest:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
         """
         if not scene.is_georeferenced:
-            raise GeoError(f'{scene.path} {scene.georeference_gap}, so the area of {self.path} '
-                           f'cannot be located in it; georeference it, or leave the area out.')
+            raise GeoError(
+                f'{scene.path} {scene.georeference_gap}, so the area of {self.path} '
+                f'cannot be located in it; georeference it, or leave the area out.'
+            )
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
         crs = scene.crs.to_wkt()
-        layers = [place_polygons(layer.polygons, np.ones(len(layer.polygons), np.int32), layer.crs,
-                                 crs, tolerance_of(scene), self.path) for layer in self._layers]
+        layers = [
+            place_polygons(
+                layer.polygons,
+                np.ones(len(layer.polygons), np.int32),
+                layer.crs,
+                crs,
+                tolerance_of(scene),
+                self.path,
+            )
+            for layer in self._layers
+        ]
         return SceneArea(layers, scene.transform, (scene.height, scene.width), self.key)
 
     def describe_miss(self, scene: Raster) -> str:
         """Return a sentence for a scene that the area does not cover: where area and scene lie."""
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
         bounds = self.of_scene(scene).bounds()
-        return (f'{self.path} covers no pixel of {scene.path}: in {short_crs(scene.crs)} the area '
-                f'lies in (left, bottom, right, top) = {format_bounds(bounds)}, the scene in '
-                f'{format_bounds(bounds_of(scene))}')
+        return (
+            f'{self.path} covers no pixel of {scene.path}: in {short_crs(scene.crs)} the area '
+            f'lies in (left, bottom, right, top) = {format_bounds(bounds)}, the scene in '
+            f'{format_bounds(bounds_of(scene))}'
+        )
 
 
 class SceneArea:
@@ -102,8 +116,14 @@ class SceneArea:
             belongs to the area if its center does.
     """
 
-    def __init__(self, layers: Sequence[IndexedPolygons], transform: affine.Affine,
-                 size: Tuple[int, int], key: str, all_touched: bool = False) -> None:
+    def __init__(
+        self,
+        layers: Sequence[IndexedPolygons],
+        transform: affine.Affine,
+        size: Tuple[int, int],
+        key: str,
+        all_touched: bool = False,
+    ) -> None:
         self._layers, self._transform, self._size = list(layers), transform, size
         self._key, self._all_touched = key, all_touched
 
@@ -119,8 +139,9 @@ class SceneArea:
         """Return which pixels of a window are in the area, bool (height, width)."""
         inside = np.zeros((height, width), bool)
         for layer in self._layers:
-            inside |= layer.burn(self._transform, (column, row, width, height), 0,
-                                 self._all_touched) != 0
+            inside |= (
+                layer.burn(self._transform, (column, row, width, height), 0, self._all_touched) != 0
+            )
         return inside
 
     def meets(self, column: int, row: int, width: int, height: int) -> bool:
@@ -148,16 +169,20 @@ class SceneArea:
         return SceneArea(self._layers, self._transform * scale, size, self._key, True)
 
     def _is_near(self, column: int, row: int, width: int, height: int) -> bool:
-        corners = to_map(self._transform, np.array(
-            [(x, y) for x in (column, column + width) for y in (row, row + height)]))
+        corners = to_map(
+            self._transform,
+            np.array([(x, y) for x in (column, column + width) for y in (row, row + height)]),
+        )
         bounds = [*corners.min(0), *corners.max(0)]
-        return any(len(layer.near(bounds, shift)[0])
-                   for layer in self._layers for shift in layer.shifts)
+        return any(
+            len(layer.near(bounds, shift)[0]) for layer in self._layers for shift in layer.shifts
+        )
 
     def bounds(self) -> List[float]:
         """Return left, bottom, right and top of the polygons, in the CRS of the scene."""
-        return list(shapely.total_bounds(
-            np.concatenate([layer.polygons for layer in self._layers])))
+        return list(
+            shapely.total_bounds(np.concatenate([layer.polygons for layer in self._layers]))
+        )
 
 
 def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
@@ -172,8 +197,10 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
         read = [(name, *_read_layer(path, name, where)) for name in names]
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
-        raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
-                       'or GeoJSON. Check the path, or copy the file again.') from error
+        raise GeoError(
+            f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
+            'or GeoJSON. Check the path, or copy the file again.'
+        ) from error
     skipped = sorted({kind for _, _, _, kinds in read for kind in kinds})
     layers = []
     for name, crs, polygons, _ in read:
@@ -181,30 +208,46 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
             continue
         # Older GDAL names the CRS of a GeoPackage's layer without CRS "Undefined ...".
         if not crs or pyproj.CRS.from_user_input(crs).name.startswith('Undefined '):
-            raise GeoError(f'{path}: layer {name!r} has no CRS, so its polygons cannot be located '
-                           'in a scene; set the CRS, for example with ogr2ogr -a_srs.')
+            raise GeoError(
+                f'{path}: layer {name!r} has no CRS, so its polygons cannot be located '
+                'in a scene; set the CRS, for example with ogr2ogr -a_srs.'
+            )
         layers.append(_AreaLayer(name, pyproj.CRS.from_user_input(crs), polygons))
     if not layers:
         content = f', only {", ".join(skipped)}' if skipped else ''
-        raise GeoError(f'{path} holds no polygons with an area{content}; expected polygons around '
-                       'what counts (buffer points or lines in a GIS).')
+        raise GeoError(
+            f'{path} holds no polygons with an area{content}; expected polygons around '
+            'what counts (buffer points or lines in a GIS).'
+        )
     if skipped:
-        warnings.warn(f'{path}: features that are {", ".join(skipped)} are left out of the area; '
-                      'only polygons count.', stacklevel=4)
+        warnings.warn(
+            f'{path}: features that are {", ".join(skipped)} are left out of the area; '
+            'only polygons count.',
+            stacklevel=4,
+        )
     return layers
 
 
-def _read_layer(path: str, name: str, where: Optional[str]
-                ) -> Tuple[Optional[str], np.ndarray, List[str]]:
+def _read_layer(
+    path: str, name: str, where: Optional[str]
+) -> Tuple[Optional[str], np.ndarray, List[str]]:
     """Return the CRS and polygons of a layer, and the kinds of its other features."""
     import pyogrio.raw
 
     meta, _, geometry, _ = pyogrio.raw.read(path, layer=name, columns=[], where=where)
     shapes = shapely.from_wkb(geometry)
     shapes = shapely.force_2d(shapes[~(shapely.is_missing(shapes) | shapely.is_empty(shapes))])
-    areal = np.isin(shapely.get_type_id(shapes), (
-        shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON,
-        shapely.GeometryType.GEOMETRYCOLLECTION))
+    areal = np.isin(
+        shapely.get_type_id(shapes),
+        (
+            shapely.GeometryType.POLYGON,
+            shapely.GeometryType.MULTIPOLYGON,
+            shapely.GeometryType.GEOMETRYCOLLECTION,
+        ),
+    )
     polygons = polygon_parts(shapely.make_valid(shapes[areal]))[0]
-    return meta['crs'], polygons[shapely.area(polygons) > 0], [
-        f'{shape.geom_type}s' for shape in shapes[~areal]]
+    return (
+        meta['crs'],
+        polygons[shapely.area(polygons) > 0],
+        [f'{shape.geom_type}s' for shape in shapes[~areal]],
+    )

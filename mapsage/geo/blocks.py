@@ -8,6 +8,7 @@ Shapes:
     row, column, count    (blocks,) index of a block in the grid on the globe, blocks in its row
     rectangles, widened   (blocks,) shapely polygons in pixels of the scene
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -100,19 +101,25 @@ class BlockSplit:
         if self.margin and len(pieces):
             pieces = _subtract(pieces, blocks.widened[blocks.part_index > index])
         pieces = shapely.get_parts(pieces)
-        pieces = pieces[(shapely.get_type_id(pieces) == shapely.GeometryType.POLYGON)
-                        & (shapely.area(pieces) > 0)]
+        pieces = pieces[
+            (shapely.get_type_id(pieces) == shapely.GeometryType.POLYGON)
+            & (shapely.area(pieces) > 0)
+        ]
         return ScenePart(self, part, pieces, (int(selected.sum()), int(visible.sum())))
 
     def _in_pixels(self, scene: Raster) -> _SceneBlocks:
         rows, columns = (math.ceil(side / self.size) for side in (scene.height, scene.width))
         _check_number(rows * columns, self, scene)
         row, column = (axis.ravel() for axis in np.mgrid[:rows, :columns])
-        rectangles = shapely.box(column * self.size, row * self.size, (column + 1) * self.size,
-                                 (row + 1) * self.size)
+        rectangles = shapely.box(
+            column * self.size, row * self.size, (column + 1) * self.size, (row + 1) * self.size
+        )
         name = Path(scene.path).stem
-        return _SceneBlocks(rectangles, self._widen(rectangles),
-                            self._draw_parts([f'{name} {r} {c}' for r, c in zip(row, column)]))
+        return _SceneBlocks(
+            rectangles,
+            self._widen(rectangles),
+            self._draw_parts([f'{name} {r} {c}' for r, c in zip(row, column)]),
+        )
 
     def _on_ground(self, scene: Raster) -> _SceneBlocks:
         globe = _globe_of(scene, self)
@@ -138,15 +145,17 @@ class BlockSplit:
         rectangles, widened = (shapely.make_valid(shapes[near]) for shapes in drawn)
         # A block at the antimeridian has two column numbers, one on each side.
         wrapped = column[near] % count[near]
-        return _SceneBlocks(rectangles, widened,
-                            self._draw_parts([f'{r} {c}' for r, c in zip(row[near], wrapped)]))
+        return _SceneBlocks(
+            rectangles, widened, self._draw_parts([f'{r} {c}' for r, c in zip(row[near], wrapped)])
+        )
 
     def _rows(self) -> int:
         """Return the number of rows of the grid on the globe."""
         return max(1, round(math.pi * EARTH_RADIUS / self.size))
 
-    def _blocks_near(self, scene: Raster, globe: Globe
-                     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _blocks_near(
+        self, scene: Raster, globe: Globe
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return row and column of all blocks that may meet a scene, and the blocks in the row."""
         west, south, east, north = _extent(scene, globe)
         height = 180 / self._rows()
@@ -170,8 +179,9 @@ class BlockSplit:
         return row, column, count
 
     def _widen(self, shapes: np.ndarray) -> np.ndarray:
-        return shapely.buffer(shapes, self.margin * _WIDER, quad_segs=_ARC) \
-            if self.margin else shapes
+        return (
+            shapely.buffer(shapes, self.margin * _WIDER, quad_segs=_ARC) if self.margin else shapes
+        )
 
     def _draw_parts(self, names: List[str]) -> np.ndarray:
         """Return the index in ``PARTS`` of each block, which follows from its name and the seed."""
@@ -187,8 +197,9 @@ class ScenePart:
         pixels: Number of pixels that count. It is an area: a pixel on an edge counts by its share.
     """
 
-    def __init__(self, split: BlockSplit, part: str, pieces: np.ndarray,
-                 blocks: Tuple[int, int]) -> None:
+    def __init__(
+        self, split: BlockSplit, part: str, pieces: np.ndarray, blocks: Tuple[int, int]
+    ) -> None:
         self.split, self.part = split, part
         self.blocks = blocks
         self.pixels = float(shapely.area(pieces).sum())
@@ -220,8 +231,11 @@ class ScenePart:
         if len(pieces) == 1 and shapely.contains(pieces[0], window):
             return np.ones((height, width), bool)
         return rasterio.features.rasterize(
-            list(pieces), out_shape=(height, width), dtype='uint8',
-            transform=affine.Affine(step, 0, column, 0, step, row)).astype(bool)
+            list(pieces),
+            out_shape=(height, width),
+            dtype='uint8',
+            transform=affine.Affine(step, 0, column, 0, step, row),
+        ).astype(bool)
 
     def meets(self, column: int, row: int, width: int, height: int) -> bool:
         """Return whether a pixel of a window counts."""
@@ -230,7 +244,8 @@ class ScenePart:
         # A piece without a hole that covers so much of a window contains the center of a pixel.
         return bool(len(pieces)) and bool(
             (shapely.area(shapely.intersection(pieces, window)) > 4 * (width + height)).any()
-            or self.mask(column, row, width, height).any())
+            or self.mask(column, row, width, height).any()
+        )
 
 
 def _globe_of(scene: Raster, split: BlockSplit) -> Globe:
@@ -246,13 +261,20 @@ def _globe_of(scene: Raster, split: BlockSplit) -> Globe:
 
 def _extent(scene: Raster, globe: Globe) -> Tuple[float, float, float, float]:
     """Return west, south, east and north of a scene in degrees; east may be more than 180."""
-    points = np.array([(x, y) for y in np.linspace(0, scene.height, _LATTICE)
-                       for x in np.linspace(0, scene.width, _LATTICE)])
+    points = np.array(
+        [
+            (x, y)
+            for y in np.linspace(0, scene.height, _LATTICE)
+            for x in np.linspace(0, scene.width, _LATTICE)
+        ]
+    )
     longitudes, latitudes = globe.degrees(points)
     on_globe = np.isfinite(longitudes) & np.isfinite(latitudes)
     if not on_globe.any():
-        raise GeoError(f'{scene.path}: none of its pixels has a longitude and latitude; check its '
-                       f'CRS ({short_crs(scene.crs)}) and transform.')
+        raise GeoError(
+            f'{scene.path}: none of its pixels has a longitude and latitude; check its '
+            f'CRS ({short_crs(scene.crs)}) and transform.'
+        )
     longitudes, latitudes = longitudes[on_globe], latitudes[on_globe]
     if globe.is_flat:
         longitudes = next_to(longitudes, longitudes[0], 360)
@@ -277,7 +299,7 @@ def _segments(size: float, globe: Globe, west: float, south: float) -> int:
     if not np.isfinite(pixels):
         return 64
     meters = math.radians(1e-4) * EARTH_RADIUS / max(pixels, 1e-9)
-    return min(max(2, math.ceil(math.sqrt(size ** 2 / (4 * EARTH_RADIUS) / (0.01 * meters)))), 64)
+    return min(max(2, math.ceil(math.sqrt(size**2 / (4 * EARTH_RADIUS) / (0.01 * meters)))), 64)
 
 
 def _subtract(pieces: np.ndarray, shapes: np.ndarray) -> np.ndarray:
@@ -295,11 +317,13 @@ def _subtract(pieces: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 
 def _check_number(count: int, split: BlockSplit, scene: Raster) -> None:
     if count > _MOST_BLOCKS:
-        raise GeoError(f'{scene.path}: blocks of {split.size:g} {split.unit} are more than '
-                       f'{_MOST_BLOCKS:,} in this scene; expected a side of several windows.')
+        raise GeoError(
+            f'{scene.path}: blocks of {split.size:g} {split.unit} are more than '
+            f'{_MOST_BLOCKS:,} in this scene; expected a side of several windows.'
+        )
 
 
 def _uniform(text: str) -> float:
     """Return a number in [0, 1), uniformly distributed, that depends only on a text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big') / 2 ** 64
+    return int.from_bytes(digest, 'big') / 2**64

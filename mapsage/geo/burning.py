@@ -4,6 +4,7 @@
 for every point and takes most of the time. `burn_polygons` lists the same coordinates of all
 polygons at once, so the pixels are the same.
 """
+
 from __future__ import annotations
 
 import gc
@@ -16,8 +17,15 @@ import rasterio.features
 import shapely
 
 
-def burn_polygons(polygons: np.ndarray, values: np.ndarray, shape: Tuple[int, int], fill: int,
-                  dtype: str, transform: affine.Affine, all_touched: bool = False) -> np.ndarray:
+def burn_polygons(
+    polygons: np.ndarray,
+    values: np.ndarray,
+    shape: Tuple[int, int],
+    fill: int,
+    dtype: str,
+    transform: affine.Affine,
+    all_touched: bool = False,
+) -> np.ndarray:
     """Return an array of ``fill`` with the values of polygons; a later polygon hides earlier ones.
 
     Args:
@@ -34,8 +42,13 @@ def burn_polygons(polygons: np.ndarray, values: np.ndarray, shape: Tuple[int, in
         return np.full(shape, fill, dtype)
     with _without_collections():
         return rasterio.features.rasterize(
-            zip(_as_geojson(polygons), values.tolist()), out_shape=shape, fill=fill, dtype=dtype,
-            all_touched=all_touched, transform=transform)
+            zip(_as_geojson(polygons), values.tolist()),
+            out_shape=shape,
+            fill=fill,
+            dtype=dtype,
+            all_touched=all_touched,
+            transform=transform,
+        )
 
 
 def _as_geojson(polygons: np.ndarray) -> List[Dict[str, Any]]:

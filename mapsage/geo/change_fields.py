@@ -3,6 +3,7 @@
 The score of a polygon is the mean confidence of its pixels, read window by window from the map's
 confidence raster.
 """
+
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -33,8 +34,12 @@ class ChangeFields:
             is null.
     """
 
-    def __init__(self, transitions: Sequence[Optional[Tuple[str, str]]],
-                 dates: Tuple[str, str] = ('', ''), confidence: Optional[PathName] = None) -> None:
+    def __init__(
+        self,
+        transitions: Sequence[Optional[Tuple[str, str]]],
+        dates: Tuple[str, str] = ('', ''),
+        confidence: Optional[PathName] = None,
+    ) -> None:
         self._transitions, self._dates = list(transitions), dates
         self._confidence = None if confidence is None else str(confidence)
 
@@ -43,13 +48,16 @@ class ChangeFields:
         pairs = [self._transitions[piece.label] for piece in pieces]
         unknown = np.array([pair is None for pair in pairs], bool)
         fields: Dict[str, FieldValues] = {}
-        for side, (name, date_name) in enumerate((('from_class', 'date_from'),
-                                                  ('to_class', 'date_to'))):
-            fields[name] = FieldValues(np.array(
-                ['' if pair is None else pair[side] for pair in pairs], object), unknown)
+        for side, (name, date_name) in enumerate(
+            (('from_class', 'date_from'), ('to_class', 'date_to'))
+        ):
+            fields[name] = FieldValues(
+                np.array(['' if pair is None else pair[side] for pair in pairs], object), unknown
+            )
             date = self._dates[side]
-            fields[date_name] = FieldValues(np.array([date] * len(pieces), object),
-                                            np.full(len(pieces), not date))
+            fields[date_name] = FieldValues(
+                np.array([date] * len(pieces), object), np.full(len(pieces), not date)
+            )
         scores = self._scores(pieces)
         fields['score'] = FieldValues(scores, np.isnan(scores))
         return fields
@@ -74,6 +82,7 @@ def _pixels_inside(source: rasterio.DatasetReader, polygon: shapely.Polygon) -> 
     left, top, right, bottom = (int(value) for value in shapely.bounds(polygon))
     values = source.read(1, window=Window(left, top, right - left, bottom - top))
     inside: List[Tuple[shapely.Polygon, int]] = [(polygon, 1)]
-    mask = rasterio.features.rasterize(inside, values.shape, dtype='uint8',
-                                       transform=Affine.translation(left, top))
+    mask = rasterio.features.rasterize(
+        inside, values.shape, dtype='uint8', transform=Affine.translation(left, top)
+    )
     return values[mask > 0]

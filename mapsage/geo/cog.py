@@ -4,6 +4,7 @@ A map is written in two steps: `ClassMapWriter` writes strips into a plain worki
 a stopped prediction can continue, and `write_cog` converts the complete file. Both read the file
 back, because GDAL reports no error if the disk fills up while a file is closed.
 """
+
 from __future__ import annotations
 
 import json
@@ -68,11 +69,15 @@ class MapInfo:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.class_names) <= self.nodata <= 255:
-            raise GeoError(f'{len(self.class_names)} classes and nodata={self.nodata}; a map has 1 '
-                           'to 255 classes and marks no data with a value above them, up to 255.')
+            raise GeoError(
+                f'{len(self.class_names)} classes and nodata={self.nodata}; a map has 1 '
+                'to 255 classes and marks no data with a value above them, up to 255.'
+            )
         if len(self.palette) != len(self.class_names):
-            raise GeoError(f'{len(self.class_names)} class names and {len(self.palette)} colors; '
-                           'metainfo needs a name and a color for every class.')
+            raise GeoError(
+                f'{len(self.class_names)} class names and {len(self.palette)} colors; '
+                'metainfo needs a name and a color for every class.'
+            )
 
 
 class ClassMapWriter:
@@ -93,17 +98,29 @@ class ClassMapWriter:
         GeoError: If the folder does not exist or the disk is full.
     """
 
-    def __init__(self, path: PathName, width: int, height: int, info: MapInfo,
-                 confidence: bool = False) -> None:
+    def __init__(
+        self, path: PathName, width: int, height: int, info: MapInfo, confidence: bool = False
+    ) -> None:
         self.path = str(path)
         self._classes: Any = None
         self._confidence: Any = None
         # Strips: open file, first row, number of rows, checksum.
         self._written: List[Tuple[Any, int, int, int]] = []
         profile = dict(
-            driver='GTiff', width=width, height=height, count=1, dtype='uint8', tiled=True,
-            blockxsize=_TILE, blockysize=_TILE, compress='deflate', zlevel=1, crs=info.crs,
-            transform=info.transform, bigtiff='IF_SAFER')
+            driver='GTiff',
+            width=width,
+            height=height,
+            count=1,
+            dtype='uint8',
+            tiled=True,
+            blockxsize=_TILE,
+            blockysize=_TILE,
+            compress='deflate',
+            zlevel=1,
+            crs=info.crs,
+            transform=info.transform,
+            bigtiff='IF_SAFER',
+        )
         with disk_errors(self.path):
             # rasterio 1.3 opens an existing file first, and fails if a stopped run left it cut off.
             Path(self.path).unlink(missing_ok=True)
@@ -116,8 +133,7 @@ class ClassMapWriter:
                 self._confidence = open_file(path, 'w', nodata=CONFIDENCE_NODATA, **profile)
                 self._confidence.set_band_description(1, 'confidence in percent')
 
-    def write(self, row: int, classes: np.ndarray,
-              confidence: Optional[np.ndarray] = None) -> None:
+    def write(self, row: int, classes: np.ndarray, confidence: Optional[np.ndarray] = None) -> None:
         """Write a strip of rows.
 
         Args:
@@ -161,8 +177,12 @@ class ClassMapWriter:
     def __enter__(self) -> ClassMapWriter:
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -202,10 +222,16 @@ def write_cog(working_path: PathName, destination: PathName) -> None:
                 is_map = source.colorinterp[0] == ColorInterp.palette
                 classes = source.tags().get(_TAG)
             rasterio.shutil.copy(
-                str(working_path), str(temporary), driver='COG', compress='DEFLATE',
-                predictor='NO', blocksize=_TILE,
-                overview_resampling='MODE' if is_map else 'AVERAGE', num_threads='ALL_CPUS',
-                bigtiff='IF_SAFER')
+                str(working_path),
+                str(temporary),
+                driver='COG',
+                compress='DEFLATE',
+                predictor='NO',
+                blocksize=_TILE,
+                overview_resampling='MODE' if is_map else 'AVERAGE',
+                num_threads='ALL_CPUS',
+                bigtiff='IF_SAFER',
+            )
             _check_same(working_path, temporary)
             if classes:
                 sidecar = Path(f'{temporary}.aux.xml')
@@ -228,8 +254,10 @@ def read_classes(path: PathName) -> List[dict]:
     except ValueError:
         is_list = False
     if not is_list:
-        raise GeoError(f'{path}: the tag {_TAG} holds {text[:60]!r}, expected a list of classes '
-                       'with value, name and color. Make the map again, or move it elsewhere.')
+        raise GeoError(
+            f'{path}: the tag {_TAG} holds {text[:60]!r}, expected a list of classes '
+            'with value, name and color. Make the map again, or move it elsewhere.'
+        )
     return classes
 
 
@@ -239,8 +267,11 @@ def _is_class(entry: object) -> bool:
         return False
     color = entry['color']
     numbers = [entry['value'], *color] if isinstance(color, list) and len(color) == 3 else []
-    return (isinstance(entry['name'], str)
-            and bool(numbers) and all(type(n) is int and 0 <= n <= 255 for n in numbers))
+    return (
+        isinstance(entry['name'], str)
+        and bool(numbers)
+        and all(type(n) is int and 0 <= n <= 255 for n in numbers)
+    )
 
 
 @contextmanager
@@ -258,8 +289,10 @@ def temporary_beside(destination: Path) -> Iterator[Path]:
         _remove_abandoned(destination.parent, prefix)
         folder = Path(tempfile.mkdtemp(prefix=f'{prefix}{os.getpid()}.', dir=destination.parent))
     except OSError as error:
-        raise GeoError(f'cannot write into {destination.parent} ({error}); make the folder, give '
-                       'write permission or free space there.') from error
+        raise GeoError(
+            f'cannot write into {destination.parent} ({error}); make the folder, give '
+            'write permission or free space there.'
+        ) from error
     try:
         yield folder
     finally:
@@ -304,8 +337,10 @@ def disk_message(path: PathName, error: Exception) -> str:
     if not folder.is_dir():
         return f'cannot write {path}: the folder {folder} does not exist; make it.'
     cause = error.__cause__ or error
-    return (f'cannot write {path}: {cause}. Of the disk: {describe_room(folder, cause)}; free '
-            'space there or write elsewhere. Nothing was left under the final name.')
+    return (
+        f'cannot write {path}: {cause}. Of the disk: {describe_room(folder, cause)}; free '
+        'space there or write elsewhere. Nothing was left under the final name.'
+    )
 
 
 def _check_same(working_path: PathName, copy: Path) -> None:
@@ -321,8 +356,9 @@ def _check_same(working_path: PathName, copy: Path) -> None:
             window = Window(0, row, source.width, min(_TILE, source.height - row))
             # Band by band, because there may be many.
             for band in source.indexes:
-                if not np.array_equal(source.read(band, window=window),
-                                      target.read(band, window=window)):
+                if not np.array_equal(
+                    source.read(band, window=window), target.read(band, window=window)
+                ):
                     raise OSError(f'the rows from {row} on are not what was written')
 
 
@@ -338,13 +374,20 @@ def _color_table(info: MapInfo) -> dict:
 
 
 def _classes_as_json(info: MapInfo) -> str:
-    return json.dumps([dict(value=value, name=str(name), color=[int(c) for c in color])
-                       for value, (name, color) in enumerate(zip(info.class_names, info.palette))])
+    return json.dumps(
+        [
+            dict(value=value, name=str(name), color=[int(c) for c in color])
+            for value, (name, color) in enumerate(zip(info.class_names, info.palette))
+        ]
+    )
 
 
 def _category_names(classes: Sequence[dict]) -> str:
     """Return GDAL's ``.aux.xml`` with the names of the classes."""
-    names = ''.join(f'      <Category>{escape(xml_text(entry["name"]))}</Category>\n'
-                    for entry in classes)
-    return ('<PAMDataset>\n  <PAMRasterBand band="1">\n    <CategoryNames>\n'
-            f'{names}    </CategoryNames>\n  </PAMRasterBand>\n</PAMDataset>\n')
+    names = ''.join(
+        f'      <Category>{escape(xml_text(entry["name"]))}</Category>\n' for entry in classes
+    )
+    return (
+        '<PAMDataset>\n  <PAMRasterBand band="1">\n    <CategoryNames>\n'
+        f'{names}    </CategoryNames>\n  </PAMRasterBand>\n</PAMDataset>\n'
+    )

@@ -3,6 +3,7 @@
 A straight line is curved in another CRS. So the outline of a window has nodes between its corners,
 and polygons get nodes on long edges (:func:`project_polygons`), before they are reprojected.
 """
+
 from __future__ import annotations
 
 from typing import List, Tuple
@@ -34,8 +35,9 @@ def short_crs(crs: CRS) -> str:
     return str(crs.to_string())[:60]
 
 
-def window_outline(raster: Raster, column: int, row: int, width: int, height: int
-                   ) -> shapely.Polygon:
+def window_outline(
+    raster: Raster, column: int, row: int, width: int, height: int
+) -> shapely.Polygon:
     """Return a window in pixels of a raster as a polygon in its CRS, with nodes on its sides."""
     along = np.linspace(0, 1, _STEPS, endpoint=False)
     zero, one = np.zeros(_STEPS), np.ones(_STEPS)
@@ -55,12 +57,17 @@ def reprojected(polygon: shapely.Geometry, source: str, target: str) -> shapely.
     if same_crs(source, target):
         return polygon
     transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
-    return shapely.transform(polygon, lambda points: np.stack(
-        transformer.transform(points[:, 0], points[:, 1]), 1))
+    return shapely.transform(
+        polygon, lambda points: np.stack(transformer.transform(points[:, 0], points[:, 1]), 1)
+    )
 
 
-def project_polygons(polygons: np.ndarray, transformer: pyproj.Transformer, tolerance: float,
-                     full_turns: Tuple[float, float]) -> np.ndarray:
+def project_polygons(
+    polygons: np.ndarray,
+    transformer: pyproj.Transformer,
+    tolerance: float,
+    full_turns: Tuple[float, float],
+) -> np.ndarray:
     """Return polygons in another CRS, in which their edges lie within a tolerance.
 
     An edge is straight in the CRS of the polygons: in GeoJSON, longitude and latitude change in
@@ -77,6 +84,7 @@ def project_polygons(polygons: np.ndarray, transformer: pyproj.Transformer, tole
     Returns:
         Polygons, object (N,). Coordinates are infinite where the other CRS has none.
     """
+
     def project(points: np.ndarray) -> np.ndarray:
         return np.stack(transformer.transform(points[:, 0], points[:, 1]), 1)
 
@@ -93,8 +101,13 @@ def project_polygons(polygons: np.ndarray, transformer: pyproj.Transformer, tole
     for _ in range(_DIVISIONS):
         # Two positions, since an edge like an S is not off in its middle.
         along = [begin + (end - begin) * third / 3 for third in (1, 2)]
-        parts = [project(points[edge] + share[:, None] * _shortest(
-            points[edge + 1] - points[edge], full_turns[0])) for share in along]
+        parts = [
+            project(
+                points[edge]
+                + share[:, None] * _shortest(points[edge + 1] - points[edge], full_turns[0])
+            )
+            for share in along
+        ]
         off = np.maximum(*(_distance(part, start, finish, full_turns[1]) for part in parts))
         with np.errstate(invalid='ignore'):
             curved = np.isfinite(off) & (off > tolerance)
@@ -116,8 +129,9 @@ def project_polygons(polygons: np.ndarray, transformer: pyproj.Transformer, tole
     return shapely.from_ragged_array(kind, moved, (rings, owners))
 
 
-def _may_curve(points: np.ndarray, moved: np.ndarray, edge: np.ndarray,
-               full_turns: Tuple[float, float]) -> np.ndarray:
+def _may_curve(
+    points: np.ndarray, moved: np.ndarray, edge: np.ndarray, full_turns: Tuple[float, float]
+) -> np.ndarray:
     """Return distances (N,) that edges are not off by, so that short ones need no closer look.
 
     An arc of a parallel is off its chord by an eighth of length times angle times tan(latitude).
@@ -140,18 +154,24 @@ def _may_curve(points: np.ndarray, moved: np.ndarray, edge: np.ndarray,
 
 def _shortest(steps: np.ndarray, full_turn: float) -> np.ndarray:
     """Return differences (N, 2) the short way around the globe; those of a full turn stay."""
-    turns = np.where(np.abs(np.abs(steps[:, 0]) - full_turn) > 1e-9 * full_turn,
-                     np.round(steps[:, 0] / (full_turn or 1)), 0)
+    turns = np.where(
+        np.abs(np.abs(steps[:, 0]) - full_turn) > 1e-9 * full_turn,
+        np.round(steps[:, 0] / (full_turn or 1)),
+        0,
+    )
     return steps - np.stack([full_turn * turns, 0 * turns], 1)
 
 
-def _distance(points: np.ndarray, start: np.ndarray, finish: np.ndarray, full_turn: float
-              ) -> np.ndarray:
+def _distance(
+    points: np.ndarray, start: np.ndarray, finish: np.ndarray, full_turn: float
+) -> np.ndarray:
     """Return the distances (N,) of points (N, 2) from segments; x may differ by full turns."""
-    to_point, chord = (delta - np.stack([full_turn * np.round(delta[:, 0] / (full_turn or 1)),
-                                         0 * delta[:, 0]], 1)
-                       for delta in (points - start, finish - start))
-    square = (chord ** 2).sum(1)
-    along = np.divide((to_point * chord).sum(1), square, out=np.zeros(len(chord)),
-                      where=square > 0).clip(0, 1)
+    to_point, chord = (
+        delta - np.stack([full_turn * np.round(delta[:, 0] / (full_turn or 1)), 0 * delta[:, 0]], 1)
+        for delta in (points - start, finish - start)
+    )
+    square = (chord**2).sum(1)
+    along = np.divide(
+        (to_point * chord).sum(1), square, out=np.zeros(len(chord)), where=square > 0
+    ).clip(0, 1)
     return np.hypot(*(to_point - along[:, None] * chord).T)

@@ -4,6 +4,7 @@ An area measured in the map's own projection would be wrong in Mercator, for exa
 measured in an equal-area projection, whatever the map's projection is. Outlines come from
 `outlines.py`.
 """
+
 from __future__ import annotations
 
 import math
@@ -73,8 +74,9 @@ class EllipsoidArea:
         height: Height of the map in pixels.
     """
 
-    def __init__(self, crs: Optional[str], transform: affine.Affine, width: int,
-                 height: int) -> None:
+    def __init__(
+        self, crs: Optional[str], transform: affine.Affine, width: int, height: int
+    ) -> None:
         self._transform = transform
         self._project: Optional[pyproj.Proj] = None
         # If rows are parallels: longitude at column 0 and width of a pixel, both in degrees.
@@ -86,27 +88,47 @@ class EllipsoidArea:
             return
         self._to_angles = pyproj.Transformer.from_crs(system, geodetic, always_xy=True)
         self._degrees = math.degrees(geodetic.axis_info[0].unit_conversion_factor)
-        middle = self._angles(np.array([[width / 2 - 0.5, height / 2], [width / 2, height / 2],
-                                        [width / 2 + 0.5, height / 2]]))
+        middle = self._angles(
+            np.array(
+                [
+                    [width / 2 - 0.5, height / 2],
+                    [width / 2, height / 2],
+                    [width / 2 + 0.5, height / 2],
+                ]
+            )
+        )
         step = (middle[2, 0] - middle[0, 0] + 180) % 360 - 180
-        rows = self._angles(np.array([[x, y] for y in (0, height / 2, height)
-                                      for x in (0, width / 2, width)]))[:, 1].reshape(3, 3)
+        rows = self._angles(
+            np.array([[x, y] for y in (0, height / 2, height) for x in (0, width / 2, width)])
+        )[:, 1].reshape(3, 3)
         if np.isfinite(rows).all() and np.ptp(rows, axis=1).max() < _STRAIGHT:
             self._along = middle[1, 0] - step * width / 2, step
         ellipsoid = geodetic.ellipsoid
         self._geod = pyproj.Geod(a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
         self._project = pyproj.Proj(
-            proj='laea' if self._along is None else 'cea', over=self._along is not None,
-            lon_0=middle[1, 0], lat_0=middle[1, 1] if self._along is None else 0,
-            a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
+            proj='laea' if self._along is None else 'cea',
+            over=self._along is not None,
+            lon_0=middle[1, 0],
+            lat_0=middle[1, 1] if self._along is None else 0,
+            a=ellipsoid.semi_major_metre,
+            b=ellipsoid.semi_minor_metre,
+        )
 
     def sides(self, column: int, row: int) -> Tuple[float, float]:
         """Return width and height of a pixel in meters, along geodesics through its middle."""
-        left, right, top, bottom = self._angles(np.array(
-            [[column, row + 0.5], [column + 1, row + 0.5], [column + 0.5, row],
-             [column + 0.5, row + 1]]))
-        width, height = (float(self._geod.inv(*start, *end)[2])
-                         for start, end in ((left, right), (top, bottom)))
+        left, right, top, bottom = self._angles(
+            np.array(
+                [
+                    [column, row + 0.5],
+                    [column + 1, row + 0.5],
+                    [column + 0.5, row],
+                    [column + 0.5, row + 1],
+                ]
+            )
+        )
+        width, height = (
+            float(self._geod.inv(*start, *end)[2]) for start, end in ((left, right), (top, bottom))
+        )
         return width, height
 
     @property

@@ -4,6 +4,7 @@ Every message names the file. A damaged file (`RasterBlockError`) and a server t
 (`RemoteReadError`) are different errors, because the next step of the user differs;
 `read_failures.py` decides which one a failed read is.
 """
+
 from __future__ import annotations
 
 import os
@@ -36,8 +37,14 @@ class RasterBlockError(UserError, RuntimeError):
         reason: Error message of GDAL.
     """
 
-    def __init__(self, message: str, path: str = '', window: Box = (0, 0, 0, 0),
-                 blocks: Sequence[Box] = (), reason: str = '') -> None:
+    def __init__(
+        self,
+        message: str,
+        path: str = '',
+        window: Box = (0, 0, 0, 0),
+        blocks: Sequence[Box] = (),
+        reason: str = '',
+    ) -> None:
         super().__init__(message)
         self.path, self.window, self.blocks, self.reason = path, window, list(blocks), reason
 

@@ -5,6 +5,7 @@ than the same window of a GeoTIFF with ZSTD in tiles of 256 pixels. `write_fast_
 copy with everything that `Raster` looks at. Which copies exist, and who makes them, is decided in
 `mapsage/datasets/geotiff/fast_copies.py`.
 """
+
 from __future__ import annotations
 
 import time
@@ -46,8 +47,9 @@ class NotCopiedError(GeoError):
     """A raster has a property that a GeoTIFF cannot store, so the original must be read."""
 
 
-def write_fast_copy(path: str, destination: Path,
-                    on_copied: Callable[[int], None] = lambda decoded_bytes: None) -> None:
+def write_fast_copy(
+    path: str, destination: Path, on_copied: Callable[[int], None] = lambda decoded_bytes: None
+) -> None:
     """Copy a raster into a GeoTIFF with ZSTD in tiles of 256 pixels, and read the copy back.
 
     The copy has the same values, no-data value, mask, alpha band, georeference, color table, and
@@ -71,8 +73,9 @@ def write_fast_copy(path: str, destination: Path,
     try:
         with disk_errors(destination):
             # The mask becomes a part of the file; GDAL's default is a file next to it.
-            with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), \
-                    open_file(destination, 'w', **source.profile()) as copy:
+            with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), open_file(
+                destination, 'w', **source.profile()
+            ) as copy:
                 _copy_metadata(source.file, copy)
                 for box in boxes:
                     values, mask = source.read(box)
@@ -105,8 +108,12 @@ def estimate_copy_bytes(path: str) -> int:
         random = np.random.RandomState(0)
         for _ in range(_SAMPLED_TILES):
             width, height = min(_TILE, file.width), min(_TILE, file.height)
-            box = (int(random.randint(file.width - width + 1)),
-                   int(random.randint(file.height - height + 1)), width, height)
+            box = (
+                int(random.randint(file.width - width + 1)),
+                int(random.randint(file.height - height + 1)),
+                width,
+                height,
+            )
             values, mask = source.read(box)
             with _copy_in_memory(source, values) as memory:
                 written += len(memory.getbuffer())
@@ -206,8 +213,7 @@ class _Source:
         self.has_mask = any(validity.mask for validity in _validities(self.file))
         if any(validity.mask == 'bands' for validity in _validities(self.file)):
             self._refuse('each of its bands has its own mask')
-        if any(find_cover(self.file, path, [band], True) is not None for band in
-               self.file.indexes):
+        if any(find_cover(self.file, path, [band], True) is not None for band in self.file.indexes):
             self._refuse('its sources leave gaps')
 
     def profile(self) -> Dict[str, Any]:
@@ -218,10 +224,21 @@ class _Source:
         # A no-data value that no pixel can equal cannot be stored and hides nothing.
         has_nodata = PixelValidity.of(file, file.indexes, self._dtype).nodata is not None
         profile = dict(
-            driver='GTiff', width=file.width, height=file.height, count=file.count,
-            dtype=file.dtypes[0], tiled=True, blockxsize=_TILE, blockysize=_TILE, compress='ZSTD',
-            zstd_level=_LEVEL, interleave='band', bigtiff='IF_SAFER', crs=file.crs or None,
-            nodata=self._nodata if has_nodata else None)
+            driver='GTiff',
+            width=file.width,
+            height=file.height,
+            count=file.count,
+            dtype=file.dtypes[0],
+            tiled=True,
+            blockxsize=_TILE,
+            blockysize=_TILE,
+            compress='ZSTD',
+            zstd_level=_LEVEL,
+            interleave='band',
+            bigtiff='IF_SAFER',
+            crs=file.crs or None,
+            nodata=self._nodata if has_nodata else None,
+        )
         if file.transform != rasterio.Affine.identity():
             profile['transform'] = file.transform
         if is_rgb and self._dtype in (np.uint8, np.uint16):
@@ -245,7 +262,8 @@ class _Source:
             bands = list(self.file.indexes)
             self._handles.drop()
             raise FailedRead(self._handles, self.is_remote, bands, grid, box).explain(
-                error) from error
+                error
+            ) from error
         return values, None if mask is None else np.where(mask != 0, 255, 0).astype(np.uint8)
 
     def reopen(self) -> None:
@@ -259,14 +277,16 @@ class _Source:
 
     def _refuse(self, reason: str) -> None:
         self.close()
-        raise NotCopiedError(f'{self.path}: {reason}, which a GeoTIFF cannot store; the original '
-                             'is read.')
+        raise NotCopiedError(
+            f'{self.path}: {reason}, which a GeoTIFF cannot store; the original is read.'
+        )
 
 
 def _validities(file: rasterio.DatasetReader) -> List[PixelValidity]:
     """Return what hides pixels of each band, so that it is known for any choice of bands."""
-    return [PixelValidity.of(file, [band], np.dtype(file.dtypes[band - 1])) for band in
-    file.indexes]
+    return [
+        PixelValidity.of(file, [band], np.dtype(file.dtypes[band - 1])) for band in file.indexes
+    ]
 
 
 def _chunks(file: rasterio.DatasetReader) -> Iterator[Box]:
@@ -303,8 +323,9 @@ def _checksums(values: np.ndarray, mask: Optional[np.ndarray]) -> Tuple[int, int
     return checksum(values), 0 if mask is None else checksum(mask)
 
 
-def _check_copy(source: _Source, path: Path, boxes: List[Box],
-                checksums: List[Tuple[int, int]]) -> None:
+def _check_copy(
+    source: _Source, path: Path, boxes: List[Box], checksums: List[Tuple[int, int]]
+) -> None:
     """Compare a copy with the raster.
 
     Raises:
@@ -317,11 +338,15 @@ def _check_copy(source: _Source, path: Path, boxes: List[Box],
         for box, expected in zip(boxes, checksums):
             if _checksums(*copy.read(box)) != expected:
                 raise OSError(f'the window {box} is not what was written')
-        expected_facts, facts = ([validity.facts() for validity in _validities(file)]
-                                 for file in (source.file, copy.file))
+        expected_facts, facts = (
+            [validity.facts() for validity in _validities(file)]
+            for file in (source.file, copy.file)
+        )
         if facts != expected_facts:
-            raise NotCopiedError(f'{source.path}: what hides its pixels, {expected_facts}, would '
-                                 f'be {facts} in a copy; the original is read.')
+            raise NotCopiedError(
+                f'{source.path}: what hides its pixels, {expected_facts}, would '
+                f'be {facts} in a copy; the original is read.'
+            )
     finally:
         copy.close()
 

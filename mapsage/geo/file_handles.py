@@ -3,6 +3,7 @@
 GDAL's handles have a position in the file, so two threads, or a process and its fork, cannot share
 one. `Raster` reads through this class and can therefore be pickled, forked and used in threads.
 """
+
 from __future__ import annotations
 
 import os
@@ -107,17 +108,22 @@ def forget_sources() -> None:
     """
     count = int(get_gdal_config('GDAL_MAX_DATASET_POOL_SIZE') or _POOL_SIZE)
     with rasterio.MemoryFile() as memory:
-        with memory.open(driver='GTiff', width=1, height=1, count=1, dtype='uint8',
-                         transform=_SOMEWHERE):
+        with memory.open(
+            driver='GTiff', width=1, height=1, count=1, dtype='uint8', transform=_SOMEWHERE
+        ):
             pass
         pixel = memory.read()
     files = [rasterio.MemoryFile(pixel) for _ in range(count)]
-    sources = ''.join(f'<SimpleSource><SourceFilename>{file.name}</SourceFilename></SimpleSource>'
-                      for file in files)
-    with rasterio.open(f'<VRTDataset rasterXSize="1" rasterYSize="1"><GeoTransform>'
-                       f'{", ".join(map(str, _SOMEWHERE.to_gdal()))}</GeoTransform>'
-                       f'<VRTRasterBand dataType="Byte" band="1">{sources}</VRTRasterBand>'
-                       f'</VRTDataset>') as mosaic:
+    sources = ''.join(
+        f'<SimpleSource><SourceFilename>{file.name}</SourceFilename></SimpleSource>'
+        for file in files
+    )
+    with rasterio.open(
+        f'<VRTDataset rasterXSize="1" rasterYSize="1"><GeoTransform>'
+        f'{", ".join(map(str, _SOMEWHERE.to_gdal()))}</GeoTransform>'
+        f'<VRTRasterBand dataType="Byte" band="1">{sources}</VRTRasterBand>'
+        f'</VRTDataset>'
+    ) as mosaic:
         mosaic.read()
     for file in files:
         file.close()
@@ -156,7 +162,7 @@ class FileStates:
             self._next_look, self._taken_before = now + 1, FileStates._taken
         states = [_state(path) for path in self.paths]
         # A file that has left is no other file: reading it fails, or the open one is read.
-        if None in states[:self._needed]:
+        if None in states[: self._needed]:
             return False
         return not self._is_final or states != self._states or self._has_companion()
 

@@ -3,6 +3,7 @@
 `open_file` is the only call of `rasterio.open` for scenes, maps and labels, because GDAL must not
 start threads in a process that forks. Names that are no paths are explained in `gdal_names.py`.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -40,10 +41,21 @@ _open_local = getattr(rasterio.open, '__wrapped__', rasterio.open)
 
 # Formats that users give in place of a raster or of polygons that are read, by suffix.
 _OTHER_FORMATS = {
-    '.kml': 'KML', '.kmz': 'KMZ', '.gdb': 'a FileGDB', '.gpx': 'GPX', '.dxf': 'DXF', '.gml': 'GML',
-    '.tab': 'a MapInfo file', '.mif': 'a MapInfo file', '.zip': 'a zip archive',
-    '.gpkg': 'a GeoPackage without a raster', '.geojson': 'GeoJSON', '.json': 'JSON',
-    '.shp': 'a Shapefile', '.fgb': 'a FlatGeobuf'}
+    '.kml': 'KML',
+    '.kmz': 'KMZ',
+    '.gdb': 'a FileGDB',
+    '.gpx': 'GPX',
+    '.dxf': 'DXF',
+    '.gml': 'GML',
+    '.tab': 'a MapInfo file',
+    '.mif': 'a MapInfo file',
+    '.zip': 'a zip archive',
+    '.gpkg': 'a GeoPackage without a raster',
+    '.geojson': 'GeoJSON',
+    '.json': 'JSON',
+    '.shp': 'a Shapefile',
+    '.fgb': 'a FlatGeobuf',
+}
 
 # The value of `_LISTING` in the environment that this thread is in, if `gdal_environment` made it.
 _thread_state = threading.local()
@@ -74,8 +86,10 @@ def check_name(path: PathName) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise GeoError(f'the name of {path} is not in UTF-8, the only encoding that GDAL takes. '
-                       f'Rename it, for example with convmv -f gbk -t utf-8 --notest.') from error
+        raise GeoError(
+            f'the name of {path} is not in UTF-8, the only encoding that GDAL takes. '
+            f'Rename it, for example with convmv -f gbk -t utf-8 --notest.'
+        ) from error
 
 
 @contextmanager
@@ -114,25 +128,33 @@ def describe_open_failure(path: str, error: Exception) -> str:
     """Return the message for a file that cannot be opened, with the most likely cause."""
     driver = gdal_names.missing_driver(path)
     if driver:
-        return (f'cannot open {path}: the GDAL of this rasterio ({rasterio.__gdal_version__}) has '
-                f'no driver {driver} ({error}). Install rasterio where GDAL has it, for example '
-                f'from conda-forge with libgdal-{driver.lower()}, or convert the file to GeoTIFF.')
+        return (
+            f'cannot open {path}: the GDAL of this rasterio ({rasterio.__gdal_version__}) has '
+            f'no driver {driver} ({error}). Install rasterio where GDAL has it, for example '
+            f'from conda-forge with libgdal-{driver.lower()}, or convert the file to GeoTIFF.'
+        )
     if gdal_names.is_remote(path):
         # The next attempt must ask the server again, because the file may exist then.
         vsi.forget(gdal_names.remote_file(path))
-        hint = ('Copy the file here, or to a server that answers requests for parts of a file'
-                if 'Range downloading not supported' in str(error) else
-                'Check the address and your right to read it')
-        return (f'cannot open {path}: the server does not deliver it ({error}). {hint}; '
-                f'docs/reference/datasets.md lists the names that work and the settings of '
-                f'timeouts and access.')
+        hint = (
+            'Copy the file here, or to a server that answers requests for parts of a file'
+            if 'Range downloading not supported' in str(error)
+            else 'Check the address and your right to read it'
+        )
+        return (
+            f'cannot open {path}: the server does not deliver it ({error}). {hint}; '
+            f'docs/reference/datasets.md lists the names that work and the settings of '
+            f'timeouts and access.'
+        )
     if other_format(path):
         return f'cannot open {path}: {other_format(path)}'
     state = 'no raster that GDAL reads' if os.path.exists(path) else 'no such file'
     if gdal_names.local_file(path):
         state = 'no raster that GDAL reads in it'
-    return (f'cannot open {path}: {state} ({error}); expected a GeoTIFF or another raster. Check '
-            'the path, or copy the file again.')
+    return (
+        f'cannot open {path}: {state} ({error}); expected a GeoTIFF or another raster. Check '
+        'the path, or copy the file again.'
+    )
 
 
 def other_format(path: PathName) -> str:
@@ -146,8 +168,10 @@ def other_format(path: PathName) -> str:
         return ''
     source = f'/vsizip/{path}' if name.startswith('a zip') else path
     packed = f' A raster in it is named {source}/NAME.tif.' if source != path else ''
-    return (f'it is {name}, no raster. Polygons are read from GeoPackage, GeoJSON, Shapefile and '
-            f'FlatGeobuf: convert them with ogr2ogr -f GPKG labels.gpkg {source}.{packed}')
+    return (
+        f'it is {name}, no raster. Polygons are read from GeoPackage, GeoJSON, Shapefile and '
+        f'FlatGeobuf: convert them with ogr2ogr -f GPKG labels.gpkg {source}.{packed}'
+    )
 
 
 def check_sources(source: rasterio.DatasetReader, path: str) -> List[str]:
@@ -179,9 +203,12 @@ def check_sources(source: rasterio.DatasetReader, path: str) -> List[str]:
             f'{path} is a mosaic of {len(seen) - 1} file(s), and {len(missing)} of them cannot be '
             f'found: {shown}. Copy them there, or rebuild the mosaic from the files that exist '
             f'(gdalbuildvrt): ground that no file shows is no data in MapSage, and in other '
-            f'programs with -vrtnodata VALUE.')
-    local = (name if os.path.exists(name) else gdal_names.local_file(name)
-             for name in sorted(seen - {path}))
+            f'programs with -vrtnodata VALUE.'
+        )
+    local = (
+        name if os.path.exists(name) else gdal_names.local_file(name)
+        for name in sorted(seen - {path})
+    )
     return [name for name in local if name]
 
 

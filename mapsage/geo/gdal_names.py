@@ -11,6 +11,7 @@ existing file is always taken as a path, even if its name looks like one of thes
 ``vrt://a.tif?bands=3,2,1``                connections that a driver understands
 ========================================  ==========================================================
 """
+
 from __future__ import annotations
 
 import glob
@@ -25,8 +26,18 @@ import rasterio
 
 from . import vsi
 
-_FILE_SYSTEM = {'ftp': 'curl', 'http': 'curl', 'https': 'curl', 's3': 's3', 'gs': 'gs', 'az': 'az',
-                'oss': 'oss', 'zip': 'zip', 'tar': 'tar', 'gzip': 'gzip'}
+_FILE_SYSTEM = {
+    'ftp': 'curl',
+    'http': 'curl',
+    'https': 'curl',
+    's3': 's3',
+    'gs': 'gs',
+    'az': 'az',
+    'oss': 'oss',
+    'zip': 'zip',
+    'tar': 'tar',
+    'gzip': 'gzip',
+}
 _REMOTE = ('curl', 's3', 'gs', 'az', 'adls', 'oss', 'swift', 'hdfs', 'webhdfs')
 _ARCHIVES = ('.zip', '.tar', '.tgz', '.gz', '.kmz', '.7z', '.rar')
 
@@ -35,14 +46,19 @@ _SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.]*://')
 _DRIVER = re.compile(r'[A-Za-z][A-Za-z0-9_]+:')
 _VSI = re.compile(r'/vsi(\w+)(?=[/?])')
 # A name on a server within a text: a path in one of GDAL's file systems, or a URL.
-_ON_SERVER = re.compile(r'(?:/vsi(?:%s)(?:_streaming)?[/?]|(?<![A-Za-z])(?:%s)://)[^\s<>"]*'
-                        % ('|'.join(_REMOTE), '|'.join(
-                            scheme for scheme, kind in _FILE_SYSTEM.items() if kind in _REMOTE)),
-                        re.IGNORECASE)
+_ON_SERVER = re.compile(
+    r'(?:/vsi(?:%s)(?:_streaming)?[/?]|(?<![A-Za-z])(?:%s)://)[^\s<>"]*'
+    % (
+        '|'.join(_REMOTE),
+        '|'.join(scheme for scheme, kind in _FILE_SYSTEM.items() if kind in _REMOTE),
+    ),
+    re.IGNORECASE,
+)
 # Definitions of coordinate systems may contain URLs of authorities, which GDAL does not open.
 _SRS = re.compile(r'<SRS\b[^<>]*>[^<]*</SRS>')
 _SOURCE = re.compile(
-    r'<Source(?:Filename|Dataset)[^>]*>\s*(?:<!\[CDATA\[)?([^<\]]+)', re.IGNORECASE)
+    r'<Source(?:Filename|Dataset)[^>]*>\s*(?:<!\[CDATA\[)?([^<\]]+)', re.IGNORECASE
+)
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
 # An escaped character in JSON.
 _ESCAPE = re.compile(r'\\u([0-9a-fA-F]{4})')
@@ -53,16 +69,38 @@ _LARGEST_DESCRIPTION = 64 << 20
 _USER = re.compile(r'(?<=://)[^/@]*@')
 
 # Drivers whose name differs from the prefix of their subdatasets or the suffix of their files.
-_DRIVERS_OF_PREFIX = {'netcdf': 'netCDF', 'hdf5': 'HDF5', 'bag': 'BAG', 'gtiff_dir': 'GTiff',
-                      'zarr': 'Zarr', 'nitf_im': 'NITF', 'wms': 'WMS', 'wmts': 'WMTS', 'wcs': 'WCS'}
+_DRIVERS_OF_PREFIX = {
+    'netcdf': 'netCDF',
+    'hdf5': 'HDF5',
+    'bag': 'BAG',
+    'gtiff_dir': 'GTiff',
+    'zarr': 'Zarr',
+    'nitf_im': 'NITF',
+    'wms': 'WMS',
+    'wmts': 'WMTS',
+    'wcs': 'WCS',
+}
 # Suffixes of the files that are taken from a folder of scenes. A file that is named explicitly may
 # have any suffix.
 PICTURE_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
 SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2') + PICTURE_SUFFIXES
-_DRIVERS_OF_SUFFIX = {'.nc': 'netCDF', '.h5': 'HDF5', '.hdf5': 'HDF5', '.he5': 'HDF5',
-                      '.hdf': 'HDF4', '.jp2': 'JP2OpenJPEG', '.j2k': 'JP2OpenJPEG', '.ecw': 'ECW',
-                      '.sid': 'MrSID', '.grib': 'GRIB', '.grb': 'GRIB', '.grib2': 'GRIB',
-                      '.grb2': 'GRIB', '.kea': 'KEA', '.webp': 'WEBP'}
+_DRIVERS_OF_SUFFIX = {
+    '.nc': 'netCDF',
+    '.h5': 'HDF5',
+    '.hdf5': 'HDF5',
+    '.he5': 'HDF5',
+    '.hdf': 'HDF4',
+    '.jp2': 'JP2OpenJPEG',
+    '.j2k': 'JP2OpenJPEG',
+    '.ecw': 'ECW',
+    '.sid': 'MrSID',
+    '.grib': 'GRIB',
+    '.grb': 'GRIB',
+    '.grib2': 'GRIB',
+    '.grb2': 'GRIB',
+    '.kea': 'KEA',
+    '.webp': 'WEBP',
+}
 _TIFF = ('', '.tif', '.tiff', '.vrt')
 
 
@@ -89,12 +127,18 @@ def files_of(name: str, suffixes: Sequence[str]) -> List[str]:
     ``s3://bucket/scenes/``.
     """
     if os.path.isdir(name):
-        return sorted(str(path) for path in Path(name).iterdir()
-                      if path.suffix.lower() in suffixes and path.is_file())
+        return sorted(
+            str(path)
+            for path in Path(name).iterdir()
+            if path.suffix.lower() in suffixes and path.is_file()
+        )
     if is_gdal_name(name) and name.endswith('/'):
         folder = as_vsi(name)
-        return sorted(folder + file for file in vsi.list_folder(folder)
-                      if PurePosixPath(file).suffix.lower() in suffixes)
+        return sorted(
+            folder + file
+            for file in vsi.list_folder(folder)
+            if PurePosixPath(file).suffix.lower() in suffixes
+        )
     return [name]
 
 
@@ -135,7 +179,7 @@ def as_vsi(name: str) -> str:
     schemes = prefix_match.group()[:-3].lower().split('+')
     if not all(scheme in _FILE_SYSTEM or scheme == 'file' for scheme in schemes):
         return name
-    rest = name[prefix_match.end():]
+    rest = name[prefix_match.end() :]
     if schemes[0] in ('zip', 'tar', 'gzip'):
         archive, mark, inner = rest.partition('!')
         rest = f'{archive}/{inner.lstrip("/")}' if mark else archive
@@ -202,7 +246,7 @@ def remote_file(name: str) -> str:
         if file_system.group(1) in _REMOTE:
             return _until_archive(rest) if is_packed(name) else rest
         # The rest begins with a slash, or with two in some names.
-        rest = rest[file_system.end():]
+        rest = rest[file_system.end() :]
         rest = rest[1:] if rest.startswith('//') else rest
 
 
@@ -210,7 +254,7 @@ def local_file(name: str) -> str:
     """Return the local file that contains what a name stands for, such as an archive, or ''."""
     rest = as_vsi(_container(name))
     file_system = _VSI.match(rest)
-    rest = rest[file_system.end() + 1:] if file_system else rest
+    rest = rest[file_system.end() + 1 :] if file_system else rest
     rest = rest.lstrip('{').replace('}', '')
     for path in (Path(rest), *Path(rest).parents):
         if path.is_file():
@@ -220,8 +264,10 @@ def local_file(name: str) -> str:
 
 def is_packed(name: str) -> bool:
     """Return whether a file lies in an archive."""
-    return any(kind in ('zip', 'tar', 'gzip', '7z', 'rar')
-               for kind in _VSI.findall(as_vsi(_container(name))))
+    return any(
+        kind in ('zip', 'tar', 'gzip', '7z', 'rar')
+        for kind in _VSI.findall(as_vsi(_container(name)))
+    )
 
 
 def output_name(name: str) -> str:
@@ -261,12 +307,21 @@ def without_secrets(name: str) -> str:
 
 def missing_driver(name: str) -> str:
     """Return the GDAL driver that a name needs and this GDAL lacks, or ''."""
-    prefix = '' if _SCHEME.match(name) or os.path.exists(name) else (
-        name.partition(':')[0] if _DRIVER.match(name) else '')
+    prefix = (
+        ''
+        if _SCHEME.match(name) or os.path.exists(name)
+        else (name.partition(':')[0] if _DRIVER.match(name) else '')
+    )
     driver = _DRIVERS_OF_PREFIX.get(prefix.lower())
     if driver is None and prefix:
-        driver = next((kind for kind in ('HDF4', 'SENTINEL2', 'GRIB', 'ECW', 'MrSID')
-                       if prefix.upper().startswith(kind.upper())), None)
+        driver = next(
+            (
+                kind
+                for kind in ('HDF4', 'SENTINEL2', 'GRIB', 'ECW', 'MrSID')
+                if prefix.upper().startswith(kind.upper())
+            ),
+            None,
+        )
     driver = driver or _DRIVERS_OF_SUFFIX.get(suffix_of(name))
     with rasterio.Env() as environment:
         return '' if driver is None or driver in environment.drivers() else driver
@@ -309,7 +364,7 @@ def _until_archive(path: str) -> str:
     for parent in reversed((PurePosixPath(path), *PurePosixPath(path).parents)):
         if parent.suffix.lower() in _ARCHIVES:
             # PurePosixPath turns the two slashes of a URL into one.
-            return path[:len(str(parent)) + path.count('://')]
+            return path[: len(str(parent)) + path.count('://')]
     return path
 
 

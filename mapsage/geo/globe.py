@@ -3,6 +3,7 @@
 The Earth is treated as WGS 84 here. What a reader would get wrong is the antimeridian: longitudes
 of a scene in degrees continue beyond 180 and do not jump to -180.
 """
+
 from __future__ import annotations
 
 import math
@@ -43,11 +44,15 @@ class Globe:
         earth = pyproj.CRS.from_epsg(4326)
         try:
             crs = pyproj.CRS.from_wkt(scene.crs.to_wkt())
-            self._to, self._from = (pyproj.Transformer.from_crs(*pair, always_xy=True)
-                                    for pair in ((crs, earth), (earth, crs)))
+            self._to, self._from = (
+                pyproj.Transformer.from_crs(*pair, always_xy=True)
+                for pair in ((crs, earth), (earth, crs))
+            )
         except (CRSError, ProjError) as error:
-            raise GeoError(f'{scene.path} has a CRS without a place on the globe, '
-                           f'{short_crs(scene.crs)} ({error}).') from error
+            raise GeoError(
+                f'{scene.path} has a CRS without a place on the globe, '
+                f'{short_crs(scene.crs)} ({error}).'
+            ) from error
         self.is_flat = not crs.is_geographic
         self._unit = 1.0 if self.is_flat else math.degrees(crs.axis_info[0].unit_conversion_factor)
         self._transform = scene.transform

@@ -4,6 +4,7 @@
 on one. A pixel's value belongs to its center. In degrees, and in cylindrical projections, a place
 has several x, one turn around the globe apart: 181 and -179 degrees are one longitude.
 """
+
 from __future__ import annotations
 
 import functools
@@ -60,8 +61,14 @@ class RasterOnGrid:
             interpolated; empty if it does not differ.
     """
 
-    def __init__(self, raster: Raster, box: Box, crs: Optional[CRS], transform: affine.Affine,
-                 size: Optional[Tuple[int, int]] = None) -> None:
+    def __init__(
+        self,
+        raster: Raster,
+        box: Box,
+        crs: Optional[CRS],
+        transform: affine.Affine,
+        size: Optional[Tuple[int, int]] = None,
+    ) -> None:
         self.raster, self.box = raster, box
         self._crs, self._transform = crs, transform
         self.difference = ''
@@ -82,9 +89,12 @@ class RasterOnGrid:
         shifted = _corners(raster) + np.rint(corners[0])
         if np.abs(corners - shifted).max() > _ALIGNED:
             self.difference = (
-                'rotated' if not is_north_up(raster.transform) else 'shifted'
+                'rotated'
+                if not is_north_up(raster.transform)
+                else 'shifted'
                 if np.allclose(to_grid[:2] + to_grid[3:5], (1, 0, 0, 1), atol=1e-6)
-                else 'pixels of another size')
+                else 'pixels of another size'
+            )
 
     @property
     def is_off_grid(self) -> bool:
@@ -141,20 +151,27 @@ class RasterOnGrid:
         Returns:
             Columns and rows in pixels of the raster, (height, width) each.
         """
-        across, down = (knots(first, count, _STEP) for first, count in (
-            (box[0], box[2]), (box[1], box[3])))
+        across, down = (
+            knots(first, count, _STEP) for first, count in ((box[0], box[2]), (box[1], box[3]))
+        )
         positions = self._project(across, down)
         if not same_crs(self._crs, self.raster.crs) and not self._is_smooth(
-                positions, across, down):
-            across, down = (np.arange(count) + first + 0.5 for first, count in (
-                (box[0], box[2]), (box[1], box[3])))
+            positions, across, down
+        ):
+            across, down = (
+                np.arange(count) + first + 0.5
+                for first, count in ((box[0], box[2]), (box[1], box[3]))
+            )
             positions = self._project(across, down)
             positions[~np.isfinite(positions)] = _NOWHERE
             return positions[:, :, 0], positions[:, :, 1]
         positions[~np.isfinite(positions)] = _NOWHERE
         columns, rows = (
-            between(between(positions[:, :, axis], down, box[1], box[3]).T, across, box[0],
-                    box[2]).T for axis in (0, 1))
+            between(
+                between(positions[:, :, axis], down, box[1], box[3]).T, across, box[0], box[2]
+            ).T
+            for axis in (0, 1)
+        )
         return columns, rows
 
     def _project(self, across: np.ndarray, down: np.ndarray) -> np.ndarray:
@@ -170,16 +187,20 @@ class RasterOnGrid:
             return True
         for axis in (0, 1):
             if positions.shape[axis] > 1:
-                positions = (positions.take(range(1, positions.shape[axis]), axis)
-                             + positions.take(range(positions.shape[axis] - 1), axis)) / 2
-        actual = self._project(*(axis if len(axis) == 1 else (axis[1:] + axis[:-1]) / 2
-                                 for axis in (across, down)))
+                positions = (
+                    positions.take(range(1, positions.shape[axis]), axis)
+                    + positions.take(range(positions.shape[axis] - 1), axis)
+                ) / 2
+        actual = self._project(
+            *(axis if len(axis) == 1 else (axis[1:] + axis[:-1]) / 2 for axis in (across, down))
+        )
         with np.errstate(invalid='ignore'):
             return bool((np.abs(actual - positions) <= _SMOOTH).all())
 
 
-def _nearest(raster: Raster, columns: np.ndarray, rows: np.ndarray
-             ) -> Tuple[np.ndarray, np.ndarray]:
+def _nearest(
+    raster: Raster, columns: np.ndarray, rows: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return the values (bands, height, width) of the pixels at positions, and which are valid."""
     columns, rows = (np.floor(axis).astype(np.int64) for axis in (columns, rows))
     inside = (columns >= 0) & (rows >= 0) & (columns < raster.width) & (rows < raster.height)
@@ -187,8 +208,9 @@ def _nearest(raster: Raster, columns: np.ndarray, rows: np.ndarray
     if not inside.any():
         return values, inside
     left, top = int(columns[inside].min()), int(rows[inside].min())
-    pixels, valid = raster.read(left, top, int(columns[inside].max()) + 1 - left,
-                                int(rows[inside].max()) + 1 - top)
+    pixels, valid = raster.read(
+        left, top, int(columns[inside].max()) + 1 - left, int(rows[inside].max()) + 1 - top
+    )
     nearest = rows[inside] - top, columns[inside] - left
     values[:, inside] = pixels[(slice(None), *nearest)]
     inside[inside] = valid[nearest]
@@ -211,13 +233,18 @@ def read_on_grid(window: Box, width: int, height: int, read: Callable[[Box], _Pi
     try:
         return read(window)
     except RasterBlockError as error:
-        raise RasterBlockError(str(error), error.path, window,
-                               _damaged_blocks(window, width, height, read),
-                               error.reason) from error
+        raise RasterBlockError(
+            str(error),
+            error.path,
+            window,
+            _damaged_blocks(window, width, height, read),
+            error.reason,
+        ) from error
 
 
-def _damaged_blocks(window: Box, width: int, height: int, read: Callable[[Box], object]
-                    ) -> List[Box]:
+def _damaged_blocks(
+    window: Box, width: int, height: int, read: Callable[[Box], object]
+) -> List[Box]:
     column, row, columns, rows = window
     damaged = []
     for top in range(max(row, 0) // BLOCK * BLOCK, min(row + rows, height), BLOCK):
@@ -236,12 +263,18 @@ def is_north_up(transform: affine.Affine) -> bool:
 
 
 def _corners(raster: Raster) -> np.ndarray:
-    return np.array([(0, 0), (raster.width, 0), (0, raster.height),
-                     (raster.width, raster.height)], np.float64)
+    return np.array(
+        [(0, 0), (raster.width, 0), (0, raster.height), (raster.width, raster.height)], np.float64
+    )
 
 
-def box_on_grid(raster: Raster, crs: Optional[CRS], transform: affine.Affine,
-                size: Optional[Tuple[int, int]] = None, middle: Optional[float] = None) -> Box:
+def box_on_grid(
+    raster: Raster,
+    crs: Optional[CRS],
+    transform: affine.Affine,
+    size: Optional[Tuple[int, int]] = None,
+    middle: Optional[float] = None,
+) -> Box:
     """Return the extent of a raster in the pixels of a grid.
 
     Args:
@@ -262,9 +295,11 @@ def box_on_grid(raster: Raster, crs: Optional[CRS], transform: affine.Affine,
     if obstacle:
         if size is not None:
             return 0, 0, size[0], size[1]
-        raise GeoError(f'{raster.path} ({short_crs(raster.crs)}) {obstacle} '
-                       f'{short_crs(crs)}, the CRS of the common grid; name a scene with another '
-                       f'CRS first.')
+        raise GeoError(
+            f'{raster.path} ({short_crs(raster.crs)}) {obstacle} '
+            f'{short_crs(crs)}, the CRS of the common grid; name a scene with another '
+            f'CRS first.'
+        )
     pixels = to_map(~transform, outline)
     middle = size[0] / 2 if middle is None and size is not None else middle
     period = _columns_of_turn(crs, transform)
@@ -313,10 +348,11 @@ def _outline_on_grid(raster: Raster, crs: Optional[CRS]) -> Tuple[np.ndarray, st
 
 
 def _has_pole(raster: Raster) -> bool:
-    poles = _projection(CRS.from_epsg(4326), raster.crs)(np.array([[0., 90.], [0., -90.]]))
+    poles = _projection(CRS.from_epsg(4326), raster.crs)(np.array([[0.0, 90.0], [0.0, -90.0]]))
     columns, rows = to_map(~raster.transform, poles).T
-    return bool(((columns >= 0) & (columns <= raster.width)
-                 & (rows >= 0) & (rows <= raster.height)).any())
+    return bool(
+        ((columns >= 0) & (columns <= raster.width) & (rows >= 0) & (rows <= raster.height)).any()
+    )
 
 
 def _columns_of_turn(crs: Optional[CRS], transform: affine.Affine) -> float:

@@ -1,4 +1,5 @@
 """When an image was taken, and at which wavelengths, as the tags of its file say it."""
+
 from __future__ import annotations
 
 from typing import List, Optional, Sequence
@@ -10,8 +11,14 @@ from .gdal_files import open_file
 # when they wrote the file.
 _TIMES = (('IMAGERY', 'ACQUISITIONDATETIME'), (None, 'SENSING_TIME'))
 # Micrometers of the units in ENVI's headers.
-_MICROMETERS = {'micrometers': 1., 'micrometer': 1., 'um': 1., 'nanometers': 1e-3,
-                'nanometer': 1e-3, 'nm': 1e-3}
+_MICROMETERS = {
+    'micrometers': 1.0,
+    'micrometer': 1.0,
+    'um': 1.0,
+    'nanometers': 1e-3,
+    'nanometer': 1e-3,
+    'nm': 1e-3,
+}
 
 
 def acquisition_time(path: str) -> Optional[str]:

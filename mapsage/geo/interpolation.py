@@ -7,6 +7,7 @@ Shapes:
     columns, rows    (height, width) positions in the raster, fractions allowed
     result           (bands, height, width) values, (height, width) bool
 """
+
 from __future__ import annotations
 
 import math
@@ -32,8 +33,9 @@ def between(values: np.ndarray, knots: np.ndarray, first: int, count: int) -> np
     return values[upper - 1] + share[:, None] * (values[upper] - values[upper - 1])
 
 
-def interpolate(raster: Raster, columns: np.ndarray, rows: np.ndarray
-                 ) -> Tuple[np.ndarray, np.ndarray]:
+def interpolate(
+    raster: Raster, columns: np.ndarray, rows: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return the values at positions in a raster, and which of them are valid.
 
     The values are interpolated bilinearly between the centers of valid pixels. A position is valid
@@ -60,15 +62,18 @@ def interpolate(raster: Raster, columns: np.ndarray, rows: np.ndarray
     x, y = columns - left, rows - top
     pixel_x, pixel_y = (
         np.clip(np.floor(axis).astype(np.int64), 0, size - 1)
-        for axis, size in ((x, right - left), (y, bottom - top)))
+        for axis, size in ((x, right - left), (y, bottom - top))
+    )
     is_valid = inside & valid[pixel_y, pixel_x]
     x0, y0 = np.floor(x - 0.5), np.floor(y - 0.5)
     share_x, share_y = x - 0.5 - x0, y - 0.5 - y0
     total, weights = np.zeros(shape), np.zeros(shape[1:])
     for dx, weight_x in ((0, 1 - share_x), (1, share_x)):
         for dy, weight_y in ((0, 1 - share_y), (1, share_y)):
-            corner = (np.clip(y0 + dy, 0, bottom - top - 1).astype(np.int64),
-                      np.clip(x0 + dx, 0, right - left - 1).astype(np.int64))
+            corner = (
+                np.clip(y0 + dy, 0, bottom - top - 1).astype(np.int64),
+                np.clip(x0 + dx, 0, right - left - 1).astype(np.int64),
+            )
             weight = weight_x * weight_y * valid[corner]
             total += weight * values[(slice(None), *corner)]
             weights += weight

@@ -3,6 +3,7 @@
 Label values are returned as they are in the file, with the pixels that have a label.
 `LoadGeoTiffLabels` turns them into class indices. Labels from polygons are in `vector_labels.py`.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -46,28 +47,33 @@ class RasterLabels:
             has no georeference, only the sizes must match.
     """
 
-    def __init__(self, path: PathName, scene: Raster,
-                 nodata: Union[None, int, str] = 'file') -> None:
+    def __init__(
+        self, path: PathName, scene: Raster, nodata: Union[None, int, str] = 'file'
+    ) -> None:
         self.path = self._pixels = str(path)
         self.raster = labels = Raster(path)
         self.nodata: Optional[float] = labels.nodata if isinstance(nodata, str) else nodata
         if len(labels.bands) != 1 or labels.dtype.kind not in 'ui':
-            raise GeoError(f'labels {path} have {len(labels.bands)} band(s) of '
-                           f'{labels.dtype}, expected one band of class indices (integers); '
-                           'convert them, for example with gdal_translate -b 1 -ot Byte.')
+            raise GeoError(
+                f'labels {path} have {len(labels.bands)} band(s) of '
+                f'{labels.dtype}, expected one band of class indices (integers); '
+                'convert them, for example with gdal_translate -b 1 -ot Byte.'
+            )
         self.settings = dict(nodata=self.nodata)
         # An integer, because NumPy converts a whole uint8 array to compare it with a float. A value
         # that is no integer hides no pixel.
-        self._hidden = (int(self.nodata) if self.nodata is not None
-                        and float(self.nodata).is_integer() else None)
+        self._hidden = (
+            int(self.nodata)
+            if self.nodata is not None and float(self.nodata).is_integer()
+            else None
+        )
         _check_same_grid(labels, scene)
 
     def read_from(self, path: str) -> None:
         """Read the values from a copy of the raster from now on."""
         self._pixels = path
 
-    def read(self, column: int, row: int, width: int, height: int
-             ) -> Tuple[np.ndarray, np.ndarray]:
+    def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window in pixels, which may reach beyond the scene.
 
         Returns:
@@ -76,7 +82,7 @@ class RasterLabels:
             (height, width). Values of other pixels have no meaning.
         """
         raster = open_raster(self._pixels, known=self.raster)
-        (values, ), labeled = raster.read_with_nodata(column, row, width, height)
+        (values,), labeled = raster.read_with_nodata(column, row, width, height)
         if self._hidden is not None:
             labeled &= values != self._hidden
         return values, labeled
@@ -98,8 +104,10 @@ class RasterLabels:
     def count_unlabeled(self) -> int:
         """Return how many pixels of the raster have no label."""
         width, height = self.raster.width, self.raster.height
-        return sum(int((~self.read(0, row, width, min(_ROWS, height - row))[1]).sum())
-                   for row in range(0, height, _ROWS))
+        return sum(
+            int((~self.read(0, row, width, min(_ROWS, height - row))[1]).sum())
+            for row in range(0, height, _ROWS)
+        )
 
     def __deepcopy__(self, memo: object) -> RasterLabels:
         # A copy of a sample needs no other header and file.
@@ -127,9 +135,11 @@ def byte_labels(values: np.ndarray, path: PathName) -> np.ndarray:
     wrong = (labels != values) & ~is_ignored
     labels[is_ignored] = 255
     if wrong.any():
-        raise GeoError(f'mask {path} holds the value {values[wrong][0]} ({int(wrong.sum())} '
-                       f'pixel(s), {values.dtype}), expected class indices from 0 to 254, and 255 '
-                       'for ignored pixels. Correct the mask.')
+        raise GeoError(
+            f'mask {path} holds the value {values[wrong][0]} ({int(wrong.sum())} '
+            f'pixel(s), {values.dtype}), expected class indices from 0 to 254, and 255 '
+            'for ignored pixels. Correct the mask.'
+        )
     return labels
 
 
@@ -172,12 +182,15 @@ class LabelFiles:
         matches = self._by_stem.get(stem, [])
         if len(matches) != 1:
             # A file in a format that is not read is named, too.
-            matches = matches or [path for path in sorted(Path(self._labels).iterdir())
-                                  if path.stem == stem]
+            matches = matches or [
+                path for path in sorted(Path(self._labels).iterdir()) if path.stem == stem
+            ]
             names = ', '.join(path.name for path in matches) or 'none'
-            raise GeoError(f'scene {scene} needs one label file {stem}.* in {self._labels}, found '
-                           f'{names}; expected one of '
-                           f'{", ".join(RASTER_SUFFIXES + VECTOR_SUFFIXES)}.')
+            raise GeoError(
+                f'scene {scene} needs one label file {stem}.* in {self._labels}, found '
+                f'{names}; expected one of '
+                f'{", ".join(RASTER_SUFFIXES + VECTOR_SUFFIXES)}.'
+            )
         return str(matches[0])
 
 
@@ -185,15 +198,19 @@ def _check_same_grid(labels: Raster, scene: Raster) -> None:
     """Raise an error if two rasters differ in size, CRS or transform."""
     subject = f'labels {labels.path}'
     if (labels.width, labels.height) != (scene.width, scene.height):
-        raise GeoError(f'{subject} are {labels.width} x {labels.height} pixels, their scene '
-                       f'{scene.path} is {scene.width} x {scene.height}; expected the same grid, '
-                       'cut and resample them to it (rio warp --like).')
+        raise GeoError(
+            f'{subject} are {labels.width} x {labels.height} pixels, their scene '
+            f'{scene.path} is {scene.width} x {scene.height}; expected the same grid, '
+            'cut and resample them to it (rio warp --like).'
+        )
     if not (labels.is_georeferenced and scene.is_georeferenced):
         return
     if not same_crs(labels.crs, scene.crs):
-        raise GeoError(f'{subject} are in {short_crs(labels.crs)}, their scene {scene.path} is in '
-                       f'{short_crs(scene.crs)}; reproject them to its grid (rio warp --like, '
-                       'resampling nearest).')
+        raise GeoError(
+            f'{subject} are in {short_crs(labels.crs)}, their scene {scene.path} is in '
+            f'{short_crs(scene.crs)}; reproject them to its grid (rio warp --like, '
+            'resampling nearest).'
+        )
     if labels.transform == scene.transform:
         return
     corners = np.array([(0, 0), (scene.width, 0), (0, scene.height)])
@@ -201,7 +218,9 @@ def _check_same_grid(labels: Raster, scene: Raster) -> None:
     points[:, 0] = next_to(points[:, 0], expected[:, 0], full_turn(scene.crs))
     offset = np.abs(to_map(~scene.transform, points) - corners)
     if offset.max() > 0.1:
-        raise GeoError(f'{subject} lie up to {offset.max():.4g} pixels off their scene '
-                       f'{scene.path} (transforms {tuple(labels.transform)[:6]} and '
-                       f'{tuple(scene.transform)[:6]}); resample them to its grid '
-                       '(rio warp --like, resampling nearest).')
+        raise GeoError(
+            f'{subject} lie up to {offset.max():.4g} pixels off their scene '
+            f'{scene.path} (transforms {tuple(labels.transform)[:6]} and '
+            f'{tuple(scene.transform)[:6]}); resample them to its grid '
+            '(rio warp --like, resampling nearest).'
+        )

@@ -9,6 +9,7 @@ Shapes:
     values       (bands, height, width)
     valid        (height, width) bool
 """
+
 from __future__ import annotations
 
 import math
@@ -80,23 +81,33 @@ class Mosaic(Raster):
         self.transform = transform * affine.Affine.translation(left, top)
         covered = sum(raster.width * raster.height for raster in rasters)
         if covered < _SPARSEST * self.width * self.height:
-            raise GeoError(f'a mosaic of these {len(rasters)} scenes has {self.width:,} x '
-                           f'{self.height:,} pixels, nearly all of them empty: the scenes lie far '
-                           f'apart. Make one mosaic of each group of neighbors.')
+            raise GeoError(
+                f'a mosaic of these {len(rasters)} scenes has {self.width:,} x '
+                f'{self.height:,} pixels, nearly all of them empty: the scenes lie far '
+                f'apart. Make one mosaic of each group of neighbors.'
+            )
         members = [
-            RasterOnGrid(raster, (x - left, y - top, width, height), self.crs, self.transform,
-                         (self.width, self.height))
-            for raster, (x, y, width, height) in zip(rasters, boxes)]
-        self.resampled = [(member.raster.path, member.difference)
-                          for member in members if member.difference]
+            RasterOnGrid(
+                raster,
+                (x - left, y - top, width, height),
+                self.crs,
+                self.transform,
+                (self.width, self.height),
+            )
+            for raster, (x, y, width, height) in zip(rasters, boxes)
+        ]
+        self.resampled = [
+            (member.raster.path, member.difference) for member in members if member.difference
+        ]
         self._members = []
         for group in _neighbors(members):
             if len(group) > 1:
                 joined = Mosaic.__new__(Mosaic)
                 joined._join([member.raster for member in group])
                 box = box_on_grid(joined, self.crs, self.transform, middle=middle - left)
-                group = [RasterOnGrid(joined, box, self.crs, self.transform,
-                                      (self.width, self.height))]
+                group = [
+                    RasterOnGrid(joined, box, self.crs, self.transform, (self.width, self.height))
+                ]
             self._members += group
         # Numbers of the scenes with open files, from the least to the most recently used one.
         self._recent: OrderedDict = OrderedDict()
@@ -106,12 +117,14 @@ class Mosaic(Raster):
         grid = 'pixels' if self.crs is None else short_crs(self.crs)
         listed = ', '.join(f'{path} ({difference})' for path, difference in self.resampled[:4])
         more = f' and {len(self.resampled) - 4} more' * (len(self.resampled) > 4)
-        return (f'{self.path}: {self.width}x{self.height} pixels on the grid of '
-                f'{self._grid_source} ({grid})'
-                + f'; interpolated onto it: {listed}{more}' * bool(listed))
+        return (
+            f'{self.path}: {self.width}x{self.height} pixels on the grid of '
+            f'{self._grid_source} ({grid})'
+            + f'; interpolated onto it: {listed}{more}'
+            * bool(listed)
+        )
 
-    def read(self, column: int, row: int, width: int, height: int
-             ) -> Tuple[np.ndarray, np.ndarray]:
+    def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window, as ``Raster.read`` does.
 
         Raises:
@@ -120,13 +133,16 @@ class Mosaic(Raster):
         """
         return read_on_grid((column, row, width, height), self.width, self.height, self._compose)
 
-    def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
-                     ) -> Tuple[np.ndarray, np.ndarray]:
+    def read_reduced(
+        self, factor: int, row: int = 0, height: Optional[int] = None
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Read every ``factor``-th pixel of the rows from ``row`` on, as ``Raster`` does."""
         height = self.height - row if height is None else height
         strips = [self.read(0, first, self.width, 1) for first in range(row, row + height, factor)]
-        return (np.concatenate([values[:, :, ::factor] for values, _ in strips], 1),
-                np.concatenate([valid[:, ::factor] for _, valid in strips]))
+        return (
+            np.concatenate([values[:, :, ::factor] for values, _ in strips], 1),
+            np.concatenate([valid[:, ::factor] for _, valid in strips]),
+        )
 
     def facts(self) -> Dict[str, Any]:
         """Return the grids of the scenes and what makes their pixels invalid, as JSON values."""
@@ -154,7 +170,7 @@ class Mosaic(Raster):
             if shared is None:
                 continue
             left, top = shared[0] - box[0], shared[1] - box[1]
-            area = np.s_[top:top + shared[3], left:left + shared[2]]
+            area = np.s_[top : top + shared[3], left : left + shared[2]]
             if valid[area].all():
                 continue
             scene_values, is_new = member.read(shared)
@@ -181,23 +197,36 @@ def _neighbors(members: Sequence[RasterOnGrid]) -> List[List[RasterOnGrid]]:
     around: Optional[Box] = None  # in pixels of the first of the last group
     for member in members:
         box = None if around is None else _box_beside(groups[-1][0], member)
-        if around is None or box is None or _intersection(
-                box, (around[0] - 1, around[1] - 1, around[2] + 2, around[3] + 2)) is None:
+        if (
+            around is None
+            or box is None
+            or _intersection(box, (around[0] - 1, around[1] - 1, around[2] + 2, around[3] + 2))
+            is None
+        ):
             groups.append([member])
             around = (0, 0, member.raster.width, member.raster.height)
             continue
         groups[-1].append(member)
         left, top = min(around[0], box[0]), min(around[1], box[1])
-        around = (left, top, max(around[0] + around[2], box[0] + box[2]) - left,
-                  max(around[1] + around[3], box[1] + box[3]) - top)
+        around = (
+            left,
+            top,
+            max(around[0] + around[2], box[0] + box[2]) - left,
+            max(around[1] + around[3], box[1] + box[3]) - top,
+        )
     return groups
 
 
 def _box_beside(first: RasterOnGrid, second: RasterOnGrid) -> Optional[Box]:
     """Return the extent of an interpolated scene in pixels of another; None if grids differ."""
     left, right = first.raster, second.raster
-    if not (first.is_off_grid and second.is_off_grid and is_north_up(left.transform)
-            and is_north_up(right.transform) and same_crs(left.crs, right.crs)):
+    if not (
+        first.is_off_grid
+        and second.is_off_grid
+        and is_north_up(left.transform)
+        and is_north_up(right.transform)
+        and same_crs(left.crs, right.crs)
+    ):
         return None
     box = box_on_grid(right, left.crs, left.transform, middle=left.width / 2)
     return None if RasterOnGrid(right, box, left.crs, left.transform).difference else box
@@ -206,21 +235,26 @@ def _box_beside(first: RasterOnGrid, second: RasterOnGrid) -> Optional[Box]:
 def _check_alike(raster: Raster, first: Raster) -> None:
     """Raise an error if a scene cannot be in one mosaic with the first scene."""
     if raster.transform == affine.identity:
-        raise GeoError(f'{raster.path} {raster.georeference_gap}, so its position in the mosaic is '
-                       f'unknown; georeference it, or leave it out.')
+        raise GeoError(
+            f'{raster.path} {raster.georeference_gap}, so its position in the mosaic is '
+            f'unknown; georeference it, or leave it out.'
+        )
     if (raster.crs is None) != (first.crs is None):
         bare, referenced = (raster, first) if raster.crs is None else (first, raster)
-        raise GeoError(f'{bare.path} has no CRS and {referenced.path} has '
-                       f'{short_crs(referenced.crs)}; set it with gdal_edit.py -a_srs.')
+        raise GeoError(
+            f'{bare.path} has no CRS and {referenced.path} has '
+            f'{short_crs(referenced.crs)}; set it with gdal_edit.py -a_srs.'
+        )
     if (len(raster.bands), raster.dtype) != (len(first.bands), first.dtype):
-        raise GeoError(f'{raster.path} has {len(raster.bands)} band(s) of {raster.dtype}, and '
-                       f'{first.path} {len(first.bands)} of {first.dtype}; the scenes of a mosaic '
-                       f'need the same. Choose bands, or convert with gdal_translate -ot.')
+        raise GeoError(
+            f'{raster.path} has {len(raster.bands)} band(s) of {raster.dtype}, and '
+            f'{first.path} {len(first.bands)} of {first.dtype}; the scenes of a mosaic '
+            f'need the same. Choose bands, or convert with gdal_translate -ot.'
+        )
 
 
 def _north_up(transform: affine.Affine) -> affine.Affine:
-    """Return a transform that is north up, with square pixels of the same area and the same origin.
-    """
+    """Return a transform that is north up, with square pixels of the same area and the same origin."""
     side = math.sqrt(abs(transform.determinant))
     return affine.Affine(side, 0, transform.c, 0, -side, transform.f)
 

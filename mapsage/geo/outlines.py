@@ -9,6 +9,7 @@ Shapes:
     polygon                      one value per ring
     arc                          number of the arc (border between two nodes) of each point
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -49,8 +50,7 @@ def walk(polygons: np.ndarray) -> Rings:
     along = np.arange(len(edge)) - np.repeat(np.cumsum(length) - length, length)
     direction = np.sign(step)[edge]
     walked, ring = start[edge] + along[:, None] * direction, ring[edge]
-    return Rings(walked, ring, polygon,
-                 (direction != direction[_previous_in_ring(ring)]).any(1))
+    return Rings(walked, ring, polygon, (direction != direction[_previous_in_ring(ring)]).any(1))
 
 
 def rebuild(rings: Rings, keep: np.ndarray) -> np.ndarray:
@@ -88,8 +88,10 @@ def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
     simple, simple_ring = simple[~last_of_arc], ring[start][arc[~last_of_arc]]
     collapsed = np.bincount(simple_ring, minlength=len(rings.polygon)) < 3
     exact = rings.corner & collapsed[rings.ring]
-    simple, simple_ring = (np.concatenate([simple[~collapsed[simple_ring]], rings.points[exact]]),
-                           np.r_[simple_ring[~collapsed[simple_ring]], rings.ring[exact]])
+    simple, simple_ring = (
+        np.concatenate([simple[~collapsed[simple_ring]], rings.points[exact]]),
+        np.r_[simple_ring[~collapsed[simple_ring]], rings.ring[exact]],
+    )
     order = np.argsort(simple_ring, kind='stable')
     polygons = build_polygons(simple[order], simple_ring[order], rings.polygon)
     invalid = ~shapely.is_valid(polygons)
@@ -103,8 +105,10 @@ def ring_areas(points: np.ndarray, ring: np.ndarray) -> np.ndarray:
     first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
     local = points - np.repeat(points[first], np.diff(np.r_[first, len(ring)]), axis=0)
     previous = local[_previous_in_ring(ring)]
-    return np.abs(np.add.reduceat(previous[:, 0] * local[:, 1] - local[:, 0] * previous[:, 1],
-                                  first)) / 2
+    return (
+        np.abs(np.add.reduceat(previous[:, 0] * local[:, 1] - local[:, 0] * previous[:, 1], first))
+        / 2
+    )
 
 
 def polygon_areas(areas: np.ndarray, polygon: np.ndarray) -> np.ndarray:
@@ -121,8 +125,9 @@ def _previous_in_ring(ring: np.ndarray) -> np.ndarray:
     return previous
 
 
-def _rotate_to_start(points: np.ndarray, ring: np.ndarray, node: np.ndarray
-                     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _rotate_to_start(
+    points: np.ndarray, ring: np.ndarray, node: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rotate each ring to begin at a node, or at its smallest point if it has no node.
 
     Returns:
@@ -134,14 +139,16 @@ def _rotate_to_start(points: np.ndarray, ring: np.ndarray, node: np.ndarray
     begin = np.lexsort((points[:, 0], points[:, 1], ~node, ring))[first]
     offset = np.arange(len(ring)) - np.repeat(first, count)
     order = np.repeat(first, count) + (offset + np.repeat(begin - first, count)) % np.repeat(
-        count, count)
+        count, count
+    )
     start = node[order]
     start[first] = True
     return points[order], ring, start
 
 
-def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tolerance: float
-                   ) -> Tuple[np.ndarray, np.ndarray]:
+def _simplify_arcs(
+    points: np.ndarray, ring: np.ndarray, start: np.ndarray, tolerance: float
+) -> Tuple[np.ndarray, np.ndarray]:
     """Simplify each arc: the points from a start to the next start in its ring, both included.
 
     Returns:
@@ -156,8 +163,9 @@ def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tole
     flat = points[members]
     backward = _runs_backward(flat, arc)
     flat = flat[_flip(arc, backward)]
-    lines = shapely.simplify(shapely.linestrings(flat, indices=arc), tolerance,
-                             preserve_topology=False)
+    lines = shapely.simplify(
+        shapely.linestrings(flat, indices=arc), tolerance, preserve_topology=False
+    )
     simple, simple_arc = shapely.get_coordinates(lines, return_index=True)
     return np.rint(simple).astype(np.int64)[_flip(simple_arc, backward)], simple_arc
 

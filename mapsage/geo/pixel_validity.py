@@ -11,6 +11,7 @@ In a valid pixel every band keeps its value, even if that equals no-data. Exampl
 the saturated green of a white roof is a measurement, and 0 instead would be another color.
 docs/how-to/maps.md compares this rule with GDAL and rasterio. `Raster` in `raster.py` applies it.
 """
+
 from __future__ import annotations
 
 import math
@@ -51,8 +52,9 @@ class PixelValidity:
     may_be_nan: bool
 
     @classmethod
-    def of(cls, source: rasterio.DatasetReader, bands: Sequence[int],
-           dtype: np.dtype) -> PixelValidity:
+    def of(
+        cls, source: rasterio.DatasetReader, bands: Sequence[int], dtype: np.dtype
+    ) -> PixelValidity:
         """Return the validity of the bands of an open file.
 
         An alpha band that is among ``bands`` counts as data, not as a mask.
@@ -60,16 +62,22 @@ class PixelValidity:
         # GDAL looks at all bands for each of these tuples.
         mask_flags, nodata = source.mask_flag_enums, nodata_values(source)
         flags = [set(mask_flags[band - 1]) for band in bands]
-        alpha = [band for band, kind in zip(source.indexes, source.colorinterp)
-                 if kind == ColorInterp.alpha]
+        alpha = [
+            band
+            for band, kind in zip(source.indexes, source.colorinterp)
+            if kind == ColorInterp.alpha
+        ]
         mask = None
         if MaskFlags.per_dataset in flags[0] and MaskFlags.alpha not in flags[0]:
             mask = 'dataset'
         elif any(not flag & _NO_STORED_MASK for flag in flags):
             mask = 'bands'
-        return cls(mask, None if not alpha or set(alpha) & set(bands) else alpha[0],
-                   _in_dtype([nodata[band - 1] for band in bands], dtype),
-                   dtype.kind == 'f')
+        return cls(
+            mask,
+            None if not alpha or set(alpha) & set(bands) else alpha[0],
+            _in_dtype([nodata[band - 1] for band in bands], dtype),
+            dtype.kind == 'f',
+        )
 
     @property
     def may_hide(self) -> bool:
@@ -81,8 +89,13 @@ class PixelValidity:
         """Whether the file hides pixels by a mask, an alpha band or no-data."""
         return bool(self.mask or self.alpha or self.nodata)
 
-    def apply(self, values: np.ndarray, read_alpha: Callable[[], np.ndarray],
-              read_masks: Callable[[], np.ndarray], by_value: bool = True) -> np.ndarray:
+    def apply(
+        self,
+        values: np.ndarray,
+        read_alpha: Callable[[], np.ndarray],
+        read_masks: Callable[[], np.ndarray],
+        by_value: bool = True,
+    ) -> np.ndarray:
         """Return the valid pixels, bool (height, width); set the others to 0 in ``values``.
 
         Args:
@@ -109,9 +122,11 @@ class PixelValidity:
 
     def facts(self) -> Dict[str, Any]:
         """Return the attributes as JSON values; no-data values are text, as JSON has no NaN."""
-        return dict(mask=self.mask, alpha=self.alpha,
-                    nodata=None if self.nodata is None else [str(float(value))
-                                                             for value in self.nodata])
+        return dict(
+            mask=self.mask,
+            alpha=self.alpha,
+            nodata=None if self.nodata is None else [str(float(value)) for value in self.nodata],
+        )
 
 
 def _equals(band: np.ndarray, nodata: Any) -> np.ndarray:
@@ -122,8 +137,11 @@ def _equals(band: np.ndarray, nodata: Any) -> np.ndarray:
     """
     if np.isnan(nodata):
         return np.isnan(band)
-    if band.dtype.kind != 'f' or not _LARGE <= abs(float(nodata)) < np.inf \
-            or band.dtype.type(f'{nodata:.6g}') != nodata:
+    if (
+        band.dtype.kind != 'f'
+        or not _LARGE <= abs(float(nodata)) < np.inf
+        or band.dtype.type(f'{nodata:.6g}') != nodata
+    ):
         return band == nodata
     half = 0.5 * 10.0 ** (math.floor(math.log10(abs(float(nodata)))) - 5)
     low, high = float(nodata) - half, float(nodata) + half
@@ -142,8 +160,7 @@ def nodata_values(source: rasterio.DatasetReader) -> Tuple[Optional[float], ...]
     if not any(wide):
         return values
     text = _read_nodata_tag(source.name) if source.driver == 'GTiff' else ''
-    return tuple(_exact(text, value) if is_wide else value
-                 for value, is_wide in zip(values, wide))
+    return tuple(_exact(text, value) if is_wide else value for value, is_wide in zip(values, wide))
 
 
 def _read_nodata_tag(path: str) -> str:
@@ -155,7 +172,7 @@ def _read_nodata_tag(path: str) -> str:
             def numbers(layout: str) -> Tuple[int, ...]:
                 return struct.unpack(order + layout, file.read(struct.calcsize(order + layout)))
 
-            is_big = numbers('H') == (43, )
+            is_big = numbers('H') == (43,)
             # The offset of the first directory, after two more numbers in a BigTIFF.
             file.seek(numbers('HHQ' if is_big else 'I')[-1])
             for _ in range(numbers('Q' if is_big else 'H')[0]):
@@ -199,7 +216,9 @@ def _in_dtype(nodata: Sequence[Optional[float]], dtype: np.dtype) -> Optional[Tu
         with np.errstate(over='ignore'):
             return tuple(dtype.type(value) for value in nodata)
     limits = np.iinfo(dtype)
-    if any(not limits.min <= value <= limits.max or value % 1  # type: ignore[operator]
-           for value in nodata):
+    if any(
+        not limits.min <= value <= limits.max or value % 1  # type: ignore[operator]
+        for value in nodata
+    ):
         return None
     return tuple(dtype.type(int(value)) for value in nodata)  # type: ignore[arg-type]

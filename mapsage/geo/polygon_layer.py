@@ -6,6 +6,7 @@ Areas are measured before the outlines are simplified. `polygons.py` finds the r
 Shapes:
     nodes            sorted int64 keys, row * (width + 1) + column of a pixel corner
 """
+
 from __future__ import annotations
 
 import warnings
@@ -71,8 +72,15 @@ class PolygonLayer:
         count: Number of polygons written so far.
     """
 
-    def __init__(self, path: Path, source: rasterio.DatasetReader, class_names: Sequence[str],
-                 tolerance: float, min_area: float, further: Optional[FieldSource] = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        source: rasterio.DatasetReader,
+        class_names: Sequence[str],
+        tolerance: float,
+        min_area: float,
+        further: Optional[FieldSource] = None,
+    ) -> None:
         self.count = 0
         self._further = further
         self._path, self._names = path, np.array(list(map(xml_text, class_names)), object)
@@ -91,8 +99,9 @@ class PolygonLayer:
         for numbers in np.split(large, 1 + np.flatnonzero(np.diff(batch))):
             if len(numbers):
                 rings = walk(polygons[numbers])
-                self._write([pieces[number] for number in numbers],
-                            self._outlines(rings, nodes), rings)
+                self._write(
+                    [pieces[number] for number in numbers], self._outlines(rings, nodes), rings
+                )
 
     def close(self) -> None:
         """Write an empty layer if no region was written, and check the number of polygons.
@@ -120,19 +129,30 @@ class PolygonLayer:
         return simplify(rings, is_node, self._tolerance)
 
     def _write(self, pieces: Sequence[Piece], outlines: np.ndarray, rings: Rings) -> None:
-        pixels = polygon_areas(ring_areas(rings.points[rings.corner], rings.ring[rings.corner]),
-                               rings.polygon)
+        pixels = polygon_areas(
+            ring_areas(rings.points[rings.corner], rings.ring[rings.corner]), rings.polygon
+        )
         outlines = shapely.transform(outlines, lambda points: to_map(self._transform, points))
         self._write_batch(pieces, outlines, self._area.of(rings), pixels)
 
-    def _write_batch(self, pieces: Sequence[Piece], outlines: np.ndarray,
-                     square_meters: np.ndarray, pixels: np.ndarray) -> None:
+    def _write_batch(
+        self,
+        pieces: Sequence[Piece],
+        outlines: np.ndarray,
+        square_meters: np.ndarray,
+        pixels: np.ndarray,
+    ) -> None:
         import pyogrio.raw
 
         labels = np.array([piece.label for piece in pieces], np.int32)
         is_cut = np.array([piece.is_cut for piece in pieces], bool)
-        fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,
-                      area_px=pixels.astype(np.int64), is_cut=is_cut)
+        fields = dict(
+            class_id=labels,
+            class_name=self._names[labels],
+            area_m2=square_meters,
+            area_px=pixels.astype(np.int64),
+            is_cut=is_cut,
+        )
         nulls = [None, None, np.isnan(square_meters), None, None]
         if self._further is not None:
             for name, further in self._further.of(pieces).items():
@@ -143,8 +163,16 @@ class PolygonLayer:
             warnings.filterwarnings('ignore', "'crs' was not provided")
             # Version 1.2, because GDAL below 3.7, as in QGIS 3.22, supports later ones partly.
             pyogrio.raw.write(
-                str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
-                field_mask=nulls, layer=LAYER,
-                driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0,
-                VERSION='1.2')
+                str(self._path),
+                shapely.to_wkb(outlines),
+                list(fields.values()),
+                list(fields),
+                field_mask=nulls,
+                layer=LAYER,
+                driver='GPKG',
+                geometry_type='Polygon',
+                crs=self._crs,
+                append=self.count > 0,
+                VERSION='1.2',
+            )
         self.count += len(labels)

@@ -9,6 +9,7 @@ Shapes:
     polygon          shapely polygon whose corners are pixel corners (column, row)
     nodes            sorted int64 keys, row * (width + 1) + column of a pixel corner
 """
+
 from __future__ import annotations
 
 import os
@@ -40,11 +41,16 @@ Span = Tuple[int, int, int, int]
 class, number of the region."""
 
 
-def write_polygons(class_map_path: PathName, destination: PathName, class_names: Sequence[str],
-                   simplify: float = 1.0, min_area: float = 0,
-                   background: Union[None, int, Sequence[int]] = None,
-                   palette: Optional[Sequence[Sequence[int]]] = None,
-                   further: Optional[FieldSource] = None) -> int:
+def write_polygons(
+    class_map_path: PathName,
+    destination: PathName,
+    class_names: Sequence[str],
+    simplify: float = 1.0,
+    min_area: float = 0,
+    background: Union[None, int, Sequence[int]] = None,
+    palette: Optional[Sequence[Sequence[int]]] = None,
+    further: Optional[FieldSource] = None,
+) -> int:
     """Write the connected regions of a class map into a GeoPackage.
 
     The file has one layer, ``map``, with the fields ``class_id``, ``class_name``, ``area_m2``,
@@ -88,8 +94,7 @@ def write_polygons(class_map_path: PathName, destination: PathName, class_names:
     destination = Path(destination)
     with open_file(class_map_path) as source, temporary_beside(destination) as folder:
         temporary = folder / destination.name
-        layer = PolygonLayer(temporary, source, class_names, simplify, min_area,
-                             further)
+        layer = PolygonLayer(temporary, source, class_names, simplify, min_area, further)
         try:
             excluded = np.atleast_1d([] if background is None else background)
             for pieces, nodes in _regions(source, len(class_names), excluded):
@@ -97,23 +102,34 @@ def write_polygons(class_map_path: PathName, destination: PathName, class_names:
             layer.close()
             if palette is not None:
                 styled = [number for number in range(len(class_names)) if number not in excluded]
-                add_polygon_style(temporary, LAYER, 'class_name',
-                                  [class_names[i] for i in styled], [palette[i] for i in styled])
+                add_polygon_style(
+                    temporary,
+                    LAYER,
+                    'class_name',
+                    [class_names[i] for i in styled],
+                    [palette[i] for i in styled],
+                )
             os.replace(temporary, destination)
         except (OSError, DataSourceError, DataLayerError, FeatureError) as error:
             raise GeoError(disk_message(destination, error)) from error
     return layer.count
 
 
-def _regions(source: rasterio.DatasetReader, num_classes: int, excluded: np.ndarray
-             ) -> Iterator[Tuple[List[Piece], np.ndarray]]:
+def _regions(
+    source: rasterio.DatasetReader, num_classes: int, excluded: np.ndarray
+) -> Iterator[Tuple[List[Piece], np.ndarray]]:
     """Yield the polygons that each strip completes, with the nodes on their outlines."""
     regions, nodes = _OpenRegions(), _Nodes(source.width)
     for top, bottom in _strips(source.height, max(1, _STRIP_PIXELS // source.width)):
         labels = _read_labels(source, top, bottom, num_classes, excluded)
         nodes.add(labels, top)
-        pieces = [piece for left in range(0, source.width, TILE) for piece in _pieces(
-            labels[1:-1, 1 + left:1 + min(left + TILE, source.width)], left, top)]
+        pieces = [
+            piece
+            for left in range(0, source.width, TILE)
+            for piece in _pieces(
+                labels[1:-1, 1 + left : 1 + min(left + TILE, source.width)], left, top
+            )
+        ]
         yield regions.add(pieces, top, bottom), nodes.keys
         nodes.drop_above(regions.top)
     yield regions.finish(), nodes.keys
@@ -127,8 +143,9 @@ def _strips(height: int, rows: int) -> Iterator[Tuple[int, int]]:
             yield top, min(top + rows, end)
 
 
-def _read_labels(source: rasterio.DatasetReader, top: int, bottom: int, num_classes: int,
-                 excluded: np.ndarray) -> np.ndarray:
+def _read_labels(
+    source: rasterio.DatasetReader, top: int, bottom: int, num_classes: int, excluded: np.ndarray
+) -> np.ndarray:
     """Return the classes of a strip with a border of one pixel, int16 (rows + 2, width + 2).
 
     Pixels without data, of excluded classes, and beyond the map are -1.
@@ -140,13 +157,16 @@ def _read_labels(source: rasterio.DatasetReader, top: int, bottom: int, num_clas
     included = source.read_masks(1, window=window) != 0
     highest = int(classes[included].max()) if included.any() else 0
     if highest >= num_classes:
-        raise GeoError(f'{source.name} holds class {highest} in the rows from {first} on, but '
-                       f'{num_classes} class names were given; give a name for each.')
+        raise GeoError(
+            f'{source.name} holds class {highest} in the rows from {first} on, but '
+            f'{num_classes} class names were given; give a name for each.'
+        )
     if len(excluded):
         included &= ~np.isin(classes, excluded)
     start = first - top + 1
-    labels[start:start + last - first, 1:-1] = np.where(
-        included, classes.astype(np.int16), np.int16(-1))
+    labels[start : start + last - first, 1:-1] = np.where(
+        included, classes.astype(np.int16), np.int16(-1)
+    )
     return labels
 
 
@@ -154,8 +174,9 @@ def _pieces(labels: np.ndarray, left: int, top: int) -> List[Piece]:
     """Return the connected regions of a block whose upper left corner is at (left, top)."""
     classes, rings, owner = [], [], []
     labels = np.ascontiguousarray(labels)
-    shapes = rasterio.features.shapes(labels, mask=labels >= 0, connectivity=4,
-                                      transform=rasterio.Affine.translation(left, top))
+    shapes = rasterio.features.shapes(
+        labels, mask=labels >= 0, connectivity=4, transform=rasterio.Affine.translation(left, top)
+    )
     for number, (geometry, value) in enumerate(shapes):
         classes.append(int(value))
         rings += [np.array(ring)[:-1] for ring in geometry['coordinates']]
@@ -187,9 +208,9 @@ class _Nodes:
         along = (upper[:, 1:] != upper[:, :-1]).astype(np.int8) + (lower[:, 1:] != lower[:, :-1])
         across = (upper[:, 1:] != lower[:, 1:]).astype(np.int8) + (upper[:, :-1] != lower[:, :-1])
         is_node = along + across >= 3
-        is_node[-top % TILE::TILE] |= along[-top % TILE::TILE] > 0
+        is_node[-top % TILE :: TILE] |= along[-top % TILE :: TILE] > 0
         is_node[:, ::TILE] |= across[:, ::TILE] > 0
-        is_node[-top % TILE::TILE, ::TILE] = True
+        is_node[-top % TILE :: TILE, ::TILE] = True
         rows, columns = np.nonzero(is_node)
         keys = (rows + top) * self._stride + columns
         # The upper edge of a strip is the lower edge of the strip above and replaces its nodes.
@@ -198,7 +219,7 @@ class _Nodes:
     def drop_above(self, row: Optional[int]) -> None:
         """Drop the nodes above a row; None drops nothing."""
         if row is not None:
-            self.keys = self.keys[np.searchsorted(self.keys, row * self._stride):]
+            self.keys = self.keys[np.searchsorted(self.keys, row * self._stride) :]
 
 
 class _Region:
@@ -222,8 +243,10 @@ class _Region:
     def join(self, region: _Region) -> None:
         """Add the polygons of another region that touches this one."""
         self.polygons += region.polygons
-        self.bounds = np.r_[np.minimum(self.bounds[:2], region.bounds[:2]),
-                            np.maximum(self.bounds[2:], region.bounds[2:])]
+        self.bounds = np.r_[
+            np.minimum(self.bounds[:2], region.bounds[:2]),
+            np.maximum(self.bounds[2:], region.bounds[2:]),
+        ]
 
     def take(self) -> List[Piece]:
         """Return the polygons, joined to one or to one per tile if the region is cut.
@@ -237,8 +260,11 @@ class _Region:
         for polygon in polygons:
             left, top = polygon.bounds[:2]
             tiles.setdefault((top // TILE, left // TILE), []).append(polygon)
-        return [Piece(self.label, polygon, True) for in_tile in tiles.values()
-                for polygon in shapely.get_parts(_join(in_tile))]
+        return [
+            Piece(self.label, polygon, True)
+            for in_tile in tiles.values()
+            for polygon in shapely.get_parts(_join(in_tile))
+        ]
 
 
 class _OpenRegions:
@@ -285,9 +311,11 @@ class _OpenRegions:
             number, self._next_number = self._next_number, self._next_number + 1
             self._regions[number], parent[number] = _Region(label, polygon, box), number
             for spans, axis, line in (
-                    (upper, 1, top), (lower, 1, bottom),
-                    (sides.setdefault(left, ([], []))[1], 0, left),
-                    (sides.setdefault(right, ([], []))[0], 0, right)):
+                (upper, 1, top),
+                (lower, 1, bottom),
+                (sides.setdefault(left, ([], []))[1], 0, left),
+                (sides.setdefault(right, ([], []))[0], 0, right),
+            ):
                 if line == box[axis] or line == box[axis + 2]:
                     spans += [(*span, label, number) for span in _spans(polygon, line, axis)]
         pairs = list(_touching(self._edge, sorted(upper)))
@@ -309,8 +337,14 @@ class _OpenRegions:
             for region in self._regions.values():
                 if region.is_cut:
                     complete += region.take()
-        self.top = min((int(polygon.bounds[1]) for region in self._regions.values()
-                        for polygon in region.polygons), default=bottom)
+        self.top = min(
+            (
+                int(polygon.bounds[1])
+                for region in self._regions.values()
+                for polygon in region.polygons
+            ),
+            default=bottom,
+        )
         return complete
 
     def finish(self) -> List[Piece]:
@@ -350,7 +384,8 @@ def _join(polygons: Sequence[shapely.Polygon]) -> Optional[shapely.Geometry]:
     rings = walk(np.array(polygons))
     # The union along common edges needs the same points on both sides. Elsewhere the corners
     # describe the outline completely.
-    touching = np.isin(rings.points[:, 1], [edge for polygon in polygons
-                                            for edge in polygon.bounds[1::2]])
+    touching = np.isin(
+        rings.points[:, 1], [edge for polygon in polygons for edge in polygon.bounds[1::2]]
+    )
     touching |= rings.points[:, 0] % TILE == 0
     return shapely.coverage_union_all(rebuild(rings, rings.corner | touching))

@@ -3,6 +3,7 @@
 Opening a file takes longer than reading a window, and a process may open a limited number of files.
 Rasters are per thread, because GDAL's handles are.
 """
+
 from __future__ import annotations
 
 import resource
@@ -20,8 +21,9 @@ _thread_state = threading.local()
 _Key = Tuple[str, Optional[Tuple[int, ...]]]
 
 
-def open_raster(path: str, bands: Optional[Sequence[int]] = None,
-                known: Optional[Raster] = None) -> Raster:
+def open_raster(
+    path: str, bands: Optional[Sequence[int]] = None, known: Optional[Raster] = None
+) -> Raster:
     """Return a raster from this thread's pool, and open it if necessary.
 
     Args:
@@ -44,8 +46,11 @@ def open_raster(path: str, bands: Optional[Sequence[int]] = None,
     key = path, None if bands is None else tuple(bands)
     if key not in rasters:
         # Separate handles, because a thread closes all handles of the rasters in its pool.
-        raster = known.with_other_handles() if known is not None and known.path == path \
+        raster = (
+            known.with_other_handles()
+            if known is not None and known.path == path
             else Raster(path, bands, keep_open=True)
+        )
         rasters[key] = raster.pool()
     rasters[key].refresh()
     recent[key] = None

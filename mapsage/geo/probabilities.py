@@ -3,6 +3,7 @@
 A probability is stored as uint8 in equal steps, and the band's scale lets a GIS show the
 probability. The writer makes a working file; `write_cog` in `cog.py` gives it its final form.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -43,8 +44,16 @@ class ProbabilityWriter:
         GeoError: If the folder does not exist or the disk is full.
     """
 
-    def __init__(self, path: PathName, width: int, height: int, names: Sequence[str], steps: int,
-                 crs: Optional[CRS] = None, transform: Optional[affine.Affine] = None) -> None:
+    def __init__(
+        self,
+        path: PathName,
+        width: int,
+        height: int,
+        names: Sequence[str],
+        steps: int,
+        crs: Optional[CRS] = None,
+        transform: Optional[affine.Affine] = None,
+    ) -> None:
         self._path = str(path)
         # Strips: first row, number of rows, checksum of each band.
         self._written: List[Tuple[int, int, List[int]]] = []
@@ -54,12 +63,28 @@ class ProbabilityWriter:
             # Without `minisblack`, GDAL would tag three bands as red, green and blue, and a fourth
             # band as alpha.
             self._file = open_file(
-                self._path, 'w', driver='GTiff', width=width, height=height, count=len(names),
-                dtype='uint8', nodata=PROBABILITY_NODATA, crs=crs, transform=transform, tiled=True,
-                blockxsize=512, blockysize=512, compress='deflate', zlevel=1, interleave='band',
-                photometric='minisblack', alpha='no', bigtiff='IF_SAFER')
+                self._path,
+                'w',
+                driver='GTiff',
+                width=width,
+                height=height,
+                count=len(names),
+                dtype='uint8',
+                nodata=PROBABILITY_NODATA,
+                crs=crs,
+                transform=transform,
+                tiled=True,
+                blockxsize=512,
+                blockysize=512,
+                compress='deflate',
+                zlevel=1,
+                interleave='band',
+                photometric='minisblack',
+                alpha='no',
+                bigtiff='IF_SAFER',
+            )
             self._file.descriptions = tuple(map(xml_text, names))
-            self._file.scales, self._file.offsets = [1 / steps] * len(names), [0.] * len(names)
+            self._file.scales, self._file.offsets = [1 / steps] * len(names), [0.0] * len(names)
 
     def write(self, row: int, values: np.ndarray) -> None:
         """Write a strip of rows, uint8 (classes, rows, width).
@@ -82,15 +107,20 @@ class ProbabilityWriter:
             with open_file(self._path) as source:
                 for row, height, sums in self._written:
                     window = Window(0, row, source.width, height)
-                    if [checksum(source.read(band, window=window))
-                            for band in source.indexes] != sums:
+                    if [
+                        checksum(source.read(band, window=window)) for band in source.indexes
+                    ] != sums:
                         raise OSError(f'the rows from {row} on are not what was written')
 
     def __enter__(self) -> ProbabilityWriter:
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
         if kind is None:
             self.close()
         else:

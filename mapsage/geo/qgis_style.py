@@ -5,6 +5,7 @@ Without a style, QGIS gives a GeoTIFF with a color table one legend entry for ea
 same folder, and the style of a GeoPackage from its table ``layer_styles``. Both are XML in the form
 that QGIS 3 writes (``QgsMapLayer``'s ``writeSymbology``), without the values that have a default.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -27,12 +28,12 @@ _HEAD = f"<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n{_MARK}\n"
 _VERSION = dict(version='3.10.0', styleCategories='Symbology')
 
 # The table that the OGR provider of QGIS creates and reads (qgsogrprovidermetadata.cpp).
-_TABLE = '''CREATE TABLE IF NOT EXISTS layer_styles (
+_TABLE = """CREATE TABLE IF NOT EXISTS layer_styles (
     id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, f_table_catalog TEXT(256),
     f_table_schema TEXT(256), f_table_name TEXT(256), f_geometry_column TEXT(256),
     styleName TEXT(30), styleQML TEXT, styleSLD TEXT, useAsDefault BOOLEAN, description TEXT,
     owner TEXT(30), ui TEXT(30),
-    update_time DATETIME DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')))'''
+    update_time DATETIME DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')))"""
 
 STYLES = 'layer_styles'
 
@@ -49,48 +50,87 @@ def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> b
     """
     root = ElementTree.Element('qgis', _VERSION)
     renderer = ElementTree.SubElement(
-        ElementTree.SubElement(root, 'pipe'), 'rasterrenderer', type='paletted', band='1',
-        opacity='1', alphaBand='-1', nodataColor='')
+        ElementTree.SubElement(root, 'pipe'),
+        'rasterrenderer',
+        type='paletted',
+        band='1',
+        opacity='1',
+        alphaBand='-1',
+        nodataColor='',
+    )
     colors = ElementTree.SubElement(renderer, 'colorPalette')
     for value, (name, color) in enumerate(zip(class_names, palette)):
         # The image of a map of change is visible where nothing has changed.
-        ElementTree.SubElement(colors, 'paletteEntry', value=str(value), label=xml_text(name),
-                               color='#{:02x}{:02x}{:02x}'.format(*map(int, color)),
-                               alpha='0' if name == UNCHANGED else '255')
+        ElementTree.SubElement(
+            colors,
+            'paletteEntry',
+            value=str(value),
+            label=xml_text(name),
+            color='#{:02x}{:02x}{:02x}'.format(*map(int, color)),
+            alpha='0' if name == UNCHANGED else '255',
+        )
     return _document(root).encode()
 
 
 def is_own_style(path: Path) -> bool:
     """Return whether MapSage may write a QML file: it is MapSage's file, or does not exist."""
     try:
-        return _MARK.encode() in path.read_bytes()[:len(_HEAD) + 4]
+        return _MARK.encode() in path.read_bytes()[: len(_HEAD) + 4]
     except FileNotFoundError:
         return True
 
 
-def polygon_style(field: str, class_names: Sequence[str], palette: Sequence[Sequence[int]],
-                  hollow: bool = False) -> str:
+def polygon_style(
+    field: str, class_names: Sequence[str], palette: Sequence[Sequence[int]], hollow: bool = False
+) -> str:
     """Return the QML of polygons: a category for each class, by the name in ``field``.
 
     With ``hollow``, a polygon is a broad outline in its color, so that the layers below are
     visible.
     """
     root = ElementTree.Element('qgis', _VERSION)
-    renderer = ElementTree.SubElement(root, 'renderer-v2', type='categorizedSymbol', attr=field,
-                                      symbollevels='0', enableorderby='0', forceraster='0')
+    renderer = ElementTree.SubElement(
+        root,
+        'renderer-v2',
+        type='categorizedSymbol',
+        attr=field,
+        symbollevels='0',
+        enableorderby='0',
+        forceraster='0',
+    )
     categories = ElementTree.SubElement(renderer, 'categories')
     symbols = ElementTree.SubElement(renderer, 'symbols')
     for number, (name, color) in enumerate(zip(class_names, palette)):
-        ElementTree.SubElement(categories, 'category', symbol=str(number), value=xml_text(name),
-                               label=xml_text(name), render='true', type='string')
-        symbol = ElementTree.SubElement(symbols, 'symbol', name=str(number), type='fill',
-                                        alpha='1', clip_to_extent='1', force_rhr='0')
+        ElementTree.SubElement(
+            categories,
+            'category',
+            symbol=str(number),
+            value=xml_text(name),
+            label=xml_text(name),
+            render='true',
+            type='string',
+        )
+        symbol = ElementTree.SubElement(
+            symbols,
+            'symbol',
+            name=str(number),
+            type='fill',
+            alpha='1',
+            clip_to_extent='1',
+            force_rhr='0',
+        )
         _add_fill(symbol, color, hollow)
     return _document(root)
 
 
-def add_polygon_style(path: PathName, layer: str, field: str, class_names: Sequence[str],
-                      palette: Sequence[Sequence[int]], hollow: bool = False) -> None:
+def add_polygon_style(
+    path: PathName,
+    layer: str,
+    field: str,
+    class_names: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    hollow: bool = False,
+) -> None:
     """Make the style of polygons the default of a layer of a GeoPackage.
 
     Args:
@@ -107,8 +147,13 @@ def add_polygon_style(path: PathName, layer: str, field: str, class_names: Seque
     _add_style(path, layer, polygon_style(field, class_names, palette, hollow))
 
 
-def add_point_form(path: PathName, layer: str, field: str, class_names: Sequence[str],
-                   palette: Sequence[Sequence[int]]) -> None:
+def add_point_form(
+    path: PathName,
+    layer: str,
+    field: str,
+    class_names: Sequence[str],
+    palette: Sequence[Sequence[int]],
+) -> None:
     """Give points a form in which a class is chosen from a list, and show which have a class.
 
     Args:
@@ -122,31 +167,69 @@ def add_point_form(path: PathName, layer: str, field: str, class_names: Sequence
         OSError: If the file cannot be written.
     """
     root = ElementTree.Element('qgis', dict(_VERSION, styleCategories='Symbology|Fields|Forms'))
-    renderer = ElementTree.SubElement(root, 'renderer-v2', type='categorizedSymbol', attr=field,
-                                      symbollevels='0', enableorderby='0', forceraster='0')
+    renderer = ElementTree.SubElement(
+        root,
+        'renderer-v2',
+        type='categorizedSymbol',
+        attr=field,
+        symbollevels='0',
+        enableorderby='0',
+        forceraster='0',
+    )
     categories = ElementTree.SubElement(renderer, 'categories')
     symbols = ElementTree.SubElement(renderer, 'symbols')
     entries = [(name, name, color) for name, color in zip(class_names, palette)]
     # QGIS draws every other value, and points without a value, as the category with no value.
     for number, (value, label, color) in enumerate([*entries, ('', 'to be labeled', _UNLABELED)]):
-        ElementTree.SubElement(categories, 'category', symbol=str(number), value=xml_text(value),
-                               label=xml_text(label), render='true', type='string')
-        symbol = ElementTree.SubElement(symbols, 'symbol', name=str(number), type='marker',
-                                        alpha='1', clip_to_extent='1', force_rhr='0')
-        _add_symbol_layer(symbol, 'SimpleMarker', dict(
-            name='circle', color='{},{},{},255'.format(*map(int, color)), size='3',
-            size_unit='MM', outline_color='255,255,255,255', outline_width='0.4',
-            outline_width_unit='MM'))
+        ElementTree.SubElement(
+            categories,
+            'category',
+            symbol=str(number),
+            value=xml_text(value),
+            label=xml_text(label),
+            render='true',
+            type='string',
+        )
+        symbol = ElementTree.SubElement(
+            symbols,
+            'symbol',
+            name=str(number),
+            type='marker',
+            alpha='1',
+            clip_to_extent='1',
+            force_rhr='0',
+        )
+        _add_symbol_layer(
+            symbol,
+            'SimpleMarker',
+            dict(
+                name='circle',
+                color='{},{},{},255'.format(*map(int, color)),
+                size='3',
+                size_unit='MM',
+                outline_color='255,255,255,255',
+                outline_width='0.4',
+                outline_width_unit='MM',
+            ),
+        )
     configuration = ElementTree.SubElement(root, 'fieldConfiguration')
     widget = ElementTree.SubElement(
-        ElementTree.SubElement(configuration, 'field', name=field), 'editWidget', type='ValueMap')
-    options = ElementTree.SubElement(ElementTree.SubElement(
-        ElementTree.SubElement(widget, 'config'), 'Option', type='Map'), 'Option', name='map',
-        type='List')
+        ElementTree.SubElement(configuration, 'field', name=field), 'editWidget', type='ValueMap'
+    )
+    options = ElementTree.SubElement(
+        ElementTree.SubElement(ElementTree.SubElement(widget, 'config'), 'Option', type='Map'),
+        'Option',
+        name='map',
+        type='List',
+    )
     for name in class_names:
         ElementTree.SubElement(
-            ElementTree.SubElement(options, 'Option', type='Map'), 'Option', name=xml_text(name),
-            type='QString', value=xml_text(name))
+            ElementTree.SubElement(options, 'Option', type='Map'),
+            'Option',
+            name=xml_text(name),
+            type='QString',
+            value=xml_text(name),
+        )
     _add_style(path, layer, _document(root))
 
 
@@ -154,18 +237,22 @@ def _add_style(path: PathName, layer: str, style: str) -> None:
     """Make a QML the default style of a layer of a GeoPackage."""
     try:
         with contextlib.closing(sqlite3.connect(str(path))) as file, file:
-            column = file.execute('SELECT column_name FROM gpkg_geometry_columns '
-                                  'WHERE table_name = ?', (layer,)).fetchone()[0]
+            column = file.execute(
+                'SELECT column_name FROM gpkg_geometry_columns WHERE table_name = ?', (layer,)
+            ).fetchone()[0]
             file.execute(_TABLE)
             file.execute(
-                "INSERT OR IGNORE INTO gpkg_contents (table_name, data_type, identifier, "
-                "description, srs_id) VALUES (?, 'attributes', ?, '', 0)", (STYLES, STYLES))
+                'INSERT OR IGNORE INTO gpkg_contents (table_name, data_type, identifier, '
+                "description, srs_id) VALUES (?, 'attributes', ?, '', 0)",
+                (STYLES, STYLES),
+            )
             file.execute(f'DELETE FROM {STYLES} WHERE f_table_name = ?', (layer,))
             file.execute(
                 f'INSERT INTO {STYLES} (f_table_catalog, f_table_schema, f_table_name, '
                 'f_geometry_column, styleName, styleQML, styleSLD, useAsDefault, description, '
                 "owner) VALUES ('', '', ?, ?, 'classes', ?, '', 1, '', '')",
-                (layer, column, style))
+                (layer, column, style),
+            )
     except sqlite3.Error as error:
         raise OSError(f'the style of layer {layer} cannot be written: {error}') from error
 
@@ -173,15 +260,21 @@ def _add_style(path: PathName, layer: str, style: str) -> None:
 def _add_fill(symbol: ElementTree.Element, color: Sequence[int], hollow: bool) -> None:
     rgba = '{},{},{},255'.format(*map(int, color))
     options: Dict[str, str] = dict(
-        color=rgba, style='no' if hollow else 'solid',
-        outline_color=rgba if hollow else '35,35,35,255', outline_style='solid',
-        outline_width='0.8' if hollow else '0.1', outline_width_unit='MM', joinstyle='bevel')
+        color=rgba,
+        style='no' if hollow else 'solid',
+        outline_color=rgba if hollow else '35,35,35,255',
+        outline_style='solid',
+        outline_width='0.8' if hollow else '0.1',
+        outline_width_unit='MM',
+        joinstyle='bevel',
+    )
     _add_symbol_layer(symbol, 'SimpleFill', options)
 
 
 def _add_symbol_layer(symbol: ElementTree.Element, kind: str, options: Dict[str, str]) -> None:
-    layer = ElementTree.SubElement(symbol, 'layer', {
-        'class': kind, 'enabled': '1', 'locked': '0', 'pass': '0'})
+    layer = ElementTree.SubElement(
+        symbol, 'layer', {'class': kind, 'enabled': '1', 'locked': '0', 'pass': '0'}
+    )
     # QGIS from 3.18 on reads the elements `Option`, and older versions the elements `prop`.
     group = ElementTree.SubElement(layer, 'Option', type='Map')
     for name, value in options.items():

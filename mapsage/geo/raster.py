@@ -9,6 +9,7 @@ Shapes:
     values    (bands, height, width) in the file's dtype, 0 where invalid
     valid     (height, width) bool
 """
+
 from __future__ import annotations
 
 import copy
@@ -77,8 +78,9 @@ class Raster:
             missing file.
     """
 
-    def __init__(self, path: PathName, bands: Optional[Sequence[int]] = None,
-                 keep_open: bool = False) -> None:
+    def __init__(
+        self, path: PathName, bands: Optional[Sequence[int]] = None, keep_open: bool = False
+    ) -> None:
         self.path = str(path)
         self.is_remote = gdal_names.is_remote(self.path)
         self._handles = FileHandles(self.path)
@@ -109,11 +111,13 @@ class Raster:
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
             # Where the sources of a mosaic show something; None without gaps.
             self._cover: Optional[List[SourceCover]] = find_cover(
-                source, self.path, self.bands, self.validity.may_hide_in_file)
+                source, self.path, self.bands, self.validity.may_hide_in_file
+            )
             # Reads of such a file, which is open, start no threads and open no further file, so
             # they need no environment, which costs as much as copying a decoded window.
-            self._reads_plainly = (source.driver == 'GTiff' and not self.is_remote
-                                   and self.validity.mask is None)
+            self._reads_plainly = (
+                source.driver == 'GTiff' and not self.is_remote and self.validity.mask is None
+            )
         finally:
             if not keep_open:
                 self._handles.close()
@@ -124,13 +128,17 @@ class Raster:
     def georeference_gap(self) -> str:
         """The rest of a sentence that begins with the path, such as 'has no georeference'."""
         if not self.control_points:
-            return 'has no georeference' if self.crs is None else \
-                'has no georeference (a CRS, and no transform)'
-        return (f'has no georeference, but {self.control_points} ground control points (gdalwarp '
-                f'-r bilinear IN OUT.tif makes a georeferenced scene of them)')
+            return (
+                'has no georeference'
+                if self.crs is None
+                else 'has no georeference (a CRS, and no transform)'
+            )
+        return (
+            f'has no georeference, but {self.control_points} ground control points (gdalwarp '
+            f'-r bilinear IN OUT.tif makes a georeferenced scene of them)'
+        )
 
-    def read(self, column: int, row: int, width: int, height: int
-             ) -> Tuple[np.ndarray, np.ndarray]:
+    def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window, which may reach beyond the scene.
 
         A pixel is valid if it lies inside the scene and its :attr:`validity` does not hide it.
@@ -150,13 +158,15 @@ class Raster:
         """
         return self._read_window(column, row, width, height)
 
-    def read_with_nodata(self, column: int, row: int, width: int, height: int
-                         ) -> Tuple[np.ndarray, np.ndarray]:
+    def read_with_nodata(
+        self, column: int, row: int, width: int, height: int
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window as :meth:`read` does, but treat the no-data value like any other value."""
         return self._read_window(column, row, width, height, by_value=False)
 
-    def _read_window(self, column: int, row: int, width: int, height: int, by_value: bool = True
-                     ) -> Tuple[np.ndarray, np.ndarray]:
+    def _read_window(
+        self, column: int, row: int, width: int, height: int, by_value: bool = True
+    ) -> Tuple[np.ndarray, np.ndarray]:
         left, top = max(column, 0), max(row, 0)
         right, bottom = min(column + width, self.width), min(row + height, self.height)
         if (left, top, right, bottom) == (column, row, column + width, row + height):
@@ -164,13 +174,15 @@ class Raster:
         values = np.zeros((len(self.bands), height, width), self.dtype)
         valid = np.zeros((height, width), bool)
         if right > left and bottom > top:
-            inside = np.s_[top - row:bottom - row, left - column:right - column]
+            inside = np.s_[top - row : bottom - row, left - column : right - column]
             values[(slice(None), *inside)], valid[inside] = self._read_inside(
-                left, top, right - left, bottom - top, by_value=by_value)
+                left, top, right - left, bottom - top, by_value=by_value
+            )
         return values, valid
 
-    def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
-                     ) -> Tuple[np.ndarray, np.ndarray]:
+    def read_reduced(
+        self, factor: int, row: int = 0, height: Optional[int] = None
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Read rows of the scene at a lower resolution: every ``factor``-th pixel.
 
         GDAL takes the pixels from an overview if the file has a suitable one.
@@ -194,10 +206,15 @@ class Raster:
         Caches use the values in their keys in place of the companion files that may contain them
         (``.aux.xml``). Such a file also changes for other reasons: a GIS writes statistics into it.
         """
-        return dict(grid=dict(crs=None if self.crs is None else self.crs.to_string(),
-                              transform=list(self.transform)[:6]),
-                    validity=dict(self.validity.facts(), **(
-                        dict(gaps=True) if self._cover is not None else {})))
+        return dict(
+            grid=dict(
+                crs=None if self.crs is None else self.crs.to_string(),
+                transform=list(self.transform)[:6],
+            ),
+            validity=dict(
+                self.validity.facts(), **(dict(gaps=True) if self._cover is not None else {})
+            ),
+        )
 
     def for_preview(self) -> Raster:
         """Return the raster that a picture shows: this one, or one image of several."""
@@ -243,8 +260,9 @@ class Raster:
         if self._states.may_have_changed():
             # Only the handle of this thread: others may be reading from theirs.
             self._handles.drop()
-            self.__dict__.update(Raster(self.path, self.bands, keep_open=True).__dict__,
-                                 _is_pooled=self._is_pooled)
+            self.__dict__.update(
+                Raster(self.path, self.bands, keep_open=True).__dict__, _is_pooled=self._is_pooled
+            )
 
     def _read_changed(self) -> None:
         """Read the header of a file that has changed; the pixels are then read from the new file.
@@ -254,13 +272,18 @@ class Raster:
         """
         before = copy.copy(self)
         self.refresh()
-        changed = [name for name in ('width', 'height', 'dtype', 'transform')
-                   if getattr(before, name) != getattr(self, name)]
+        changed = [
+            name
+            for name in ('width', 'height', 'dtype', 'transform')
+            if getattr(before, name) != getattr(self, name)
+        ]
         changed += [] if same_crs(before.crs, self.crs) else ['CRS']
         if changed:
             self.__dict__.update(before.__dict__)
-            raise GeoError(f'{self.path} was written again since it was opened, with another '
-                           f'{" and ".join(changed)}; build the dataset, mosaic or map anew.')
+            raise GeoError(
+                f'{self.path} was written again since it was opened, with another '
+                f'{" and ".join(changed)}; build the dataset, mosaic or map anew.'
+            )
 
     def _listed_files(self) -> List[str]:
         """Return the files that GDAL counts as parts of this raster."""
@@ -290,13 +313,21 @@ class Raster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_inside(self, column: int, row: int, width: int, height: int,
-                     shape: Optional[Tuple[int, int]] = None, by_value: bool = True
-                     ) -> Tuple[np.ndarray, np.ndarray]:
+    def _read_inside(
+        self,
+        column: int,
+        row: int,
+        width: int,
+        height: int,
+        shape: Optional[Tuple[int, int]] = None,
+        by_value: bool = True,
+    ) -> Tuple[np.ndarray, np.ndarray]:
         # A reduced window may come from an overview in another file, which GDAL opens now.
         environment: ContextManager[object] = (
-            nullcontext() if self._reads_plainly and shape is None
-            else gdal_environment(self.path, self.is_remote))
+            nullcontext()
+            if self._reads_plainly and shape is None
+            else gdal_environment(self.path, self.is_remote)
+        )
         if not self._is_pooled and self._states.may_have_changed():
             self._read_changed()
         shape = shape or (height, width)
@@ -304,26 +335,37 @@ class Raster:
         try:
             source, window = self._handles.get(), Window(column, row, width, height)
             with environment:
-                values = source.read(self.bands, window=window,
-                                     out_shape=(len(self.bands), *shape))
+                values = source.read(self.bands, window=window, out_shape=(len(self.bands), *shape))
                 valid = self.validity.apply(
                     values,
                     lambda: source.read(self.validity.alpha, window=window, out_shape=shape),
-                    lambda: source.read_masks(masked, window=window,
-                                              out_shape=(len(masked), *shape)), by_value)
+                    lambda: source.read_masks(
+                        masked, window=window, out_shape=(len(masked), *shape)
+                    ),
+                    by_value,
+                )
                 if self._cover is not None:
                     self._hide_gaps(values, valid, (column, row, width, height))
         except RasterioIOError as error:
             self._handles.drop()
-            raise FailedRead(self._handles, self.is_remote, self.bands,
-                             BlockGrid(self.width, self.height, *self.blocks),
-                             (column, row, width, height)).explain(error) from error
+            raise FailedRead(
+                self._handles,
+                self.is_remote,
+                self.bands,
+                BlockGrid(self.width, self.height, *self.blocks),
+                (column, row, width, height),
+            ).explain(error) from error
         return values, valid
 
     def _hide_gaps(self, values: np.ndarray, valid: np.ndarray, window: Box) -> None:
         """Make the pixels of a window that no source of a mosaic shows invalid, and 0."""
-        xs, ys = (first + (np.arange(count) + 0.5) * (length / count) for first, length, count in (
-            (window[0], window[2], valid.shape[1]), (window[1], window[3], valid.shape[0])))
+        xs, ys = (
+            first + (np.arange(count) + 0.5) * (length / count)
+            for first, length, count in (
+                (window[0], window[2], valid.shape[1]),
+                (window[1], window[3], valid.shape[0]),
+            )
+        )
         covered = np.zeros(valid.shape, bool)
         for cover in self._cover or ():
             covered |= cover.covered(xs, ys)
@@ -336,8 +378,7 @@ def _list_subdatasets(source: rasterio.DatasetReader, path: str) -> str:
     """Return the message for a file that consists of several rasters."""
     names = list(source.subdatasets)
     shown = ', '.join(names[:6]) + f' and {len(names) - 6} more' * (len(names) > 6)
-    return (f'{path} has no bands, but {len(names)} rasters: {shown or "none"}. '
-            'Name one of them.')
+    return f'{path} has no bands, but {len(names)} rasters: {shown or "none"}. Name one of them.'
 
 
 def _share_crs(crs: CRS) -> CRS:
@@ -352,8 +393,9 @@ def _share_crs(crs: CRS) -> CRS:
     return _shared_crs.setdefault(crs.to_wkt(), crs)
 
 
-def _choose_bands(source: rasterio.DatasetReader, path: str, bands: Optional[Sequence[int]]
-                  ) -> Tuple[int, ...]:
+def _choose_bands(
+    source: rasterio.DatasetReader, path: str, bands: Optional[Sequence[int]]
+) -> Tuple[int, ...]:
     """Return the bands to read: the requested ones, or all but alpha.
 
     Raises:
@@ -361,15 +403,19 @@ def _choose_bands(source: rasterio.DatasetReader, path: str, bands: Optional[Seq
     """
     kinds = source.colorinterp
     if bands is None:
-        return tuple(i for i in source.indexes
-                     if kinds[i - 1] != ColorInterp.alpha) or tuple(source.indexes)
+        return tuple(i for i in source.indexes if kinds[i - 1] != ColorInterp.alpha) or tuple(
+            source.indexes
+        )
     chosen = tuple(int(band) for band in bands)
     missing = [band for band in chosen if band not in source.indexes]
     if missing or not chosen:
-        existing = ', '.join(f'{i} ({source.descriptions[i - 1] or kinds[i - 1].name})'
-                             for i in source.indexes)
-        raise GeoError(f'{path} has no band {missing or "chosen"}, bands={list(chosen)} was asked '
-                       f'for; it has {existing}. Count from 1 and name bands that it has.')
+        existing = ', '.join(
+            f'{i} ({source.descriptions[i - 1] or kinds[i - 1].name})' for i in source.indexes
+        )
+        raise GeoError(
+            f'{path} has no band {missing or "chosen"}, bands={list(chosen)} was asked '
+            f'for; it has {existing}. Count from 1 and name bands that it has.'
+        )
     return chosen
 
 
@@ -377,6 +423,8 @@ def _common_dtype(source: rasterio.DatasetReader, path: str, bands: Sequence[int
     names = sorted({source.dtypes[band - 1] for band in bands})
     # NumPy has no type of GDAL's complex integers.
     if len(names) != 1 or not names[0].startswith(('uint', 'int', 'float')):
-        raise GeoError(f'{path}: bands {list(bands)} hold {", ".join(names)}, expected one type of '
-                       'real numbers for all; convert it, for example with gdal_translate -ot.')
+        raise GeoError(
+            f'{path}: bands {list(bands)} hold {", ".join(names)}, expected one type of '
+            'real numbers for all; convert it, for example with gdal_translate -ot.'
+        )
     return np.dtype(names[0])

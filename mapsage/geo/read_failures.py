@@ -3,6 +3,7 @@
 GDAL says that a read failed, and not where. So the blocks of the window are examined one by one,
 except where a server is at fault: it would keep every further request waiting, too.
 """
+
 from __future__ import annotations
 
 import os
@@ -44,8 +45,12 @@ class BlockGrid:
         column, row, width, height = window
         for top in range(row // self.rows * self.rows, row + height, self.rows):
             for left in range(column // self.columns * self.columns, column + width, self.columns):
-                yield (left, top, min(self.columns, self.width - left),
-                       min(self.rows, self.height - top))
+                yield (
+                    left,
+                    top,
+                    min(self.columns, self.width - left),
+                    min(self.rows, self.height - top),
+                )
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,18 @@ class FailedRead:
                 f'= {self.window} ({cause}). Try again; if it is slow, raise '
                 f'GDAL_HTTP_LOW_SPEED_TIME={os.environ.get("GDAL_HTTP_LOW_SPEED_TIME")} and '
                 f'GDAL_HTTP_TIMEOUT={os.environ.get("GDAL_HTTP_TIMEOUT")} seconds; if it is always '
-                'the same window, the file may be damaged there: copy it here.')
+                'the same window, the file may be damaged there: copy it here.'
+            )
         shown = ', '.join(map(str, damaged[:4])) + (' ...' if len(damaged) > 4 else '')
         return RasterBlockError(
             f'{path}: the window (column, row, width, height) = {self.window} cannot be decoded, '
             f'damaged are {len(damaged)} block(s): {shown or "none if read singly"} ({reason}). '
             'Copy the file again, or compare its checksum with the source.',
-            path, self.window, damaged, reason)
+            path,
+            self.window,
+            damaged,
+            reason,
+        )
 
     def _damaged_blocks(self) -> List[Box]:
         """Return the blocks in the window that cannot be decoded, by reading each of them."""
@@ -115,9 +125,14 @@ class FailedRead:
         cut = []
         for box in self.grid.meeting(self.window):
             for band in self.bands:
-                offset, length = (self.handles.get().get_tag_item(
-                    f'BLOCK_{field}_{box[0] // self.grid.columns}_{box[1] // self.grid.rows}',
-                    'TIFF', bidx=band) for field in ('OFFSET', 'SIZE'))
+                offset, length = (
+                    self.handles.get().get_tag_item(
+                        f'BLOCK_{field}_{box[0] // self.grid.columns}_{box[1] // self.grid.rows}',
+                        'TIFF',
+                        bidx=band,
+                    )
+                    for field in ('OFFSET', 'SIZE')
+                )
                 if offset and length and int(offset) + int(length) > size:
                     cut.append(box)
                     break

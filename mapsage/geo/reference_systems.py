@@ -4,6 +4,7 @@ Whether two CRS are the same on the ground, how far a turn around the globe is, 
 database can be used. GDAL and pyproj give coordinates as (x, y), whatever the order of the axes in
 a CRS is; so that order makes no difference here.
 """
+
 from __future__ import annotations
 
 import functools
@@ -21,8 +22,14 @@ from rasterio.errors import CRSError
 from .errors import GeoError
 
 # Projections in which x is a multiple of the longitude, so that the globe repeats in x.
-_CYLINDRICAL = ('Mercator', 'Pseudo Mercator', 'Equidistant Cylindrical', 'Equirectangular',
-                'Plate Carr', 'Cylindrical Equal Area')
+_CYLINDRICAL = (
+    'Mercator',
+    'Pseudo Mercator',
+    'Equidistant Cylindrical',
+    'Equirectangular',
+    'Plate Carr',
+    'Cylindrical Equal Area',
+)
 
 
 def crs_of_code(code: int) -> CRS:
@@ -53,10 +60,14 @@ def check_proj_database() -> None:
             cause = ' and '.join(f'{name}={os.environ[name]}' for name in names)
             raise GeoError(
                 f'{package} cannot look up EPSG:32631 in the database of PROJ, proj.db ({error}). '
-                + (f'The environment has {cause}, which names the folder of another program (QGIS, '
-                   f'conda and OSGeo4W set it) or of another version: unset {" ".join(names)} and '
-                   f'start again.' if names else
-                   f'Install {package} again: its package brings this file.')) from error
+                + (
+                    f'The environment has {cause}, which names the folder of another program (QGIS, '
+                    f'conda and OSGeo4W set it) or of another version: unset {" ".join(names)} and '
+                    f'start again.'
+                    if names
+                    else f'Install {package} again: its package brings this file.'
+                )
+            ) from error
 
 
 def same_crs(first: Any, second: Any) -> bool:
@@ -95,8 +106,11 @@ def _same(first: str, second: str) -> bool:
     # PROJ ignores the order of axes in geographic systems only. So a projected CRS is compared in
     # its parts.
     units = [{axis.unit_conversion_factor for axis in crs.axis_info} for crs in (a, b)]
-    return bool(units[0] == units[1] and a.coordinate_operation == b.coordinate_operation
-                and _same(_datum(a), _datum(b)))
+    return bool(
+        units[0] == units[1]
+        and a.coordinate_operation == b.coordinate_operation
+        and _same(_datum(a), _datum(b))
+    )
 
 
 def _datum(projected: pyproj.CRS) -> str:
@@ -124,8 +138,11 @@ def _without_height(crs: Any) -> Any:
     if hasattr(crs, 'to_2d'):
         return crs.to_2d()
     geographic = GeographicCRS(crs.name, crs.geodetic_crs.datum)
-    return geographic if crs.is_geographic else ProjectedCRS(
-        crs.coordinate_operation, crs.name, geodetic_crs=geographic)
+    return (
+        geographic
+        if crs.is_geographic
+        else ProjectedCRS(crs.coordinate_operation, crs.name, geodetic_crs=geographic)
+    )
 
 
 def full_turn(crs: Any) -> float:
@@ -162,16 +179,25 @@ def _turn(definition: str) -> float:
     if crs.is_geographic:
         return round(2 * math.pi / crs.axis_info[0].unit_conversion_factor, 6)
     operation = crs.coordinate_operation
-    if operation is None or 'ransverse' in operation.method_name \
-            or 'blique' in operation.method_name \
-            or not any(name in operation.method_name for name in _CYLINDRICAL):
+    if (
+        operation is None
+        or 'ransverse' in operation.method_name
+        or 'blique' in operation.method_name
+        or not any(name in operation.method_name for name in _CYLINDRICAL)
+    ):
         return 0.0
     circle = _turn(_datum(crs))
     degrees = pyproj.Transformer.from_crs(crs.geodetic_crs, crs, always_xy=True)
     # The central meridian is where x is the false easting. Two points a quarter of a turn away on
     # both sides of it are half a turn apart.
-    easting = next((float(parameter.value) * parameter.unit_conversion_factor
-                    for parameter in operation.params if parameter.name == 'False easting'), 0.0)
+    easting = next(
+        (
+            float(parameter.value) * parameter.unit_conversion_factor
+            for parameter in operation.params
+            if parameter.name == 'False easting'
+        ),
+        0.0,
+    )
     easting /= crs.axis_info[0].unit_conversion_factor
     middle, _ = degrees.transform(easting, 0.0, direction='INVERSE')
     west, east = degrees.transform([middle - circle / 4, middle + circle / 4], [0.0, 0.0])[0]

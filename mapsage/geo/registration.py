@@ -8,6 +8,7 @@ Shapes:
     gray    (height, width) float32, one band
     valid   (height, width) bool
 """
+
 from __future__ import annotations
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
@@ -23,20 +24,20 @@ from .reference_systems import full_turn, next_to, same_crs
 BLOCK, MOST_BLOCKS = 256, 64
 # Width of the Gaussian that passes low frequencies, in cycles a pixel: noise and interpolation
 # disturb the higher ones, and the peak becomes a Gaussian whose top three pixels locate exactly.
-_PASSED = .15
+_PASSED = 0.15
 # Least height of the correlation's peak times the side of a block; 1 is the peak of equal blocks.
 # At 256 pixels, blocks of the demo under two suns have 0.2 to 0.8, unrelated ones less than 0.1.
-_MIN_PEAK = 30.
+_MIN_PEAK = 30.0
 # Least number of blocks that give a median.
 _MIN_BLOCKS = 3
 # Share of the blocks whose shift is not longer than `ShiftReport.extent`.
-_EXTENT_SHARE = .75
+_EXTENT_SHARE = 0.75
 # Rounds of the fit of a similarity, and residual in pixels below which all weigh the same.
-_FIT_ROUNDS, _FIT_ROUNDING = 10, .05
+_FIT_ROUNDS, _FIT_ROUNDING = 10, 0.05
 # Least number of blocks that give a rotation and a scale, which are four unknowns; least deviation
 # from the median shift in pixels for which they are computed; and largest part of this deviation
 # that they leave unexplained.
-_MIN_SIMILARITY_BLOCKS, _MIN_DEVIATION, _UNEXPLAINED = 6, .25, .25
+_MIN_SIMILARITY_BLOCKS, _MIN_DEVIATION, _UNEXPLAINED = 6, 0.25, 0.25
 
 
 class BlockShift(NamedTuple):
@@ -49,8 +50,8 @@ class BlockShift(NamedTuple):
 
     columns: float
     rows: float
-    right: float = 0.
-    down: float = 0.
+    right: float = 0.0
+    down: float = 0.0
 
 
 class ShiftReport(NamedTuple):
@@ -90,19 +91,25 @@ class ShiftReport(NamedTuple):
     def describe(self) -> str:
         """Return the shift as the end of a sentence."""
         if np.isnan(self.length):
-            return (f'cannot be measured: {self.measured} of {self.blocks} blocks have texture '
-                    f'that both dates share, expected {_MIN_BLOCKS} or more')
-        return (f'{self.length:.2f} pixels ({self.columns:+.2f} to the right, {self.rows:+.2f} '
-                f'down; median of {self.measured} of {self.blocks} blocks, which differ from it '
-                f'by {self.spread:.2f}; a quarter of the blocks moved by {self.extent:.2f} or more)'
-                + self._describe_similarity())
+            return (
+                f'cannot be measured: {self.measured} of {self.blocks} blocks have texture '
+                f'that both dates share, expected {_MIN_BLOCKS} or more'
+            )
+        return (
+            f'{self.length:.2f} pixels ({self.columns:+.2f} to the right, {self.rows:+.2f} '
+            f'down; median of {self.measured} of {self.blocks} blocks, which differ from it '
+            f'by {self.spread:.2f}; a quarter of the blocks moved by {self.extent:.2f} or more)'
+            + self._describe_similarity()
+        )
 
     def _describe_similarity(self) -> str:
         if np.isnan(self.rotation):
             return ''
         way = 'clockwise' if self.rotation > 0 else 'counterclockwise'
-        return (f'; the second date is turned {way} by {abs(self.rotation):.2f} degrees, and '
-                f'{self.scale:.4f} times as large')
+        return (
+            f'; the second date is turned {way} by {abs(self.rotation):.2f} degrees, and '
+            f'{self.scale:.4f} times as large'
+        )
 
 
 def block_shift(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -> Optional[BlockShift]:
@@ -112,21 +119,22 @@ def block_shift(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -> Opt
         before, after: ``(height, width)`` float32.
         valid: Pixels with data in both, ``(height, width)`` bool.
     """
-    if valid.mean() < .75:
+    if valid.mean() < 0.75:
         return None
     spectra: List[np.ndarray] = []
     for image in (before, after):
         mean, spread = image[valid].mean(), image[valid].std()
         # Below one hundred-thousandth of the mean, a float32 has rounding in place of texture.
-        if not spread > 1e-5 * max(1., abs(float(mean))):
+        if not spread > 1e-5 * max(1.0, abs(float(mean))):
             return None
         plane = np.where(valid, (image - mean) / spread, 0)
         spectra.append(np.fft.rfft2(plane * np.outer(*(np.hanning(side) for side in plane.shape))))
     return _locate_peak(spectra[0], spectra[1], before.shape)
 
 
-def _locate_peak(before: np.ndarray, after: np.ndarray, shape: Tuple[int, ...]
-                 ) -> Optional[BlockShift]:
+def _locate_peak(
+    before: np.ndarray, after: np.ndarray, shape: Tuple[int, ...]
+) -> Optional[BlockShift]:
     """Return the shift between two spectra of ``np.fft.rfft2``; None without a clear peak.
 
     Phase correlation (Kuglin & Hines 1975) of the low frequencies, with the position of the peak
@@ -145,15 +153,16 @@ def _locate_peak(before: np.ndarray, after: np.ndarray, shape: Tuple[int, ...]
     down = row + _top(surface[row - 1, column], peak, surface[(row + 1) % height, column])
     right = column + _top(surface[row, column - 1], peak, surface[row, (column + 1) % width])
     # The second half of the surface holds negative shifts.
-    return BlockShift(right - width if right > width / 2 else right,
-                      down - height if down > height / 2 else down)
+    return BlockShift(
+        right - width if right > width / 2 else right, down - height if down > height / 2 else down
+    )
 
 
 def _top(left: float, peak: float, right: float) -> float:
     """Return the position of a Gaussian's top relative to the largest of three neighbors."""
     low, middle, high = (float(np.log(max(value, 1e-6))) for value in (left, peak, right))
     curvature = low - 2 * middle + high
-    return .5 * (low - high) / curvature if curvature < 0 else 0.
+    return 0.5 * (low - high) / curvature if curvature < 0 else 0.0
 
 
 def summarize_shifts(shifts: Sequence[Optional[BlockShift]]) -> ShiftReport:
@@ -165,8 +174,16 @@ def summarize_shifts(shifts: Sequence[Optional[BlockShift]]) -> ShiftReport:
     median = np.median(moved, 0)
     deviations = _lengths(moved - median)
     rotation, scale = _similarity(moved, known[:, 2:])
-    return ShiftReport(float(median[0]), float(median[1]), float(np.median(deviations)),
-                       len(known), len(shifts), _extent(_lengths(moved)), rotation, scale)
+    return ShiftReport(
+        float(median[0]),
+        float(median[1]),
+        float(np.median(deviations)),
+        len(known),
+        len(shifts),
+        _extent(_lengths(moved)),
+        rotation,
+        scale,
+    )
 
 
 def _similarity(moved: np.ndarray, positions: np.ndarray) -> Tuple[float, float]:
@@ -186,13 +203,15 @@ def _similarity(moved: np.ndarray, positions: np.ndarray) -> Tuple[float, float]
     right, down = positions.T
     one, zero = np.ones(len(moved)), np.zeros(len(moved))
     # Rows: to the right = a + stretch * right - skew * down; down = b + skew * right + ...
-    design = np.stack([np.stack([one, zero, right, -down], 1),
-                       np.stack([zero, one, down, right], 1)], 1)
+    design = np.stack(
+        [np.stack([one, zero, right, -down], 1), np.stack([zero, one, down, right], 1)], 1
+    )
     weights, fitted = one, np.zeros(4)
     for _ in range(_FIT_ROUNDS):
         root = np.sqrt(weights)[:, None]
-        fitted = np.linalg.lstsq((design * root[..., None]).reshape(-1, 4),
-                                 (moved * root).reshape(-1), rcond=None)[0]
+        fitted = np.linalg.lstsq(
+            (design * root[..., None]).reshape(-1, 4), (moved * root).reshape(-1), rcond=None
+        )[0]
         residuals = _lengths(moved - design @ fitted)
         weights = 1 / np.maximum(residuals, _FIT_ROUNDING)
     if not _extent(residuals) <= _UNEXPLAINED * deviation:
@@ -225,20 +244,27 @@ def measure_shift(before: str, after: str, bands: Optional[Sequence[int]] = None
     return summarize_shifts(pair_shifts(before, after, bands))
 
 
-def pair_shifts(before: str, after: str, bands: Optional[Sequence[int]] = None,
-                most: int = MOST_BLOCKS) -> List[Optional[BlockShift]]:
+def pair_shifts(
+    before: str, after: str, bands: Optional[Sequence[int]] = None, most: int = MOST_BLOCKS
+) -> List[Optional[BlockShift]]:
     """Return the shifts of at most ``most`` blocks of two scenes; see :func:`measure_shift`."""
     with Raster(before, bands) as first, Raster(after, bands) as second:
         check_same_grid(first, second)
         side = min(BLOCK, first.height, first.width)
         shifts: List[Optional[BlockShift]] = []
         for column, row in _corners(first.width, first.height, side, most):
-            images, masks = zip(*(raster.read(column, row, side, side)
-                                  for raster in (first, second)))
+            images, masks = zip(
+                *(raster.read(column, row, side, side) for raster in (first, second))
+            )
             gray = [image.astype(np.float32).mean(0) for image in images]
             shift = block_shift(gray[0], gray[1], masks[0] & masks[1])
-            shifts.append(shift and shift._replace(right=column + side / 2 - first.width / 2,
-                                                   down=row + side / 2 - first.height / 2))
+            shifts.append(
+                shift
+                and shift._replace(
+                    right=column + side / 2 - first.width / 2,
+                    down=row + side / 2 - first.height / 2,
+                )
+            )
     return shifts
 
 
@@ -251,12 +277,16 @@ def check_same_grid(before: Raster, after: Raster) -> None:
     sizes = [(raster.width, raster.height) for raster in (before, after)]
     pair = f'{before.path} and {after.path}'
     if sizes[0] != sizes[1]:
-        raise GeoError(f'{pair} have {sizes[0][0]}x{sizes[0][1]} and {sizes[1][0]}x{sizes[1][1]} '
-                       f'pixels, expected one size and grid. '
-                       f'{_warp_command(before, after)}')
+        raise GeoError(
+            f'{pair} have {sizes[0][0]}x{sizes[0][1]} and {sizes[1][0]}x{sizes[1][1]} '
+            f'pixels, expected one size and grid. '
+            f'{_warp_command(before, after)}'
+        )
     if not same_crs(before.crs, after.crs):
-        raise GeoError(f'{pair} have the CRS {_crs(before)} and {_crs(after)}, expected one CRS '
-                       f'and grid. {_warp_command(before, after)}')
+        raise GeoError(
+            f'{pair} have the CRS {_crs(before)} and {_crs(after)}, expected one CRS '
+            f'and grid. {_warp_command(before, after)}'
+        )
     width, height = sizes[0]
     corners = np.array([[column, row] for column in (0, width) for row in (0, height)])
     first, second = (to_map(raster.transform, corners) for raster in (before, after))
@@ -264,9 +294,11 @@ def check_same_grid(before: Raster, after: Raster) -> None:
     # Pixels of `before` under the corners of `after`.
     moved = to_map(~before.transform, second)
     distance = float(np.hypot(*(moved - corners).T).max())
-    if distance > .01:
-        raise GeoError(f'{pair} have one size, but grids that differ by up to {distance:.2f} '
-                       f'pixels, expected one grid. {_warp_command(before, after)}')
+    if distance > 0.01:
+        raise GeoError(
+            f'{pair} have one size, but grids that differ by up to {distance:.2f} '
+            f'pixels, expected one grid. {_warp_command(before, after)}'
+        )
 
 
 def _corners(width: int, height: int, side: int, most: int) -> List[Tuple[int, int]]:
@@ -274,8 +306,11 @@ def _corners(width: int, height: int, side: int, most: int) -> List[Tuple[int, i
     columns, rows = width // side, height // side
     while columns * rows > most:
         columns, rows = (columns - 1, rows) if columns >= rows else (columns, rows - 1)
-    return [(int(column), int(row)) for row in np.linspace(0, height - side, rows)
-            for column in np.linspace(0, width - side, columns)]
+    return [
+        (int(column), int(row))
+        for row in np.linspace(0, height - side, rows)
+        for column in np.linspace(0, width - side, columns)
+    ]
 
 
 def _crs(raster: Raster) -> str:
@@ -287,7 +322,9 @@ def _warp_command(before: Raster, after: Raster) -> str:
         return 'Resample one of them to the pixels of the other.'
     left, top = before.transform * (0, 0)
     right, bottom = before.transform * (before.width, before.height)
-    return (f'Bring the second to the grid of the first: gdalwarp -r bilinear -t_srs '
-            f"'{_crs(before)}' -te {min(left, right):.10g} {min(top, bottom):.10g} "
-            f'{max(left, right):.10g} {max(top, bottom):.10g} -ts {before.width} {before.height} '
-            f'{after.path} ALIGNED.tif')
+    return (
+        f'Bring the second to the grid of the first: gdalwarp -r bilinear -t_srs '
+        f"'{_crs(before)}' -te {min(left, right):.10g} {min(top, bottom):.10g} "
+        f'{max(left, right):.10g} {max(top, bottom):.10g} -ts {before.width} {before.height} '
+        f'{after.path} ALIGNED.tif'
+    )

@@ -8,6 +8,7 @@ Shapes:
     values      (bands, N) of the valid pixels of a window
     results     (bands,) float64, in the units of the file
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -57,9 +58,11 @@ class BandStatistics:
     pixels: int
 
 
-def band_statistics(rasters: Sequence[Union[Raster, PathName]],
-                    bands: Optional[Sequence[int]] = None,
-                    samples: int = 50000000) -> BandStatistics:
+def band_statistics(
+    rasters: Sequence[Union[Raster, PathName]],
+    bands: Optional[Sequence[int]] = None,
+    samples: int = 50000000,
+) -> BandStatistics:
     """Return the statistics of scenes over their valid pixels, in constant memory.
 
     If the scenes together have more than ``samples`` pixels, windows are drawn from all scenes. The
@@ -74,12 +77,15 @@ def band_statistics(rasters: Sequence[Union[Raster, PathName]],
     Raises:
         GeoError: If there is no valid pixel, or the scenes differ in their number of bands.
     """
-    scenes = [Raster(raster.path if isinstance(raster, Raster) else raster, bands)
-              for raster in rasters]
+    scenes = [
+        Raster(raster.path if isinstance(raster, Raster) else raster, bands) for raster in rasters
+    ]
     counts = {len(scene.bands) for scene in scenes}
     if len(counts) != 1:
-        raise GeoError(f'{len(scenes)} scene(s) with {sorted(counts)} bands, expected one number '
-                       'for all; name at least one scene, and the bands that all have.')
+        raise GeoError(
+            f'{len(scenes)} scene(s) with {sorted(counts)} bands, expected one number '
+            'for all; name at least one scene, and the bands that all have.'
+        )
     total = sum(scene.width * scene.height for scene in scenes)
     windows = sum(len(_windows(scene)) for scene in scenes)
     tally = _BandTally(counts.pop(), max(1, _SAMPLED // windows))
@@ -90,13 +96,16 @@ def band_statistics(rasters: Sequence[Union[Raster, PathName]],
                 values, valid = scene.read(*box)
                 tally.add(values[:, valid])
     if not tally.pixels:
-        raise GeoError(f'{", ".join(scene.path for scene in scenes[:3])}: no valid pixel among '
-                       'those read; the no-data value may be wrong (rio info shows it).')
+        raise GeoError(
+            f'{", ".join(scene.path for scene in scenes[:3])}: no valid pixel among '
+            'those read; the no-data value may be wrong (rio info shows it).'
+        )
     return tally.result(scenes[0].bands)
 
 
-def tally_bands(windows: Iterable[np.ndarray], bands: Tuple[int, ...], count: int
-                ) -> Optional[BandStatistics]:
+def tally_bands(
+    windows: Iterable[np.ndarray], bands: Tuple[int, ...], count: int
+) -> Optional[BandStatistics]:
     """Return the statistics of the pixels of windows; None without any pixel.
 
     Args:
@@ -114,8 +123,11 @@ def _windows(scene: Raster) -> List[Box]:
     """Return windows that cover the scene; they span whole rows if the file is stored in rows."""
     width = scene.width if scene.blocks[1] == scene.width else min(_WINDOW, scene.width)
     height = max(1, _WINDOW * _WINDOW // width)
-    return [(column, row, min(width, scene.width - column), min(height, scene.height - row))
-            for row in range(0, scene.height, height) for column in range(0, scene.width, width)]
+    return [
+        (column, row, min(width, scene.width - column), min(height, scene.height - row))
+        for row in range(0, scene.height, height)
+        for column in range(0, scene.width, width)
+    ]
 
 
 def _draw(windows: List[Box], share: float, random: np.random.RandomState) -> Iterator[Box]:
@@ -141,7 +153,7 @@ class _BandTally:
         if not count:
             return
         # A copy, because a view would keep the whole window in memory.
-        self._samples.append(values[:, ::-(-count // self._samples_per_window)].copy())
+        self._samples.append(values[:, :: -(-count // self._samples_per_window)].copy())
         self._low = np.minimum(self._low, values.min(1))
         self._high = np.maximum(self._high, values.max(1))
         values = values.astype(np.float64)
@@ -149,14 +161,23 @@ class _BandTally:
         delta, previous_count = mean - self._mean, self.pixels
         self.pixels += count
         self._mean += delta * count / self.pixels
-        self._squares += (((values - mean[:, None]) ** 2).sum(1)
-                          + delta ** 2 * previous_count * count / self.pixels)
+        self._squares += ((values - mean[:, None]) ** 2).sum(
+            1
+        ) + delta**2 * previous_count * count / self.pixels
 
     def result(self, bands: Tuple[int, ...]) -> BandStatistics:
         """Return the statistics of all values so far."""
         low, high = np.percentile(np.concatenate(self._samples, 1), [2, 98], axis=1)
-        return BandStatistics(bands, self._mean, np.sqrt(self._squares / self.pixels), self._low,
-                              self._high, low, high, self.pixels)
+        return BandStatistics(
+            bands,
+            self._mean,
+            np.sqrt(self._squares / self.pixels),
+            self._low,
+            self._high,
+            low,
+            high,
+            self.pixels,
+        )
 
 
 def hidden_data_band(scene: Raster) -> Optional[int]:
@@ -172,15 +193,24 @@ def hidden_data_band(scene: Raster) -> Optional[int]:
         RasterBlockError: If the scene is damaged in one of the squares.
     """
     with open_file(scene.path) as source:
-        alpha = [band for band, kind in zip(source.indexes, source.colorinterp)
-                 if kind == ColorInterp.alpha and band not in scene.bands]
+        alpha = [
+            band
+            for band, kind in zip(source.indexes, source.colorinterp)
+            if kind == ColorInterp.alpha and band not in scene.bands
+        ]
     if len(alpha) != 1:
         return None
     with Raster(scene.path, alpha) as band:
-        values = np.concatenate([
-            band.read(max(0, (band.width - _SQUARE) * square // (_SQUARES - 1)),
-                      max(0, (band.height - _SQUARE) * square // (_SQUARES - 1)),
-                      min(_SQUARE, band.width), min(_SQUARE, band.height))[0].ravel()
-            for square in range(_SQUARES)])
+        values = np.concatenate(
+            [
+                band.read(
+                    max(0, (band.width - _SQUARE) * square // (_SQUARES - 1)),
+                    max(0, (band.height - _SQUARE) * square // (_SQUARES - 1)),
+                    min(_SQUARE, band.width),
+                    min(_SQUARE, band.height),
+                )[0].ravel()
+                for square in range(_SQUARES)
+            ]
+        )
     between = (values != 0) & (values != values.max())
     return alpha[0] if between.mean() > _LARGEST_EDGE else None

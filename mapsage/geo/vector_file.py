@@ -4,6 +4,7 @@ If the file has no field of classes, or a feature has no value in it, the defaul
 a shapefile does not name its encoding, several encodings are tried. The polygons are burned into
 scenes by `vector_labels.py`.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -41,9 +42,14 @@ class LabeledPolygons(NamedTuple):
     guess: str = ''
 
 
-def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
-                          layer: Optional[str] = None, default_class: DefaultClass = None
-                          ) -> LabeledPolygons:
+def read_labeled_polygons(
+    path: str,
+    field: str,
+    classes: List[str],
+    extra: int,
+    layer: Optional[str] = None,
+    default_class: DefaultClass = None,
+) -> LabeledPolygons:
     """Read the polygons of a file with their class indices.
 
     Args:
@@ -63,14 +69,17 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
     if default_class is not None:
         default = _class_index(default_class, names, extra)
         if default is None:
-            raise GeoError(f'default_class={default_class!r}, expected a class of {classes} or '
-                           f'its index 0 to {len(classes) - 1}, or {extra} to ignore the pixels.')
+            raise GeoError(
+                f'default_class={default_class!r}, expected a class of {classes} or '
+                f'its index 0 to {len(classes) - 1}, or {extra} to ignore the pixels.'
+            )
     refusals: List[GeoError] = []
     encodings = _encodings(path)
     # The field may be invisible in a wrong encoding. So it counts as missing only if no encoding
     # shows it; otherwise all polygons would silently get the default class.
     may_lack = default is not None and not any(
-        _has_field(path, field, layer, encoding) for encoding in encodings)
+        _has_field(path, field, layer, encoding) for encoding in encodings
+    )
     for encoding in encodings:
         try:
             return _read(path, field, names, extra, layer, default, may_lack, encoding)
@@ -88,8 +97,10 @@ def _encodings(path: str) -> Tuple[Optional[str], ...]:
     have neither, and GDAL reads them as ISO-8859-1, in which any bytes are text.
     """
     try:
-        named = Path(path).suffix.lower() != '.shp' \
+        named = (
+            Path(path).suffix.lower() != '.shp'
             or pyogrio.read_info(path)['encoding'] != 'ISO-8859-1'
+        )
     except (DataSourceError, DataLayerError):
         # Reading the polygons fails too, with a message on what is wrong.
         named = True
@@ -98,9 +109,11 @@ def _encodings(path: str) -> Tuple[Optional[str], ...]:
 
 def _has_field(path: str, field: str, layer: Optional[str], encoding: Optional[str]) -> bool:
     try:
-        return any(field in pyogrio.read_info(path, layer=name, encoding=encoding)['fields']
-                   for name, kind in pyogrio.list_layers(path)
-                   if kind is not None and layer in (None, name))
+        return any(
+            field in pyogrio.read_info(path, layer=name, encoding=encoding)['fields']
+            for name, kind in pyogrio.list_layers(path)
+            if kind is not None and layer in (None, name)
+        )
     except (DataSourceError, DataLayerError, UnicodeDecodeError):
         return False
 
@@ -110,33 +123,62 @@ def _describe_guess(path: str, encoding: Optional[str], texts: Iterable[object])
     if encoding is None or all(str(text).isascii() for text in texts):
         return ''
     table = Path(path).with_suffix('.cpg').name
-    return (f'{path} is read as {encoding}, a guess, since no {table} beside it names the '
-            f'encoding. If it is another encoding, write its name there: echo {encoding} > {table}')
+    return (
+        f'{path} is read as {encoding}, a guess, since no {table} beside it names the '
+        f'encoding. If it is another encoding, write its name there: echo {encoding} > {table}'
+    )
 
 
-def _read(path: str, field: str, names: Dict[str, int], extra: int, layer: Optional[str],
-          default: Optional[int], may_lack: bool, encoding: Optional[str]) -> LabeledPolygons:
+def _read(
+    path: str,
+    field: str,
+    names: Dict[str, int],
+    extra: int,
+    layer: Optional[str],
+    default: Optional[int],
+    may_lack: bool,
+    encoding: Optional[str],
+) -> LabeledPolygons:
     classes = list(names)
     crs, polygons, values, features = _read_layer(path, field, layer, classes, may_lack, encoding)
     guess = _describe_guess(path, encoding, [field, *set(values)])
-    indices = {value: default if value is None else _class_index(value, names, extra)
-               for value in set(values)}
+    indices = {
+        value: default if value is None else _class_index(value, names, extra)
+        for value in set(values)
+    }
     unknown = sorted(_format_value(value) for value, index in indices.items() if index is None)
     if unknown:
-        first = next(number for number, value in zip(features, values)
-                     if _format_value(value) == unknown[0])
+        first = next(
+            number for number, value in zip(features, values) if _format_value(value) == unknown[0]
+        )
         raise GeoError(
             f'{path}: field {field!r} holds {", ".join(unknown[:5])}; expected a class of '
             f'{classes} or its index 0 to {len(classes) - 1}, or {extra} for ignored pixels. '
             f'Feature {first} of the layer holds {unknown[0]}. Correct the file or metainfo'
-            + (f', or set default_class={classes[:2][-1]!r} for features without a value.'
-               if None in indices else '.') + f' {guess}' * bool(guess))
-    return LabeledPolygons(crs, polygons, np.array([indices[value] for value in values], np.int32),
-                           values.count(None) if default is not None else 0, guess)
+            + (
+                f', or set default_class={classes[:2][-1]!r} for features without a value.'
+                if None in indices
+                else '.'
+            )
+            + f' {guess}' * bool(guess)
+        )
+    return LabeledPolygons(
+        crs,
+        polygons,
+        np.array([indices[value] for value in values], np.int32),
+        values.count(None) if default is not None else 0,
+        guess,
+    )
 
 
-def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,
-                encoding: Optional[str]) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
+def _read_layer(
+    path: str,
+    field: str,
+    name: Optional[str],
+    classes: List[str],
+    may_lack: bool,
+    encoding: Optional[str],
+) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
     """Return the CRS of a layer, its polygons made valid, their values of ``field``, their numbers.
 
     A value is None if the feature or the layer has none. A number is the feature's identifier in
@@ -145,36 +187,49 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
     try:
         layer, has_field = _choose_layer(path, field, name, classes, may_lack, encoding)
         meta, numbers, geometry, fields = pyogrio.raw.read(
-            path, columns=[field] if has_field else [], layer=layer, encoding=encoding,
-            return_fids=True)
+            path,
+            columns=[field] if has_field else [],
+            layer=layer,
+            encoding=encoding,
+            return_fids=True,
+        )
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
-        raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
-                       'or GeoJSON. Check the path, or copy the file again.') from error
+        raise GeoError(
+            f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
+            'or GeoJSON. Check the path, or copy the file again.'
+        ) from error
     if not meta['crs']:
-        raise GeoError(f'{path} has no CRS, so its polygons cannot be located in a scene; set it, '
-                       'for example with ogr2ogr -a_srs.')
+        raise GeoError(
+            f'{path} has no CRS, so its polygons cannot be located in a scene; set it, '
+            'for example with ogr2ogr -a_srs.'
+        )
     check_proj_database()
     polygons = shapely.from_wkb(geometry)
     for number in np.flatnonzero(
-            shapely.get_type_id(polygons) == shapely.GeometryType.GEOMETRYCOLLECTION):
+        shapely.get_type_id(polygons) == shapely.GeometryType.GEOMETRYCOLLECTION
+    ):
         polygons[number] = _polygons_of(polygons[number])
     kinds = shapely.get_type_id(polygons)
     unsuitable = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
     unsuitable &= ~shapely.is_missing(polygons)
     if unsuitable.any():
         first = int(np.flatnonzero(unsuitable)[0])
-        raise GeoError(f'{path}: feature {numbers[first]} of the layer is a '
-                       f'{polygons[first].geom_type}, '
-                       f'expected polygons ({int(unsuitable.sum())} others); buffer or remove '
-                       'them.')
+        raise GeoError(
+            f'{path}: feature {numbers[first]} of the layer is a '
+            f'{polygons[first].geom_type}, '
+            f'expected polygons ({int(unsuitable.sum())} others); buffer or remove '
+            'them.'
+        )
     features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
     valid = shapely.make_valid(polygons[features])
     has_area = shapely.area(valid) > 0
     if not has_area.all():
-        warnings.warn(f'{path}: {int((~has_area).sum())} feature(s) without area are left out, '
-                      f'the first is feature {numbers[features[~has_area]][0]} of the layer.',
-                      stacklevel=5)
+        warnings.warn(
+            f'{path}: {int((~has_area).sum())} feature(s) without area are left out, '
+            f'the first is feature {numbers[features[~has_area]][0]} of the layer.',
+            stacklevel=5,
+        )
     features = features[has_area]
     values = fields[0][features].tolist() if has_field else [None] * len(features)
     # A column of numbers has NaN where a value is missing.
@@ -194,8 +249,14 @@ def _polygons_of(collection: shapely.Geometry) -> shapely.Geometry:
     return shapely.union_all(shapely.make_valid(parts)) if len(parts) else collection
 
 
-def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,
-                  encoding: Optional[str]) -> Tuple[str, bool]:
+def _choose_layer(
+    path: str,
+    field: str,
+    name: Optional[str],
+    classes: List[str],
+    may_lack: bool,
+    encoding: Optional[str],
+) -> Tuple[str, bool]:
     """Return the name of the layer to read, and whether it has the field.
 
     Tables without shapes, such as ``layer_styles`` of QGIS, do not count as layers. Layers of
@@ -211,10 +272,14 @@ def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str]
     """
     kinds = {str(layer): str(kind) for layer, kind in pyogrio.list_layers(path) if kind is not None}
     if name is not None and name not in kinds:
-        raise GeoError(f'{path} has no layer {name!r}; it has {list(kinds)}. Set layer to the one '
-                       f'with the labels.')
-    fields = {layer: list(pyogrio.read_info(path, layer=layer, encoding=encoding)['fields'])
-              for layer in (kinds if name is None else [name])}
+        raise GeoError(
+            f'{path} has no layer {name!r}; it has {list(kinds)}. Set layer to the one '
+            f'with the labels.'
+        )
+    fields = {
+        layer: list(pyogrio.read_info(path, layer=layer, encoding=encoding)['fields'])
+        for layer in (kinds if name is None else [name])
+    }
     labeled = _flat_first([layer for layer, names in fields.items() if field in names], kinds)
     has_field = bool(labeled)
     if not labeled and may_lack:
@@ -224,19 +289,33 @@ def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str]
         raise GeoError(
             f'{path} has no field {field!r}: {described or "it has no layer"}. Set class_field to '
             f'the one with the class, or default_class={classes[:2][-1]!r} if all polygons are of '
-            f'one class.' + ''.join(f' {guess}' for guess in [_describe_guess(
-                path, encoding, [name for names in fields.values() for name in names])] if guess))
+            f'one class.'
+            + ''.join(
+                f' {guess}'
+                for guess in [
+                    _describe_guess(
+                        path, encoding, [name for names in fields.values() for name in names]
+                    )
+                ]
+                if guess
+            )
+        )
     if len(labeled) > 1:
         content = f'the field {field!r}' if has_field else 'polygons'
-        raise GeoError(f'{path} has {len(labeled)} layers with {content}: {labeled}. Set layer to '
-                       f'the one with the labels.')
+        raise GeoError(
+            f'{path} has {len(labeled)} layers with {content}: {labeled}. Set layer to '
+            f'the one with the labels.'
+        )
     return labeled[0], has_field
 
 
 def _flat_first(layers: List[str], kinds: Dict[str, str]) -> List[str]:
     """Return the layers that may contain polygons, or all layers if none may."""
-    flat = [layer for layer in layers
-            if not kinds[layer].replace('Multi', '').startswith(('Point', 'LineString'))]
+    flat = [
+        layer
+        for layer in layers
+        if not kinds[layer].replace('Multi', '').startswith(('Point', 'LineString'))
+    ]
     return flat or layers
 
 

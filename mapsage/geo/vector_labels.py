@@ -9,6 +9,7 @@ Shapes:
     labels               (height, width) class indices, uint8 if all are at most 255, else int32
     bounds               left, bottom, right, top in a CRS
 """
+
 from __future__ import annotations
 
 import math
@@ -65,8 +66,9 @@ class IndexedPolygons(NamedTuple):
         order = np.argsort(np.concatenate(numbers), kind='stable')
         return np.concatenate(clipped)[order], self.indices[np.concatenate(numbers)[order]]
 
-    def burn(self, transform: affine.Affine, box: Box, outside: int, all_touched: bool = False
-             ) -> np.ndarray:
+    def burn(
+        self, transform: affine.Affine, box: Box, outside: int, all_touched: bool = False
+    ) -> np.ndarray:
         """Return the class indices of a window, (height, width): uint8 if they fit, else int32.
 
         Args:
@@ -83,12 +85,19 @@ class IndexedPolygons(NamedTuple):
         pieces, owner = shapely.get_parts(polygons, return_index=True)
         areal = _is_areal(pieces)
         burnt = indices[owner][areal]
-        fits = all(0 <= index <= 255 for index in (
-            outside, burnt.min(initial=0), burnt.max(initial=0)))
+        fits = all(
+            0 <= index <= 255 for index in (outside, burnt.min(initial=0), burnt.max(initial=0))
+        )
         dtype = 'uint8' if fits else 'int32'
-        return burn_polygons(pieces[areal], burnt, (height, width), outside, dtype,
-                             rasterio.windows.transform(Window(column, row, width, height),
-                                                        transform), all_touched)
+        return burn_polygons(
+            pieces[areal],
+            burnt,
+            (height, width),
+            outside,
+            dtype,
+            rasterio.windows.transform(Window(column, row, width, height), transform),
+            all_touched,
+        )
 
 
 class VectorLabels:
@@ -118,9 +127,15 @@ class VectorLabels:
             layers have the field and none is named.
     """
 
-    def __init__(self, path: PathName, field: str, classes: Sequence[str], extra: int = 255,
-                 layer: Optional[str] = None,
-                 default_class: Union[None, int, str] = None) -> None:
+    def __init__(
+        self,
+        path: PathName,
+        field: str,
+        classes: Sequence[str],
+        extra: int = 255,
+        layer: Optional[str] = None,
+        default_class: Union[None, int, str] = None,
+    ) -> None:
         # pyogrio imports pandas, which takes longer than the rest of the package's imports.
         from .vector_file import read_labeled_polygons
 
@@ -146,15 +161,18 @@ class VectorLabels:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
         """
         if not scene.is_georeferenced:
-            raise GeoError(f'{scene.path} {scene.georeference_gap}, so polygons cannot be located '
-                           f'in it; georeference it, or give labels as a raster of its size in '
-                           f'place of {self.path}.')
+            raise GeoError(
+                f'{scene.path} {scene.georeference_gap}, so polygons cannot be located '
+                f'in it; georeference it, or give labels as a raster of its size in '
+                f'place of {self.path}.'
+            )
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
         key = scene.crs.to_wkt(), tolerance_of(scene)
         # Reprojected here, before workers are forked, so that the workers share the result.
         if key not in self._in_crs:
-            self._in_crs[key] = place_polygons(self._polygons, self._indices, self._crs, *key,
-                                               self.path)
+            self._in_crs[key] = place_polygons(
+                self._polygons, self._indices, self._crs, *key, self.path
+            )
         polygons, bounds = self._in_crs[key], bounds_of(scene)
         if any(len(polygons.near(bounds, shift)[0]) for shift in polygons.shifts):
             self._met = True
@@ -183,7 +201,8 @@ class VectorLabels:
             f'{short_crs(scene.crs)}, the CRS of {scene.path}, the polygons lie in (left, bottom, '
             f'right, top) = {format_bounds(bounds)}, the scene in '
             f'{format_bounds(bounds_of(scene))}. Check that these files belong together and that '
-            'each has the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
+            'each has the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).'
+        )
 
     def polygons_in(self, key: Tuple[str, float]) -> IndexedPolygons:
         """Return the polygons in the CRS of a scene that ``for_scene`` was called with.
@@ -202,29 +221,37 @@ class BurntLabels:
         settings: What the labels depend on in addition to the file, as JSON values.
     """
 
-    def __init__(self, source: VectorLabels, key: Tuple[str, float], transform: affine.Affine,
-                 outside: int) -> None:
+    def __init__(
+        self, source: VectorLabels, key: Tuple[str, float], transform: affine.Affine, outside: int
+    ) -> None:
         self.path = source.path
         self._source, self._key, self._transform = source, key, transform
         self._outside = outside
         self.settings = dict(field=source.field, outside=outside)
         # The settings are part of the keys of cached features. Those without a value are left out,
         # so that caches from before the setting existed stay valid.
-        self.settings.update({name: value for name, value in (
-            ('layer', source.layer), ('default_class', source.default_class))
-            if value is not None})
+        self.settings.update(
+            {
+                name: value
+                for name, value in (
+                    ('layer', source.layer),
+                    ('default_class', source.default_class),
+                )
+                if value is not None
+            }
+        )
 
     def __deepcopy__(self, memo: object) -> BurntLabels:
         return self
 
-    def read(self, column: int, row: int, width: int, height: int
-             ) -> Tuple[np.ndarray, np.ndarray]:
+    def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return the class indices of a window given in pixels, and the pixels that have a label.
 
         Both are (height, width), as from ``RasterLabels.read``; here every pixel has a label.
         """
         values = self._source.polygons_in(self._key).burn(
-            self._transform, (column, row, width, height), self._outside)
+            self._transform, (column, row, width, height), self._outside
+        )
         return values, np.ones(values.shape, bool)
 
     def cover(self, width: int, height: int) -> Tuple[int, Dict[int, float]]:
@@ -239,22 +266,31 @@ class BurntLabels:
             areas of the polygons, so overlapping polygons count twice. Classes without a polygon
             are left out.
         """
-        corners = to_map(self._transform, np.array(
-            [(0, 0), (width, 0), (width, height), (0, height)]))
+        corners = to_map(
+            self._transform, np.array([(0, 0), (width, 0), (width, height), (0, height)])
+        )
         polygons, indices = self._source.polygons_in(self._key).inside(
-            [*corners.min(0), *corners.max(0)])
+            [*corners.min(0), *corners.max(0)]
+        )
         scene = shapely.Polygon(corners)
         if self._transform.b or self._transform.d:
             # A rotated scene is smaller than its bounds, to which the polygons are clipped.
             polygons = shapely.intersection(shapely.make_valid(polygons), scene)
         areas = shapely.area(polygons)
         shares = np.bincount(indices, areas, int(indices.max(initial=0)) + 1) / scene.area
-        return int((areas > 0).sum()), {index: float(shares[index])
-                                        for index in np.unique(indices[areas > 0]).tolist()}
+        return int((areas > 0).sum()), {
+            index: float(shares[index]) for index in np.unique(indices[areas > 0]).tolist()
+        }
 
 
-def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS, crs: str,
-                   tolerance: float, path: str) -> IndexedPolygons:
+def place_polygons(
+    polygons: np.ndarray,
+    indices: np.ndarray,
+    source: pyproj.CRS,
+    crs: str,
+    tolerance: float,
+    path: str,
+) -> IndexedPolygons:
     """Return polygons with their class indices in another CRS, made valid and indexed.
 
     Args:
@@ -274,8 +310,9 @@ def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS
         polygons, owner = polygon_parts(shapely.make_valid(moved))
         indices = indices[owner]
     circle = full_turn(target)
-    return IndexedPolygons(polygons, indices, shapely.STRtree(polygons),
-                           (-circle, 0.0, circle) if circle else (0.0,))
+    return IndexedPolygons(
+        polygons, indices, shapely.STRtree(polygons), (-circle, 0.0, circle) if circle else (0.0,)
+    )
 
 
 def tolerance_of(scene: Raster) -> float:
@@ -290,8 +327,9 @@ def tolerance_of(scene: Raster) -> float:
 
 def bounds_of(scene: Raster) -> List[float]:
     """Return left, bottom, right and top of a scene in its CRS."""
-    corners = to_map(scene.transform, np.array(
-        [(x, y) for x in (0, scene.width) for y in (0, scene.height)]))
+    corners = to_map(
+        scene.transform, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)])
+    )
     return [*corners.min(0), *corners.max(0)]
 
 
@@ -304,8 +342,9 @@ def _move(polygons: np.ndarray, shift: float) -> np.ndarray:
     return shapely.transform(polygons, lambda points: points + (shift, 0.0))
 
 
-def _large_first(polygons: np.ndarray, indices: np.ndarray, path: str
-                 ) -> Tuple[np.ndarray, np.ndarray]:
+def _large_first(
+    polygons: np.ndarray, indices: np.ndarray, path: str
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return single polygons and their class indices, sorted by the area of the feature."""
     if not len(polygons):
         raise GeoError(f'{path} holds no polygons; check that it is the right file and layer.')
@@ -328,19 +367,22 @@ def polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
 
 def _is_areal(shapes: np.ndarray) -> np.ndarray:
     """Return which shapes are single polygons that are not empty, bool (N,)."""
-    return ((shapely.get_type_id(shapes) == shapely.GeometryType.POLYGON)
-            & ~shapely.is_empty(shapes))
+    return (shapely.get_type_id(shapes) == shapely.GeometryType.POLYGON) & ~shapely.is_empty(shapes)
 
 
-def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, tolerance: float,
-               path: str) -> np.ndarray:
+def _reproject(
+    polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, tolerance: float, path: str
+) -> np.ndarray:
     """Return polygons in another CRS; polygons across the antimeridian are joined again."""
     transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
-    moved = project_polygons(polygons, transformer, tolerance,
-                             (full_turn(source), full_turn(target)))
+    moved = project_polygons(
+        polygons, transformer, tolerance, (full_turn(source), full_turn(target))
+    )
     if not np.isfinite(shapely.get_coordinates(moved)).all():
-        raise GeoError(f'{path}: polygons in {source.name} have no coordinates in '
-                       f'{target.name}; check that its CRS is the one it was drawn in.')
+        raise GeoError(
+            f'{path}: polygons in {source.name} have no coordinates in '
+            f'{target.name}; check that its CRS is the one it was drawn in.'
+        )
     circle = full_turn(target)
     return _unwrap(moved, circle) if circle else moved
 
@@ -354,8 +396,10 @@ def _unwrap(polygons: np.ndarray, circle: float) -> np.ndarray:
     jumps = (np.abs(np.diff(points[:, 0])) > circle / 2) & (owner[1:] == owner[:-1])
     unwrapped = polygons.copy()
     for number in np.unique(owner[1:][jumps]):
-        joined = shapely.transform(polygons[number], lambda points: np.stack(
-            [next_to(points[:, 0], points[0, 0], circle), points[:, 1]], 1))
+        joined = shapely.transform(
+            polygons[number],
+            lambda points: np.stack([next_to(points[:, 0], points[0, 0], circle), points[:, 1]], 1),
+        )
         # A polygon around the whole globe would lose its area, and needs no joining.
         if shapely.area(joined) > 0:
             unwrapped[number] = joined

@@ -10,6 +10,7 @@ Shapes:
     xs, ys     (columns,), (rows,) positions in pixels of a raster, increasing
     covered    (rows, columns) bool
 """
+
 from __future__ import annotations
 
 import copy
@@ -29,11 +30,26 @@ from .file_handles import FileHandles
 _ON_EDGE = 0.001
 # Cells of the grid between the edges of all sources; with more of them the whole is not examined.
 _MOST_CELLS = 4_000_000
-_SOURCES = ('SimpleSource', 'ComplexSource', 'AveragedSource', 'KernelFilteredSource',
-            'NoDataFromMaskSource')
+_SOURCES = (
+    'SimpleSource',
+    'ComplexSource',
+    'AveragedSource',
+    'KernelFilteredSource',
+    'NoDataFromMaskSource',
+)
 # Parts of a source that change its values.
-_VALUES = ('ScaleOffset', 'ScaleRatio', 'LUT', 'ColorTableComponent', 'Exponent', 'SrcMin',
-           'SrcMax', 'DstMin', 'DstMax', 'Clamp')
+_VALUES = (
+    'ScaleOffset',
+    'ScaleRatio',
+    'LUT',
+    'ColorTableComponent',
+    'Exponent',
+    'SrcMin',
+    'SrcMax',
+    'DstMin',
+    'DstMax',
+    'Clamp',
+)
 
 
 class SourceCover:
@@ -47,8 +63,13 @@ class SourceCover:
         computed: Further sources, as XML of a VRT whose last band is 0 where they show nothing.
     """
 
-    def __init__(self, boxes: np.ndarray, origins: np.ndarray, inner: Dict[int, List[SourceCover]],
-                 computed: str = '') -> None:
+    def __init__(
+        self,
+        boxes: np.ndarray,
+        origins: np.ndarray,
+        inner: Dict[int, List[SourceCover]],
+        computed: str = '',
+    ) -> None:
         self._boxes, self._origins, self._inner = boxes, origins, inner
         self._computed = FileHandles(computed) if computed else None
         # The first and the last pixel of a source, as GDAL rounds them.
@@ -63,9 +84,10 @@ class SourceCover:
         low, high = np.array([xs[0], ys[0]]), np.array([xs[-1], ys[-1]])
         meeting = (self._first <= high).all(1) & (self._end > low).all(1)
         for number in np.flatnonzero(meeting).tolist():
-            columns, rows = (slice(*np.searchsorted(axis, (
-                self._first[number, side], self._end[number, side])))
-                for side, axis in enumerate((xs, ys)))
+            columns, rows = (
+                slice(*np.searchsorted(axis, (self._first[number, side], self._end[number, side])))
+                for side, axis in enumerate((xs, ys))
+            )
             block = covered[rows, columns]
             if number not in self._inner:
                 block[:] = True
@@ -74,8 +96,9 @@ class SourceCover:
             left, top = self._boxes[number, :2]
             inside = np.ones(block.shape, bool)
             for cover in self._inner[number]:
-                inside &= cover.covered((xs[columns] - left) * per_x + x,
-                                        (ys[rows] - top) * per_y + y)
+                inside &= cover.covered(
+                    (xs[columns] - left) * per_x + x, (ys[rows] - top) * per_y + y
+                )
             block |= inside
         if self._computed is not None and not covered.all():
             covered |= self._read_computed(self._computed.get(), xs, ys)
@@ -93,31 +116,44 @@ class SourceCover:
         """Return whether the sources are known to cover a VRT of this size."""
         if self._inner or self._computed is not None:
             return False
-        edges = [np.unique(np.clip(np.append(np.concatenate([self._first[:, side],
-                                                             self._end[:, side]]), (0, size)),
-                                   0, size)) for side, size in enumerate((width, height))]
+        edges = [
+            np.unique(
+                np.clip(
+                    np.append(
+                        np.concatenate([self._first[:, side], self._end[:, side]]), (0, size)
+                    ),
+                    0,
+                    size,
+                )
+            )
+            for side, size in enumerate((width, height))
+        ]
         if len(edges[0]) * len(edges[1]) > _MOST_CELLS:
             return False
         return bool(self.covered(*(axis[:-1] + 0.5 for axis in edges)).all())
 
     @staticmethod
-    def _read_computed(source: rasterio.DatasetReader, xs: np.ndarray, ys: np.ndarray
-                       ) -> np.ndarray:
+    def _read_computed(
+        source: rasterio.DatasetReader, xs: np.ndarray, ys: np.ndarray
+    ) -> np.ndarray:
         covered = np.zeros((len(ys), len(xs)), bool)
         columns, rows = (np.floor(axis).astype(np.int64) for axis in (xs, ys))
-        inside = np.ix_((rows >= 0) & (rows < source.height),
-                        (columns >= 0) & (columns < source.width))
+        inside = np.ix_(
+            (rows >= 0) & (rows < source.height), (columns >= 0) & (columns < source.width)
+        )
         columns, rows = columns[inside[1][0]], rows[inside[0][:, 0]]
         if len(columns) and len(rows):
-            window = Window(columns[0], rows[0], columns[-1] - columns[0] + 1,
-                            rows[-1] - rows[0] + 1)
+            window = Window(
+                columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1
+            )
             values = source.read(source.count, window=window)
             covered[inside] = values[np.ix_(rows - rows[0], columns - columns[0])] != 0
         return covered
 
 
-def find_cover(source: rasterio.DatasetReader, path: str, bands: Sequence[int], hides: bool
-               ) -> Optional[List[SourceCover]]:
+def find_cover(
+    source: rasterio.DatasetReader, path: str, bands: Sequence[int], hides: bool
+) -> Optional[List[SourceCover]]:
     """Return where the sources of a VRT show something, for each of some bands.
 
     A pixel is in a gap if no band shows it.
@@ -137,8 +173,13 @@ def find_cover(source: rasterio.DatasetReader, path: str, bands: Sequence[int], 
     return _find(source, path, tuple(bands), hides, ())
 
 
-def _find(source: rasterio.DatasetReader, path: str, bands: Tuple[int, ...], hides: bool,
-          outer: Tuple[str, ...]) -> Optional[List[SourceCover]]:
+def _find(
+    source: rasterio.DatasetReader,
+    path: str,
+    bands: Tuple[int, ...],
+    hides: bool,
+    outer: Tuple[str, ...],
+) -> Optional[List[SourceCover]]:
     root = _description(source, path) if source.driver == 'VRT' and path not in outer else None
     if root is None:
         return None
@@ -149,8 +190,15 @@ def _find(source: rasterio.DatasetReader, path: str, bands: Tuple[int, ...], hid
             name.set('relativeToVRT', '0')
     kind = root.get('subClass')
     if kind == 'VRTWarpedDataset':
-        return None if hides else [SourceCover(
-            np.zeros((0, 4)), np.zeros((0, 4)), {}, _warp_with_alpha(root, source.count))]
+        return (
+            None
+            if hides
+            else [
+                SourceCover(
+                    np.zeros((0, 4)), np.zeros((0, 4)), {}, _warp_with_alpha(root, source.count)
+                )
+            ]
+        )
     if kind in ('VRTPansharpenedDataset', 'VRTProcessedDataset'):
         return _find_shared(source, root, outer)
     covers: Dict[str, SourceCover] = {}
@@ -163,9 +211,16 @@ def _find(source: rasterio.DatasetReader, path: str, bands: Tuple[int, ...], hid
         if not sources and element.get('subClass') == 'VRTDerivedRasterBand':
             return None
         # Most bands have the same files; which band is read matters in another VRT only.
-        key = repr([[(part.tag, part.text, part.attrib) for part in child
-                     if part.tag != 'SourceBand' or _is_vrt(child.findtext('SourceFilename') or '')]
-                    for child in sources])
+        key = repr(
+            [
+                [
+                    (part.tag, part.text, part.attrib)
+                    for part in child
+                    if part.tag != 'SourceBand' or _is_vrt(child.findtext('SourceFilename') or '')
+                ]
+                for child in sources
+            ]
+        )
         if key not in covers:
             covers[key] = _cover_of_sources(sources, source, hides, outer)
         if covers[key].is_whole(source.width, source.height):
@@ -179,7 +234,8 @@ def _description(source: rasterio.DatasetReader, path: str) -> Optional[ElementT
     try:
         content = gdal_names.content_of(path)
         if content.lstrip().startswith(b'<VRTDataset') and b'<!' not in content.replace(
-                b'<!--', b'').replace(b'<![CDATA[', b''):
+            b'<!--', b''
+        ).replace(b'<![CDATA[', b''):
             return ElementTree.fromstring(content)
     except (OSError, ValueError, ElementTree.ParseError):
         # A name that is no file, such as vrt://, or text that GDAL only understands.
@@ -188,8 +244,12 @@ def _description(source: rasterio.DatasetReader, path: str) -> Optional[ElementT
     return None if text is None else ElementTree.fromstring(text)
 
 
-def _cover_of_sources(elements: Sequence[ElementTree.Element], source: rasterio.DatasetReader,
-                      hides: bool, outer: Tuple[str, ...]) -> SourceCover:
+def _cover_of_sources(
+    elements: Sequence[ElementTree.Element],
+    source: rasterio.DatasetReader,
+    hides: bool,
+    outer: Tuple[str, ...],
+) -> SourceCover:
     """Return where the sources of a band show something."""
     boxes: List[Tuple[float, ...]] = []
     origins: List[Tuple[float, ...]] = []
@@ -197,8 +257,9 @@ def _cover_of_sources(elements: Sequence[ElementTree.Element], source: rasterio.
     inner: Dict[int, List[SourceCover]] = {}
     sizes: Dict[str, Tuple[float, float]] = {}
     for element in elements:
-        transparent = (element.findtext('NODATA') is not None
-                       or (element.findtext('UseMaskBand') or '').lower() in ('true', '1'))
+        transparent = element.findtext('NODATA') is not None or (
+            element.findtext('UseMaskBand') or ''
+        ).lower() in ('true', '1')
         place = _place(element, sizes)
         if place is None:
             continue
@@ -210,12 +271,17 @@ def _cover_of_sources(elements: Sequence[ElementTree.Element], source: rasterio.
             inner[len(boxes)] = covers
         boxes.append(place[:4])
         origins.append(place[4:])
-    return SourceCover(np.array(boxes, float).reshape(-1, 4), np.array(origins, float).reshape(
-        -1, 4), inner, _mosaic_of(see_through, source) if see_through else '')
+    return SourceCover(
+        np.array(boxes, float).reshape(-1, 4),
+        np.array(origins, float).reshape(-1, 4),
+        inner,
+        _mosaic_of(see_through, source) if see_through else '',
+    )
 
 
-def _place(element: ElementTree.Element, sizes: Dict[str, Tuple[float, float]]
-           ) -> Optional[Tuple[float, ...]]:
+def _place(
+    element: ElementTree.Element, sizes: Dict[str, Tuple[float, float]]
+) -> Optional[Tuple[float, ...]]:
     """Return where a source lies in the VRT, cut to what the source has, and which part it shows.
 
     Args:
@@ -229,14 +295,14 @@ def _place(element: ElementTree.Element, sizes: Dict[str, Tuple[float, float]]
     limits = _source_size(element, sizes)
     shown, target = (_rectangle(element.find(name)) for name in ('SrcRect', 'DstRect'))
     if shown is None and target is None:
-        shown = target = (0., 0., *limits)
+        shown = target = (0.0, 0.0, *limits)
     if shown is None or target is None:
         # GDAL shows nothing of such a source.
         return None
     low, high, first, scales = [], [], [], []
     for axis in (0, 1):
         scale = shown[axis + 2] / target[axis + 2]
-        begin = max(shown[axis], 0.)
+        begin = max(shown[axis], 0.0)
         end = min(shown[axis] + shown[axis + 2], limits[axis])
         if not end > begin:
             return None
@@ -247,8 +313,9 @@ def _place(element: ElementTree.Element, sizes: Dict[str, Tuple[float, float]]
     return (*low, *high, *first, *scales)
 
 
-def _source_size(element: ElementTree.Element, sizes: Dict[str, Tuple[float, float]]
-                 ) -> Tuple[float, float]:
+def _source_size(
+    element: ElementTree.Element, sizes: Dict[str, Tuple[float, float]]
+) -> Tuple[float, float]:
     properties = element.find('SourceProperties')
     if properties is not None:
         return float(properties.get('RasterXSize', 0)), float(properties.get('RasterYSize', 0))
@@ -277,7 +344,7 @@ def _inner_covers(element: ElementTree.Element, outer: Tuple[str, ...]) -> List[
         source = handles.open()
         with source:
             # No-data of a source is a value like any other, unless the VRT says otherwise.
-            covers = _find(source, path, (int(band), ), False, outer)
+            covers = _find(source, path, (int(band),), False, outer)
     finally:
         handles.close()
     return covers or []
@@ -288,8 +355,9 @@ def _is_vrt(path: str) -> bool:
     return path.lower().endswith('.vrt') or path.startswith(('vrt://', '<VRTDataset'))
 
 
-def _find_shared(source: rasterio.DatasetReader, root: ElementTree.Element,
-                 outer: Tuple[str, ...]) -> Optional[List[SourceCover]]:
+def _find_shared(
+    source: rasterio.DatasetReader, root: ElementTree.Element, outer: Tuple[str, ...]
+) -> Optional[List[SourceCover]]:
     """Return the cover of a VRT whose pixels are computed from several files on one ground.
 
     A pixel is covered where all of them show something.
@@ -304,16 +372,19 @@ def _find_shared(source: rasterio.DatasetReader, root: ElementTree.Element,
     return [_whole(source, (0, 0, 1, 1), placed)] if placed else None
 
 
-def _whole(source: rasterio.DatasetReader, origin: Tuple[float, ...], inner: List[SourceCover]
-           ) -> SourceCover:
-    return SourceCover(np.array([[0., 0., source.width, source.height]]),
-                       np.array([origin], float), {0: inner})
+def _whole(
+    source: rasterio.DatasetReader, origin: Tuple[float, ...], inner: List[SourceCover]
+) -> SourceCover:
+    return SourceCover(
+        np.array([[0.0, 0.0, source.width, source.height]]), np.array([origin], float), {0: inner}
+    )
 
 
 def _mosaic_of(elements: Sequence[ElementTree.Element], source: rasterio.DatasetReader) -> str:
     """Return a VRT of one band with 255 where sources show something."""
-    root = ElementTree.Element('VRTDataset', rasterXSize=str(source.width),
-                               rasterYSize=str(source.height))
+    root = ElementTree.Element(
+        'VRTDataset', rasterXSize=str(source.width), rasterYSize=str(source.height)
+    )
     band = ElementTree.SubElement(root, 'VRTRasterBand', dataType='Byte', band='1')
     for element in elements:
         shown = copy.deepcopy(element)
@@ -331,10 +402,12 @@ def _warp_with_alpha(root: ElementTree.Element, bands: int) -> str:
     root = copy.deepcopy(root)
     options: Any = root.find('GDALWarpOptions')
     number = str(bands + 1)
-    last = max((index for index, child in enumerate(root) if child.tag == 'VRTRasterBand'),
-               default=0)
-    band = ElementTree.Element('VRTRasterBand', dataType='Byte', band=number,
-                               subClass='VRTWarpedRasterBand')
+    last = max(
+        (index for index, child in enumerate(root) if child.tag == 'VRTRasterBand'), default=0
+    )
+    band = ElementTree.Element(
+        'VRTRasterBand', dataType='Byte', band=number, subClass='VRTWarpedRasterBand'
+    )
     ElementTree.SubElement(band, 'ColorInterp').text = 'Alpha'
     root.insert(last + 1, band)
     for old in options.findall('DstAlphaBand'):

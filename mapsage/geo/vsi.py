@@ -4,6 +4,7 @@ rasterio opens rasters only. This module calls functions of the GDAL library tha
 loaded, through `ctypes`, so that credentials, proxies and caches are shared with rasterio. If the
 library hides its functions, the results are empty. Names are explained in `gdal_names.py`.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -28,7 +29,8 @@ _TIMEOUTS = dict(
     GDAL_HTTP_TIMEOUT='300',
     # Busy servers (429, 503) ask clients to try again.
     GDAL_HTTP_MAX_RETRY='2',
-    GDAL_HTTP_RETRY_DELAY='1')
+    GDAL_HTTP_RETRY_DELAY='1',
+)
 for _name, _value in _TIMEOUTS.items():
     os.environ.setdefault(_name, _value)
 
@@ -44,8 +46,12 @@ def _load() -> Optional[ctypes.CDLL]:
         library.VSIReadDir.restype = ctypes.POINTER(ctypes.c_char_p)
         library.VSIReadDir.argtypes = [ctypes.c_char_p]
         library.VSIIngestFile.argtypes = [
-            ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p),
-            ctypes.POINTER(ctypes.c_uint64), ctypes.c_int64]
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_int64,
+        ]
         library.CSLDestroy.argtypes = [ctypes.POINTER(ctypes.c_char_p)]
         library.VSIFree.argtypes = [ctypes.c_void_p]
         library.VSICurlPartialClearCache.argtypes = [ctypes.c_char_p]
@@ -62,8 +68,22 @@ _gdal = _load()
 _was_used = False
 
 # Drivers that connect to servers directly, not through one of GDAL's file systems.
-_SERVICES = ('DAAS', 'EEDA', 'EEDAI', 'HTTP', 'NGW', 'OGCAPI', 'PLMOSAIC', 'PLSCENES',
-             'PostGISRaster', 'STACIT', 'STACTA', 'WCS', 'WMS', 'WMTS')
+_SERVICES = (
+    'DAAS',
+    'EEDA',
+    'EEDAI',
+    'HTTP',
+    'NGW',
+    'OGCAPI',
+    'PLMOSAIC',
+    'PLSCENES',
+    'PostGISRaster',
+    'STACIT',
+    'STACTA',
+    'WCS',
+    'WMS',
+    'WMTS',
+)
 
 
 def forbid_servers() -> None:
@@ -153,7 +173,8 @@ def read_bytes(path: str, limit: int = -1) -> bytes:
     about_to_connect()
     with _environment():
         if _gdal is None or not _gdal.VSIIngestFile(
-                None, os.fsencode(path), ctypes.byref(data), ctypes.byref(size), limit):
+            None, os.fsencode(path), ctypes.byref(data), ctypes.byref(size), limit
+        ):
             raise OSError(f'{path} cannot be read')
     try:
         return ctypes.string_at(data, size.value)

@@ -5,6 +5,7 @@ base class of our hooks (`hook.py`), stages between a loop and its loader (`loop
 what hooks ask of datasets, optimizers, batches, metrics and segmentors. These may be a user's and
 lack what MMEngine's have, so the questions whether they have it are here.
 """
+
 from .hook import MapSageHook
 
 __all__ = ['MapSageHook']

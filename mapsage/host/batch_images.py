@@ -6,6 +6,7 @@ config, so a picture does not show red as blue.
 
 Shapes: B bands, H x W pixels.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
@@ -54,9 +55,10 @@ def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Chann
         return channels
     preprocessor = _sub_config(model, 'data_preprocessor') or _sub_config(cfg, 'data_preprocessor')
     of_scenes = any(
-        {'LoadGeoTiffWindow', 'LoadSceneStack'} & set(
-            _types(_sub_config(cfg, f'{split}_dataloader').get('dataset')))
-        for split in ('train', 'val', 'test'))
+        {'LoadGeoTiffWindow', 'LoadSceneStack'}
+        & set(_types(_sub_config(cfg, f'{split}_dataloader').get('dataset')))
+        for split in ('train', 'val', 'test')
+    )
     return _RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else None
 
 

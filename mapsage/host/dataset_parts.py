@@ -4,6 +4,7 @@ Users wrap datasets with classes of MMEngine, of torch and with classes written 
 unknown wrapper is looked through only if it clearly gives the samples of its ``dataset`` one by
 one.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -74,8 +75,11 @@ def listed_samples(dataset: Any) -> Iterator[Mapping[str, Any]]:
     The contents are for reading: they may belong to the dataset.
     """
     method = getattr(getattr(dataset, 'get_data_info', None), '__func__', None)
-    if method is BaseDataset.get_data_info and dataset.serialize_data \
-            and dataset._fully_initialized:
+    if (
+        method is BaseDataset.get_data_info
+        and dataset.serialize_data
+        and dataset._fully_initialized
+    ):
         # MMEngine keeps a list of pickled samples, which its own method reads five times as slowly.
         content, start = memoryview(dataset.data_bytes), 0
         for end in dataset.data_address.tolist():
@@ -114,7 +118,8 @@ def reads_remotely(dataset: object) -> bool:
 def loads_masks(dataset: object) -> bool:
     """Return whether a dataset reads masks: by a ``LoadAnnotations``, or in an unknown way."""
     return not hasattr(dataset, 'pipeline') or any(
-        isinstance(transform, LoadAnnotations) for transform in _transforms(dataset))
+        isinstance(transform, LoadAnnotations) for transform in _transforms(dataset)
+    )
 
 
 def loads_images(dataset: object) -> bool:
@@ -125,8 +130,10 @@ def loads_images(dataset: object) -> bool:
     """
     return not getattr(dataset, 'pipeline', None) or any(
         kind.__name__.startswith('Load') and kind.__module__.split('.')[0] in _LOADERS
-        for transform in _transforms(dataset) if not isinstance(transform, LoadAnnotations)
-        for kind in type(transform).__mro__)
+        for transform in _transforms(dataset)
+        if not isinstance(transform, LoadAnnotations)
+        for kind in type(transform).__mro__
+    )
 
 
 def _inner(dataset: object) -> Optional[Any]:

@@ -4,6 +4,7 @@ All methods have defaults, so a hook overrides only what it needs. A hook of a u
 the class, or have some of its methods without doing so. :func:`mapsage_hooks` adapts such hooks,
 and is the only place that tells the two kinds apart.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -78,8 +79,11 @@ class MapSageHook(Hook):
 
     def unfollow_virtual_ranks(self, runner: HostRunner) -> None:
         """Have :meth:`on_virtual_rank_start` called no more."""
-        callbacks = runner.model.on_virtual_rank_start \
-            if isinstance(runner.model, VirtualDataParallel) else []
+        callbacks = (
+            runner.model.on_virtual_rank_start
+            if isinstance(runner.model, VirtualDataParallel)
+            else []
+        )
         if self._rank_start in callbacks:
             callbacks.remove(self._rank_start)
         self._rank_start = None

@@ -4,6 +4,7 @@ The loader's class is in ``engine/loading``, which hooks cannot import since it 
 Its samples can be loaded again by index and seed, and hooks set what is done with each loaded
 sample. A loader that a user built has no such samples.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Protocol, Tuple

@@ -3,6 +3,7 @@
 MMEngine's scalars (`compat/log_files.py`) and the statistics of sampling are appended here. The
 next checkpoint ends a run on a disk that stays full, with an error of its own.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +29,7 @@ def append_line(path: str, line: str) -> None:
             end = file.seek(0, 2)
             try:
                 while data:
-                    data = data[file.write(data):]
+                    data = data[file.write(data) :]
             except OSError:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
@@ -41,5 +42,7 @@ def append_line(path: str, line: str) -> None:
 
 def describe_lost_lines(path: str, error: OSError) -> str:
     """Return the warning about a log that cannot be written."""
-    return (f'{path} cannot be written: {error.strerror or error}. The run continues, and this '
-            f'file lacks what is logged until it can be written again.')
+    return (
+        f'{path} cannot be written: {error.strerror or error}. The run continues, and this '
+        f'file lacks what is logged until it can be written again.'
+    )

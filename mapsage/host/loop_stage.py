@@ -3,6 +3,7 @@
 MMEngine's loops differ: an iteration-based loop holds one endless iterator, an epoch-based loop
 iterates its loader once per epoch. A stage gives one function for each of the two.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Iterator, NamedTuple

@@ -2,6 +2,7 @@
 
 Metrics are MMEngine's, MapSage's or a user's, so a matrix is asked for by its name.
 """
+
 from __future__ import annotations
 
 from typing import List, Optional

@@ -3,6 +3,7 @@
 ``runner.optim_wrapper`` is an ``OptimWrapper``, an ``OptimWrapperDict`` of several, or still their
 config before a training.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Optional, Union
@@ -13,11 +14,11 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mapsage.host.runner import OptimWrappers
 
 
-def built_wrappers(optim_wrapper: Union[OptimWrappers, dict, None]
-                   ) -> List[OptimWrapper]:
+def built_wrappers(optim_wrapper: Union[OptimWrappers, dict, None]) -> List[OptimWrapper]:
     """Return the wrapper of each optimizer; none before they are built."""
-    wrappers = optim_wrapper.values() if isinstance(optim_wrapper, OptimWrapperDict) \
-        else [optim_wrapper]
+    wrappers = (
+        optim_wrapper.values() if isinstance(optim_wrapper, OptimWrapperDict) else [optim_wrapper]
+    )
     return [wrapper for wrapper in wrappers if isinstance(wrapper, OptimWrapper)]
 
 
@@ -40,6 +41,5 @@ def cast_dtype(wrapper: object) -> Optional[torch.dtype]:
 
 
 def inside_cycle(optim_wrapper: Union[OptimWrappers, dict, None]) -> bool:
-    """Return whether an accumulation cycle is open: the last iteration did not update all weights.
-    """
+    """Return whether an accumulation cycle is open: the last iteration did not update all weights."""
     return any(not wrapper.should_update() for wrapper in built_wrappers(optim_wrapper))

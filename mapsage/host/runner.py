@@ -5,6 +5,7 @@ as Any. ``HostRunner`` lists what MapSage uses of that class. MapSage's hooks al
 MMEngine's Runner: check ``isinstance(runner, MapSageRun)`` before using what only MapSageRunner
 has, which is in ``engine/runner.py``.
 """
+
 from __future__ import annotations
 
 from abc import abstractmethod

@@ -6,6 +6,7 @@ return one channel; :func:`class_logits` brings all outputs to one form.
 
 Shapes: N images, C classes, H x W pixels.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Optional, Tuple

@@ -7,6 +7,7 @@ saw the scene; the files have the scene's own size.
 
 Shapes: H and W are rows and columns of the scene, C is the number of classes.
 """
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -45,9 +46,17 @@ from .windows import Grid
 _PREVIEW_SIDE = 780
 
 
-def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, grid: Grid,
-             strips: StripStore, classes: Classes, outlines: Mapping[str, Any],
-             area: Optional[SceneArea] = None, dates: Sequence[str] = ()) -> None:
+def assemble(
+    outputs: Outputs,
+    settings: Mapping[str, object],
+    raster: Raster,
+    grid: Grid,
+    strips: StripStore,
+    classes: Classes,
+    outlines: Mapping[str, Any],
+    area: Optional[SceneArea] = None,
+    dates: Sequence[str] = (),
+) -> None:
     """Write the files of a map whose strips are finished, and remove the strips.
 
     Args:
@@ -69,34 +78,58 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
     shrink_factor = -(-max(raster.height, raster.width) // _PREVIEW_SIDE)
     content = _merge_strips(working, outputs, raster, grid, strips, classes, area, shrink_factor)
     # Read before anything is published: a scene that is gone costs no file of an earlier map.
-    preview = None if outputs.preview is None else _read_preview(
-        raster, shrink_factor, None if area is None else area.meets)
+    preview = (
+        None
+        if outputs.preview is None
+        else _read_preview(raster, shrink_factor, None if area is None else area.meets)
+    )
     remove_outdated(outputs)
     _publish_rasters(working, outputs, classes)
     polygons = None
     if outputs.polygons is not None:
-        polygons = write_polygons(outputs.map, outputs.polygons, classes.names,
-                                  palette=classes.palette.tolist(),
-                                  further=change_fields(outputs, classes, dates), **outlines)
-    pixels = content.counts[:len(classes.names)]
+        polygons = write_polygons(
+            outputs.map,
+            outputs.polygons,
+            classes.names,
+            palette=classes.palette.tolist(),
+            further=change_fields(outputs, classes, dates),
+            **outlines,
+        )
+    pixels = content.counts[: len(classes.names)]
     if outputs.preview is not None and preview is not None:
         shares = pixels / max(1, pixels.sum())
         with writing(outputs.preview):
-            save_map_preview(str(outputs.preview), *preview, np.concatenate(content.shrunk_rows),
-                             outputs.map.stem, classes.names, classes.palette, shares.tolist(),
-                             NO_DATA)
-    write_report(outputs.report, dict(
-        settings=settings, width=raster.width, height=raster.height,
-        pixels=dict(zip(classes.names, pixels.tolist())),
-        no_data=int(content.counts.sum() - pixels.sum()) - content.outside_area,
-        beside_aoi=None if area is None else content.outside_area,
-        polygons=polygons, outlines=outlines, damage=content.damage,
-        files=[path.name for path in outputs.files()]))
+            save_map_preview(
+                str(outputs.preview),
+                *preview,
+                np.concatenate(content.shrunk_rows),
+                outputs.map.stem,
+                classes.names,
+                classes.palette,
+                shares.tolist(),
+                NO_DATA,
+            )
+    write_report(
+        outputs.report,
+        dict(
+            settings=settings,
+            width=raster.width,
+            height=raster.height,
+            pixels=dict(zip(classes.names, pixels.tolist())),
+            no_data=int(content.counts.sum() - pixels.sum()) - content.outside_area,
+            beside_aoi=None if area is None else content.outside_area,
+            polygons=polygons,
+            outlines=outlines,
+            damage=content.damage,
+            files=[path.name for path in outputs.files()],
+        ),
+    )
     strips.remove()
 
 
-def _read_preview(raster: Raster, factor: int, meets: Optional[Callable[..., bool]]
-                  ) -> Tuple[Raster, np.ndarray]:
+def _read_preview(
+    raster: Raster, factor: int, meets: Optional[Callable[..., bool]]
+) -> Tuple[Raster, np.ndarray]:
     """Return the raster that the preview shows, and its pixels reduced by ``factor``."""
     try:
         shown = raster.for_preview()
@@ -128,24 +161,48 @@ class _MapContent:
     shrunk_rows: List[np.ndarray] = field(default_factory=list)
 
 
-def _merge_strips(working: Path, outputs: Outputs, raster: Raster, grid: Grid, strips: StripStore,
-                  classes: Classes, area: Optional[SceneArea], shrink_factor: int) -> _MapContent:
+def _merge_strips(
+    working: Path,
+    outputs: Outputs,
+    raster: Raster,
+    grid: Grid,
+    strips: StripStore,
+    classes: Classes,
+    area: Optional[SceneArea],
+    shrink_factor: int,
+) -> _MapContent:
     """Write the rasters of all strips next to ``working``, in the size of the scene."""
     width, height = raster.width, raster.height
     # A transform without a CRS, as from a world file, still places the map over its scene. A CRS
     # without a transform does not place anything.
-    info = MapInfo(class_names=classes.names, palette=classes.palette.tolist(),
-                   crs=raster.crs if raster.is_georeferenced else None,
-                   transform=raster.transform if has_transform(raster) else None)
+    info = MapInfo(
+        class_names=classes.names,
+        palette=classes.palette.tolist(),
+        crs=raster.crs if raster.is_georeferenced else None,
+        transform=raster.transform if has_transform(raster) else None,
+    )
     columns = _nearest_pixels(width, grid.width)
     rows = _nearest_pixels(height, grid.height)
     content = _MapContent()
     with ExitStack() as stack:
         map_writer = stack.enter_context(
-            ClassMapWriter(working, width, height, info, outputs.confidence is not None))
-        probability_writer = None if outputs.probabilities is None else stack.enter_context(
-            ProbabilityWriter(probabilities_path(working), width, height, classes.names,
-                              PROBABILITY_STEPS, info.crs, info.transform))
+            ClassMapWriter(working, width, height, info, outputs.confidence is not None)
+        )
+        probability_writer = (
+            None
+            if outputs.probabilities is None
+            else stack.enter_context(
+                ProbabilityWriter(
+                    probabilities_path(working),
+                    width,
+                    height,
+                    classes.names,
+                    PROBABILITY_STEPS,
+                    info.crs,
+                    info.transform,
+                )
+            )
+        )
         for number in range(len(grid.rows)):
             strip, (start, stop) = strips.read(number), grid.strip(number)
             content.damage += strip.damage
@@ -172,10 +229,15 @@ def _nearest_pixels(length: int, model_length: int) -> np.ndarray:
 def _resize_strip(strip: Strip, rows: np.ndarray, columns: np.ndarray) -> Strip:
     """Return a strip with the nearest pixels in ``rows`` and ``columns``, as copies."""
     pixels = np.ix_(rows, columns)
-    return Strip(strip.number, strip.classes[pixels],
-                 None if strip.confidence is None else strip.confidence[pixels], strip.damage,
-                 None if strip.probabilities is None else np.stack(
-                     [plane[pixels] for plane in strip.probabilities]))
+    return Strip(
+        strip.number,
+        strip.classes[pixels],
+        None if strip.confidence is None else strip.confidence[pixels],
+        strip.damage,
+        None
+        if strip.probabilities is None
+        else np.stack([plane[pixels] for plane in strip.probabilities]),
+    )
 
 
 def _mask_outside(strip: Strip, area: SceneArea, first_row: int, width: int) -> int:
@@ -203,5 +265,6 @@ def _write_style(path: Path, classes: Classes) -> None:
         try:
             atomic_write(path, map_style(classes.names, classes.palette.tolist()))
         except OSError as error:
-            raise PredictError(f'cannot write {path}: {error}. Free space there, or write '
-                               f'elsewhere with --out.') from error
+            raise PredictError(
+                f'cannot write {path}: {error}. Free space there, or write elsewhere with --out.'
+            ) from error

@@ -3,6 +3,7 @@
 All hand their errors to the calling thread: `read_ahead` and `map_in_order` when the failed item is
 due, `WriteBehind` at the next call or at the end of its block. `strips.py` uses them.
 """
+
 from __future__ import annotations
 
 from collections import deque
@@ -37,8 +38,9 @@ def read_ahead(items: Iterable[_T], depth: int) -> Generator[_T, None, None]:
         worker.close()
 
 
-def map_in_order(function: Callable[[_T], _R], items: Iterable[_T], threads: int
-                 ) -> Generator[Tuple[_T, _R], None, None]:
+def map_in_order(
+    function: Callable[[_T], _R], items: Iterable[_T], threads: int
+) -> Generator[Tuple[_T, _R], None, None]:
     """Yield each item with the function's result, in the order of the items.
 
     One more item than there are threads is drawn, so that a thread that has finished finds the
@@ -106,8 +108,12 @@ class WriteBehind:
     def __enter__(self) -> WriteBehind:
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         if kind is None:
             wait(self._calls)
         self._worker.close()

@@ -8,6 +8,7 @@ winner is the same without the division.
 
 Shapes: C scores of a pixel, R rows of a window, W columns of the scene.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -82,9 +83,16 @@ class RowBlender:
         probabilities: Whether finished rows come with the probabilities of all classes.
     """
 
-    def __init__(self, scores: int, window: Tuple[int, int], width: int, shared_rows: int,
-                 threshold: float = 0.5, confidence: bool = False,
-                 probabilities: bool = False) -> None:
+    def __init__(
+        self,
+        scores: int,
+        window: Tuple[int, int],
+        width: int,
+        shared_rows: int,
+        threshold: float = 0.5,
+        confidence: bool = False,
+        probabilities: bool = False,
+    ) -> None:
         self._height, self._width = window[0], width
         self._shared = _BoxSums(scores, shared_rows, width)
         # The columns from _left to _right that are not finished, at the left of the box.
@@ -102,7 +110,8 @@ class RowBlender:
         self._finished = Blended(
             np.empty((rows, self._width), np.uint8),
             np.empty((rows, self._width), np.uint8) if self._confidence else None,
-            np.empty((count, rows, self._width), np.uint8) if self._probabilities else None)
+            np.empty((count, rows, self._width), np.uint8) if self._probabilities else None,
+        )
 
     def add(self, column: int, scores: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
         """Add a window of the current row of windows.
@@ -144,7 +153,7 @@ class RowBlender:
             return
         above = self._shared_above
         for plane, shared in zip(self._open.planes(), self._shared.planes()):
-            plane[:above, first:last] = shared[:above, self._right:stop]
+            plane[:above, first:last] = shared[:above, self._right : stop]
             plane[above:, first:last] = 0
         self._right = stop
 
@@ -158,43 +167,48 @@ class RowBlender:
             self._finish_box(count, slice(self._left, end))
             below = self._height - self._rows
             for plane, shared in zip(self._open.planes(), self._shared.planes()):
-                shared[:below, self._left:end] = plane[self._rows:, :count]
-                plane[:, :remaining] = plane[:, count:count + remaining]
+                shared[:below, self._left : end] = plane[self._rows :, :count]
+                plane[:, :remaining] = plane[:, count : count + remaining]
             self._left = end
 
     def _finish_box(self, count: int, columns: slice) -> None:
         """Compute the finished rows of the first ``count`` open columns."""
-        box = np.s_[:self._rows, :count]
+        box = np.s_[: self._rows, :count]
         sums, weights = self._open.scores[(slice(None), *box)], self._open.weights[box]
         best, classes = winners(sums) if len(sums) > 1 else self._binary_winners(sums[0], weights)
         # A valid pixel has no weight if its windows could not be read.
         known = self._open.valid[box] & (weights > 0)
         if np.isnan(best.max()):
-            raise PredictError('the model gave scores that are not numbers (NaN): look at the '
-                               'checkpoint, at mean and std of its data_preprocessor, and at the '
-                               'values of the scene; float16 with --amp ends at 65,504.')
+            raise PredictError(
+                'the model gave scores that are not numbers (NaN): look at the '
+                'checkpoint, at mean and std of its data_preprocessor, and at the '
+                'values of the scene; float16 with --amp ends at 65,504.'
+            )
         if self._finished.confidence is not None:
             # Scores of mask queries are sums over queries, which may exceed 1.
             percent = np.rint(100 * np.minimum(best / np.where(known, weights, 1), 1))
             self._finished.confidence[:, columns] = np.where(known, percent, NO_DATA)
         self._finished.classes[:, columns] = np.where(known, classes, np.uint8(NO_DATA))
         if self._finished.probabilities is not None:
-            self._write_probabilities(self._finished.probabilities[:, :, columns], sums, weights,
-                                      known)
+            self._write_probabilities(
+                self._finished.probabilities[:, :, columns], sums, weights, known
+            )
 
-    def _write_probabilities(self, stored: np.ndarray, sums: np.ndarray, weights: np.ndarray,
-                             known: np.ndarray) -> None:
+    def _write_probabilities(
+        self, stored: np.ndarray, sums: np.ndarray, weights: np.ndarray, known: np.ndarray
+    ) -> None:
         """Write the probabilities in steps into ``stored``, ``(classes, rows, columns)``."""
         per_step = np.where(known, weights, 1) / np.float32(PROBABILITY_STEPS)
-        for plane, total in zip(stored[-len(sums):], sums):
+        for plane, total in zip(stored[-len(sums) :], sums):
             steps = np.minimum(np.rint(total / per_step), PROBABILITY_STEPS)
             plane[:] = np.where(known, steps, NO_DATA)
         # A binary model scores class 1; class 0 has the rest.
         if len(sums) == 1:
             stored[0] = np.where(known, PROBABILITY_STEPS - stored[1], NO_DATA)
 
-    def _binary_winners(self, sums: np.ndarray,
-                        weights: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _binary_winners(
+        self, sums: np.ndarray, weights: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Return the winner's weighted score and its class for a model with a single score."""
         classes = sums > self._threshold * weights
         return np.where(classes, sums, weights - sums), classes.astype(np.uint8)

@@ -3,6 +3,7 @@
 For a checkpoint these come from the config (`model.py`). An exported file carries them as JSON in
 its metadata, which `ExportedDescription` reads and verifies: the file may come from anybody.
 """
+
 from __future__ import annotations
 
 import json
@@ -112,8 +113,9 @@ class ExportedDescription:
         if KEY not in metadata:
             raise PredictError(
                 f'{path} has no key {KEY!r} in its metadata (found: '
-                f"{', '.join(sorted(metadata)) or 'none'}): classes, bands and window are unknown. "
-                f'Write the file with `{program("export")} CONFIG CHECKPOINT --out {path}`.')
+                f'{", ".join(sorted(metadata)) or "none"}): classes, bands and window are unknown. '
+                f'Write the file with `{program("export")} CONFIG CHECKPOINT --out {path}`.'
+            )
         try:
             stored = parse_json(metadata[KEY])
         except ValueError:
@@ -126,17 +128,24 @@ class ExportedDescription:
         bands = bands if isinstance(bands, dict) else {}
         missing += [f'bands.{name}' for name in ('count', 'like_opencv') if name not in bands]
         if missing:
-            raise PredictError(f"{path}: its description lacks {', '.join(missing)}. Write the "
-                               f'file again with `{program("export")}`.')
+            raise PredictError(
+                f'{path}: its description lacks {", ".join(missing)}. Write the '
+                f'file again with `{program("export")}`.'
+            )
         values = {field.name: stored[field.name] for field in fields(cls)}
         try:
-            values.update(classes=tuple(map(str, stored['classes'])), bands=_read_bands(bands),
-                          palette=tuple(tuple(map(int, color)) for color in stored['palette']))
+            values.update(
+                classes=tuple(map(str, stored['classes'])),
+                bands=_read_bands(bands),
+                palette=tuple(tuple(map(int, color)) for color in stored['palette']),
+            )
             _check_numbers(values)
             _check_places(values['places'])
         except (TypeError, ValueError, OverflowError) as error:
-            raise PredictError(f'{path}: its description cannot be read: {error}. Write the file '
-                               f'again with tools/export.py.') from error
+            raise PredictError(
+                f'{path}: its description cannot be read: {error}. Write the file '
+                f'again with tools/export.py.'
+            ) from error
         return cls(**values)
 
     def as_classes(self) -> Classes:
@@ -151,7 +160,7 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         if type(values[name]) is not int or not minimum <= values[name] <= _MOST:
             raise ValueError(f'{name} is {values[name]!r}, expected {minimum} to {_MOST}')
     if values['overlap'] >= values['window']:
-        raise ValueError(f"overlap is {values['overlap']}, the window {values['window']}")
+        raise ValueError(f'overlap is {values["overlap"]}, the window {values["window"]}')
     batch, threshold = values['batch'], values['threshold']
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ValueError(f'batch is {batch!r}')
@@ -159,8 +168,9 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         raise ValueError(f'threshold is {threshold!r}')
     colors = values['palette']
     if len(colors) != len(values['classes']) or not all(
-            len(color) == 3 and all(0 <= value <= 255 for value in color) for color in colors):
-        raise ValueError(f"palette is not red, green and blue of {len(values['classes'])} classes")
+        len(color) == 3 and all(0 <= value <= 255 for value in color) for color in colors
+    ):
+        raise ValueError(f'palette is not red, green and blue of {len(values["classes"])} classes')
 
 
 def _check_places(places: Any) -> None:
@@ -170,14 +180,20 @@ def _check_places(places: Any) -> None:
     """
     if places is None:
         return
-    sensors, days = (places.get(key) if isinstance(places, dict) else None
-                     for key in ('sensors', 'training_days'))
-    if not isinstance(sensors, dict) or not isinstance(places.get('type'), str) or not all(
-            isinstance(sensor, dict) for sensor in sensors.values()):
+    sensors, days = (
+        places.get(key) if isinstance(places, dict) else None
+        for key in ('sensors', 'training_days')
+    )
+    if (
+        not isinstance(sensors, dict)
+        or not isinstance(places.get('type'), str)
+        or not all(isinstance(sensor, dict) for sensor in sensors.values())
+    ):
         raise ValueError(f'places are {places!r}')
     if not isinstance(days, dict) or not all(
-            isinstance(series, list) and all(type(day) is int for day in series)
-            for series in days.values()):
+        isinstance(series, list) and all(type(day) is int for day in series)
+        for series in days.values()
+    ):
         raise ValueError(f'training_days are {days!r}')
 
 
@@ -187,6 +203,7 @@ def _read_bands(stored: Mapping[str, Any]) -> Bands:
     for numbers in ([values['count']], chosen or []):
         if not all(type(number) is int and 1 <= number <= _MOST for number in numbers):
             raise ValueError(f'bands are {numbers!r}, expected numbers from 1 on')
-    values.update(chosen=tuple(chosen) if chosen else None,
-                  ignored=tuple(values.get('ignored') or ()))
+    values.update(
+        chosen=tuple(chosen) if chosen else None, ignored=tuple(values.get('ignored') or ())
+    )
     return Bands(**values)

@@ -1,4 +1,5 @@
 """Errors of this room: a prediction that the user can correct, and one broken input of many."""
+
 from __future__ import annotations
 
 from mapsage.errors import UserError

@@ -4,6 +4,7 @@
 it. Nothing here needs PyTorch or the MM packages: predictions from an exported file run on machines
 without them.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -43,7 +44,7 @@ RUNTIMES = ('onnxruntime', 'openvino')
 # Providers of ONNX Runtime in the order of preference.
 _PROVIDERS = ('TopsInferenceExecutionProvider', 'CUDAExecutionProvider', 'CPUExecutionProvider')
 # Axes of (batch, bands, height, width) along which a view is mirrored.
-_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3, ), (2, ), (2, 3))
+_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
 # Limits of a batch, as for checkpoints on a CPU.
 _SCORE_BYTES, _INPUT_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 128 << 20, 4 * 512**2, 64
 # Bytes that are hashed at a time.
@@ -96,8 +97,14 @@ class ExportedPredictor:
 
     parallel = 1
 
-    def __init__(self, path: str, runtime: str = 'onnxruntime', overlap: Optional[int] = None,
-                 batch_size: Optional[int] = None, tta: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        runtime: str = 'onnxruntime',
+        overlap: Optional[int] = None,
+        batch_size: Optional[int] = None,
+        tta: bool = False,
+    ) -> None:
         try:
             # Passed as bytes, because runtimes cannot open every name that the system can.
             with open(path, 'rb') as file:
@@ -115,23 +122,39 @@ class ExportedPredictor:
             raise PredictError(f'{path}: {error}') from error
         expected = self._inputs.shapes
         if {name: tuple(shape[1:]) for name, shape in opened.shapes.items()} != expected:
-            raise PredictError(f'{path} takes {opened.shapes}, and its description says {expected} '
-                               f'for each window. Write the file again with '
-                               f'`{program("export")}`.')
+            raise PredictError(
+                f'{path} takes {opened.shapes}, and its description says {expected} '
+                f'for each window. Write the file again with '
+                f'`{program("export")}`.'
+            )
         self.overlap = self.description.overlap if overlap is None else overlap
         if not 0 <= self.overlap < side:
-            raise PredictError(f'--overlap {self.overlap}: expected 0 to {side - 1}, as the file '
-                               f'has windows of {side} pixels.')
+            raise PredictError(
+                f'--overlap {self.overlap}: expected 0 to {side - 1}, as the file '
+                f'has windows of {side} pixels.'
+            )
         fixed = self.description.batch
         if batch_size is not None and fixed not in (None, batch_size):
-            raise PredictError(f'--batch-size {batch_size}: {path} takes {fixed} window(s) at a '
-                               f'time. Leave it out, or export the model again with --batch '
-                               f'{batch_size}.')
+            raise PredictError(
+                f'--batch-size {batch_size}: {path} takes {fixed} window(s) at a '
+                f'time. Leave it out, or export the model again with --batch '
+                f'{batch_size}.'
+            )
         self.scores, self.threshold = self.description.scores, self.description.threshold
-        self.batch_size = fixed or batch_size or max(1, min(
-            _PIXELS // side**2, _SCORE_BYTES // (4 * self.scores * side**2),
-            _INPUT_BYTES // (4 * self.description.bands.count * side**2), _MOST_WINDOWS))
-        self.weights = np.outer(*(blend_weights(side, self.overlap), ) * 2)
+        self.batch_size = (
+            fixed
+            or batch_size
+            or max(
+                1,
+                min(
+                    _PIXELS // side**2,
+                    _SCORE_BYTES // (4 * self.scores * side**2),
+                    _INPUT_BYTES // (4 * self.description.bands.count * side**2),
+                    _MOST_WINDOWS,
+                ),
+            )
+        )
+        self.weights = np.outer(*(blend_weights(side, self.overlap),) * 2)
         self._flips = _FLIPS if tta else _FLIPS[:1]
 
     def stack(self, windows: Sequence[np.ndarray]) -> np.ndarray:
@@ -163,9 +186,11 @@ class ExportedPredictor:
         # The runtimes' error classes have no common base.
         except Exception as error:
             hint = '' if self.description.batch else ' With --batch-size 1 it needs least memory.'
-            raise PredictError(f'{self.device} cannot compute {len(windows)} window(s): '
-                               f'{_first_line(error)}.{hint}') from error
-        total = total[:len(windows)]
+            raise PredictError(
+                f'{self.device} cannot compute {len(windows)} window(s): '
+                f'{_first_line(error)}.{hint}'
+            ) from error
+        total = total[: len(windows)]
         return total * (self.weights / np.float32(len(self._flips)))
 
 
@@ -187,15 +212,24 @@ class ExportedModel:
     rank, world_size = 0, 1
     folded_norms: Sequence[str] = ()
 
-    def __init__(self, path: str, runtime: str, window: Optional[int], overlap: Optional[int],
-                 batch_size: Optional[int], tta: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        runtime: str,
+        window: Optional[int],
+        overlap: Optional[int],
+        batch_size: Optional[int],
+        tta: bool,
+    ) -> None:
         self._path, self._expected_window = path, window
         ranks = os.environ.get('WORLD_SIZE', '1')
         if ranks not in ('', '1'):
-            raise PredictError(f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
-                               f'process, and each rank would write the same maps. Start python '
-                               f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
-                               f'left from one.')
+            raise PredictError(
+                f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
+                f'process, and each rank would write the same maps. Start python '
+                f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
+                f'left from one.'
+            )
         predictor = ExportedPredictor(path, runtime, overlap, batch_size, tta)
         self.predictor: Predictor = predictor
         self._description, self._device = predictor.description, predictor.device
@@ -214,9 +248,11 @@ class ExportedModel:
         description = self._description
         side = description.window
         if self._expected_window not in (None, side):
-            raise PredictError(f'--window {self._expected_window}: {self._path} takes windows of '
-                               f'{side} pixels. Export it again with --window '
-                               f'{self._expected_window}.')
+            raise PredictError(
+                f'--window {self._expected_window}: {self._path} takes windows of '
+                f'{side} pixels. Export it again with --window '
+                f'{self._expected_window}.'
+            )
         self.classes, self.bands = description.as_classes(), description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
 
@@ -262,8 +298,9 @@ def _open_onnxruntime(content: bytes, path: str) -> _OpenedFile:
     try:
         import onnxruntime
     except ImportError as error:
-        raise PredictError(f'--model needs ONNX Runtime: pip install onnxruntime ({error}).'
-                           ) from error
+        raise PredictError(
+            f'--model needs ONNX Runtime: pip install onnxruntime ({error}).'
+        ) from error
     options = onnxruntime.SessionOptions()
     # Only fatal errors are logged; all errors are raised.
     options.log_severity_level = 4
@@ -277,7 +314,8 @@ def _open_onnxruntime(content: bytes, path: str) -> _OpenedFile:
         raise PredictError(
             f'ONNX Runtime {onnxruntime.__version__} cannot read {path}: {_first_line(error)}. '
             f'If it is too old for the file, install a newer one, or export the model with '
-            f'--target qgis.') from error
+            f'--target qgis.'
+        ) from error
 
     def compute(inputs: Dict[str, np.ndarray]) -> np.ndarray:
         return session.run(None, inputs)[0]
@@ -285,8 +323,10 @@ def _open_onnxruntime(content: bytes, path: str) -> _OpenedFile:
     name = session.get_providers()[0].replace('ExecutionProvider', '')
     return _OpenedFile(
         dict(session.get_modelmeta().custom_metadata_map),
-        {value.name: list(value.shape) for value in session.get_inputs()}, compute,
-        f'ONNX Runtime {onnxruntime.__version__} ({name})')
+        {value.name: list(value.shape) for value in session.get_inputs()},
+        compute,
+        f'ONNX Runtime {onnxruntime.__version__} ({name})',
+    )
 
 
 def _open_openvino(content: bytes, path: str) -> _OpenedFile:
@@ -306,13 +346,17 @@ def _open_openvino(content: bytes, path: str) -> _OpenedFile:
     except Exception as error:
         raise PredictError(f'OpenVINO cannot read {path}: {_first_line(error)}.') from error
     # OpenVINO stores the metadata of an ONNX file under this name.
-    metadata = (dict(model.get_rt_info('framework').value)
-                if model.has_rt_info('framework') else {})
-    shapes = {value.get_any_name(): [side.get_length() if side.is_static else str(side)
-                                     for side in value.partial_shape] for value in model.inputs}
+    metadata = dict(model.get_rt_info('framework').value) if model.has_rt_info('framework') else {}
+    shapes = {
+        value.get_any_name(): [
+            side.get_length() if side.is_static else str(side) for side in value.partial_shape
+        ]
+        for value in model.inputs
+    }
 
     def compute(inputs: Dict[str, np.ndarray]) -> np.ndarray:
         return compiled(inputs)[compiled.output(0)]
 
-    return _OpenedFile(metadata, shapes, compute,
-                       f'OpenVINO {openvino.__version__.split("-")[0]} (CPU, float32)')
+    return _OpenedFile(
+        metadata, shapes, compute, f'OpenVINO {openvino.__version__.split("-")[0]} (CPU, float32)'
+    )

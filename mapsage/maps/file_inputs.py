@@ -6,6 +6,7 @@ sensor, and `site`. `mapsage/extras/export/module.py` has the reverse, the begin
 
 Shapes: N windows of a batch, B bands, S pixels of a side, T dates and C bands of a sensor.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -77,12 +78,16 @@ class StackInputs(FileInputs):
         for sensor in layout.sensors:
             dates, time = sensor.max_dates, [BATCH, 'time']
             for name, shape, axes in (
-                    (f'{sensor.name}_pixels', (dates, len(sensor.bands), side, side),
-                     [*time, 'bands', 'height', 'width']),
-                    (f'{sensor.name}_valid', (dates, side, side), [*time, 'height', 'width']),
-                    (f'{sensor.name}_days', (dates, ), time)):
+                (
+                    f'{sensor.name}_pixels',
+                    (dates, len(sensor.bands), side, side),
+                    [*time, 'bands', 'height', 'width'],
+                ),
+                (f'{sensor.name}_valid', (dates, side, side), [*time, 'height', 'width']),
+                (f'{sensor.name}_days', (dates,), time),
+            ):
                 self.shapes[name], self.axes[name] = shape, axes
-        self.shapes[SITE], self.axes[SITE] = (2, ), [BATCH, 'coordinates']
+        self.shapes[SITE], self.axes[SITE] = (2,), [BATCH, 'coordinates']
 
     def of_windows(self, windows: np.ndarray) -> Dict[str, np.ndarray]:
         """Return the inputs for a batch of windows, (N, ``layout.input_channels``, S, S)."""
@@ -92,8 +97,10 @@ class StackInputs(FileInputs):
             inputs[f'{name}_valid'] = windows[:, channels.valid]
             inputs[f'{name}_days'] = windows[:, channels.days].max((2, 3))
         inputs[SITE] = self.layout.site_of(windows)
-        return {name: np.ascontiguousarray(inputs[name], np.float32).reshape(-1, *shape)
-                for name, shape in self.shapes.items()}
+        return {
+            name: np.ascontiguousarray(inputs[name], np.float32).reshape(-1, *shape)
+            for name, shape in self.shapes.items()
+        }
 
 
 def inputs_of(description: ExportedDescription) -> FileInputs:

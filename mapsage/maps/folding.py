@@ -6,6 +6,7 @@ modules of a model do not say in which order they run, so neighbors with equal c
 candidates. A trial window proves each of them: `choose_folds` watches the tensors that pass between
 the modules, and `fold_batch_norms` replaces the modules. Rank 0 chooses for all ranks.
 """
+
 from __future__ import annotations
 
 import copy
@@ -78,19 +79,20 @@ class _Order:
         if not self.ran or self._pending is not None:
             self.proven = False
 
-    def _leave_conv(self, conv: nn.Module, inputs: Tuple[torch.Tensor, ...],
-                    output: torch.Tensor) -> None:
+    def _leave_conv(
+        self, conv: nn.Module, inputs: Tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> None:
         self.ran = True
         if self._pending is not None:
             self.proven = False
         self._pending = inputs[0], output, output._version
 
-    def _leave_norm(self, norm: nn.Module, inputs: Tuple[torch.Tensor, ...],
-                    output: torch.Tensor) -> None:
+    def _leave_norm(
+        self, norm: nn.Module, inputs: Tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> None:
         self.ran = True
         pending, self._pending = self._pending, None
-        if (pending is None or inputs[0] is not pending[1]
-                or inputs[0]._version != pending[2]):
+        if pending is None or inputs[0] is not pending[1] or inputs[0]._version != pending[2]:
             self.proven = False
         elif self.proven:
             difference = (self._folded(pending[0]) - output).pow(2).mean().sqrt()
@@ -125,14 +127,16 @@ def choose_folds(model: nn.Module, compute: Callable[[], torch.Tensor]) -> Foldi
             else:
                 pair.put(pair.conv, pair.norm)
         # Not "greater", because who else uses a hidden output receives NaN.
-        if proven and not ((compute() - expected).abs().max()
-                           <= _MODEL_TOLERANCE * expected.abs().max()):
+        if proven and not (
+            (compute() - expected).abs().max() <= _MODEL_TOLERANCE * expected.abs().max()
+        ):
             proven = []
     finally:
         for pair in pairs.values():
             pair.put(pair.conv, pair.norm)
-    return Folding(proven, [name for name, order in orders.items()
-                            if order.ran and name not in proven])
+    return Folding(
+        proven, [name for name, order in orders.items() if order.ran and name not in proven]
+    )
 
 
 def fold_batch_norms(model: nn.Module, names: Collection[str]) -> None:
@@ -153,21 +157,33 @@ def _pairs(model: nn.Module) -> Dict[str, _Pair]:
     for prefix, parent in model.named_modules():
         children = list(parent.named_children())
         for (conv_name, conv), (norm_name, norm) in zip(children, children[1:]):
-            if (isinstance(conv, nn.Conv2d) and isinstance(norm, _BatchNorm)
-                    and norm.running_mean is not None and norm.running_var is not None
-                    and conv.out_channels == norm.num_features
-                    and isinstance(conv._parameters.get('weight'), nn.Parameter)):
+            if (
+                isinstance(conv, nn.Conv2d)
+                and isinstance(norm, _BatchNorm)
+                and norm.running_mean is not None
+                and norm.running_var is not None
+                and conv.out_channels == norm.num_features
+                and isinstance(conv._parameters.get('weight'), nn.Parameter)
+            ):
                 pairs[f'{prefix}.{norm_name}'.lstrip('.')] = _Pair(
-                    parent, conv_name, conv, norm_name, norm)
+                    parent, conv_name, conv, norm_name, norm
+                )
     return pairs
 
 
 def _is_plain(pair: _Pair) -> bool:
     """Return whether the modules evaluate, and nothing is attached to what is between them."""
-    return not any((
-        pair.conv.training, pair.norm.training, 'forward' in pair.conv.__dict__,
-        'forward' in pair.norm.__dict__, pair.conv._forward_hooks, pair.norm._forward_hooks,
-        pair.norm._forward_pre_hooks))
+    return not any(
+        (
+            pair.conv.training,
+            pair.norm.training,
+            'forward' in pair.conv.__dict__,
+            'forward' in pair.norm.__dict__,
+            pair.conv._forward_hooks,
+            pair.norm._forward_hooks,
+            pair.norm._forward_pre_hooks,
+        )
+    )
 
 
 def _watched(module: nn.Module) -> nn.Module:
@@ -198,7 +214,7 @@ def _put_folded(pair: _Pair, hide_output: bool = False) -> None:
             return torch.full_like(output, float('nan'))
 
         conv.register_forward_hook(hide)
-        norm.register_forward_pre_hook(lambda norm, inputs: (outputs.pop(), ))
+        norm.register_forward_pre_hook(lambda norm, inputs: (outputs.pop(),))
     pair.put(conv, norm)
 
 
@@ -207,8 +223,14 @@ def _folded(conv: nn.Conv2d, norm: _BatchNorm) -> nn.Conv2d:
     assert norm.running_mean is not None and norm.running_var is not None
     with torch.no_grad():
         weight, bias = fuse_conv_bn_weights(
-            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight,
-            norm.bias)
+            conv.weight,
+            conv.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
     # A convolution returns its result in the memory format of its weight.
     weight.data = weight.data.contiguous(memory_format=torch.channels_last)
     folded._parameters = dict(conv._parameters, weight=weight, bias=bias)

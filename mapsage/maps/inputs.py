@@ -7,6 +7,7 @@ JPEG. Everything else is read by windows through `mapsage.geo`.
 
 Boxes are (column, row, width, height) in pixels of the file; pixels are (bands, height, width).
 """
+
 from __future__ import annotations
 
 import io
@@ -75,18 +76,24 @@ def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, s
             raise PredictError(f'input {path} does not exist.')
         files = files_of(path, SCENE_SUFFIXES)
         if not files:
-            raise PredictError(f"the folder {path} holds no image: expected files that end in "
-                               f"{', '.join(SCENE_SUFFIXES)}. Folders below are not looked into.")
+            raise PredictError(
+                f'the folder {path} holds no image: expected files that end in '
+                f'{", ".join(SCENE_SUFFIXES)}. Folders below are not looked into.'
+            )
         for file in files:
             server = '' if allow_remote or files == [path] else server_in(file)
             if server:
-                raise PredictError(f'{file} names {without_secrets(server)}, and no server is '
-                                   f'asked for what a file of a folder names. Add --allow-remote '
-                                   f'if you trust it, or name the file itself.')
+                raise PredictError(
+                    f'{file} names {without_secrets(server)}, and no server is '
+                    f'asked for what a file of a folder names. Add --allow-remote '
+                    f'if you trust it, or name the file itself.'
+                )
             name = output_name(file)
             if os.path.abspath(inputs.get(name, file)) != os.path.abspath(file):
-                raise PredictError(f'{inputs[name]} and {file} would both become {name}.tif. '
-                                   f'Rename one, or predict them into two folders.')
+                raise PredictError(
+                    f'{inputs[name]} and {file} would both become {name}.tif. '
+                    f'Rename one, or predict them into two folders.'
+                )
             inputs[name] = file
     return inputs
 
@@ -116,28 +123,42 @@ class Scene:
             takes, or has values of a type that the model was not trained on.
     """
 
-    def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None,
-                 members: Sequence[str] = (),
-                 open_place: Optional[Callable[[str], Raster]] = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        bands: Bands,
+        size: Optional[Tuple[int, int]] = None,
+        members: Sequence[str] = (),
+        open_place: Optional[Callable[[str], Raster]] = None,
+    ) -> None:
         self.path = path
         try:
-            self.raster = (open_place(path) if open_place is not None
-                           else Mosaic(members, bands.chosen) if members
-                           else Raster(path, bands.chosen))
+            self.raster = (
+                open_place(path)
+                if open_place is not None
+                else Mosaic(members, bands.chosen)
+                if members
+                else Raster(path, bands.chosen)
+            )
         except GeoError as error:
             raise PredictError(str(error)) from error
         self._bands = bands
         self.size = size or (self.raster.height, self.raster.width)
-        self.is_picture = (open_place is None and bands.like_opencv and bands.chosen is None
-                           and suffix_of(path) in PICTURE_SUFFIXES)
+        self.is_picture = (
+            open_place is None
+            and bands.like_opencv
+            and bands.chosen is None
+            and suffix_of(path) in PICTURE_SUFFIXES
+        )
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
         if self.is_picture:
             self._check_upright()
         else:
             self._check_bands()
 
-    def read(self, column: int, row: int, window: Tuple[int, int]
-             ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
+    def read(
+        self, column: int, row: int, window: Tuple[int, int]
+    ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
         """Read a window; pixels beyond the scene are mirrored, damaged blocks are 0.
 
         If the model sees the scene in another size than the file's, pixels are interpolated
@@ -161,19 +182,28 @@ class Scene:
         except (GeoError, OSError) as error:
             raise BrokenInputError(f'{self.path} cannot be read any more: {error}') from error
 
-    def _read_resized(self, column: int, row: int, window: Tuple[int, int]
-                      ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
-        height, width = (min(side, length - first) for side, length, first in zip(
-            window, self.size, (row, column)))
+    def _read_resized(
+        self, column: int, row: int, window: Tuple[int, int]
+    ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
+        height, width = (
+            min(side, length - first)
+            for side, length, first in zip(window, self.size, (row, column))
+        )
         if self.size == (self.raster.height, self.raster.width):
             values, valid, damage = self._read_box((column, row, width, height))
         else:
-            y, x = (_AxisSamples(first, count, length, file_length)
-                    for first, count, length, file_length in zip(
-                        (row, column), (height, width), self.size,
-                        (self.raster.height, self.raster.width)))
+            y, x = (
+                _AxisSamples(first, count, length, file_length)
+                for first, count, length, file_length in zip(
+                    (row, column),
+                    (height, width),
+                    self.size,
+                    (self.raster.height, self.raster.width),
+                )
+            )
             values, valid, damage = self._read_box(
-                (x.first, y.first, x.last + 1 - x.first, y.last + 1 - y.first))
+                (x.first, y.first, x.last + 1 - x.first, y.last + 1 - y.first)
+            )
             values, valid = _interpolate(values, y, x), valid[y.nearest][:, x.nearest]
         if valid.shape != tuple(window):
             padding = (0, 0), (0, window[0] - height), (0, window[1] - width)
@@ -186,8 +216,14 @@ class Scene:
         except RasterBlockError as error:
             values, valid = self._read_around(box, error)
             shown = ', '.join(map(str, error.blocks[:4])) + ', ...' * (len(error.blocks) > 4)
-            return values, valid, [f'window (column, row, width, height) = {box}: damaged block(s) '
-                                   f"{shown or 'unknown'} ({error.reason})"]
+            return (
+                values,
+                valid,
+                [
+                    f'window (column, row, width, height) = {box}: damaged block(s) '
+                    f'{shown or "unknown"} ({error.reason})'
+                ],
+            )
         return values, valid, []
 
     def _check_upright(self) -> None:
@@ -201,25 +237,33 @@ class Scene:
         except OSError:
             return
         if is_rotated:
-            raise PredictError(f'{self.path} is turned by its EXIF, and a map of it would lie '
-                               f'turned over the file. Write it upright first, or predict with '
-                               f"color_type='color_ignore_orientation'.")
+            raise PredictError(
+                f'{self.path} is turned by its EXIF, and a map of it would lie '
+                f'turned over the file. Write it upright first, or predict with '
+                f"color_type='color_ignore_orientation'."
+            )
 
     def _check_bands(self) -> None:
         chosen, expected = len(self.raster.bands), self._bands.count
         if chosen != expected:
             numbers = ' '.join(str(number) for number in range(1, expected + 1))
-            hint = ('--bands 1 1 1 shows a gray image; convert one with a palette to RGB'
-                    if chosen == 1 and expected == 3 else f'choose with --bands, for example '
-                    f'--bands {numbers}' if chosen > expected else
-                    'give a scene with more bands, or repeat some with --bands')
-            raise PredictError(f'{self.path}: {chosen} band(s) {list(self.raster.bands)} are '
-                               f'chosen, and the model takes {expected}: {hint}.')
+            hint = (
+                '--bands 1 1 1 shows a gray image; convert one with a palette to RGB'
+                if chosen == 1 and expected == 3
+                else f'choose with --bands, for example --bands {numbers}'
+                if chosen > expected
+                else 'give a scene with more bands, or repeat some with --bands'
+            )
+            raise PredictError(
+                f'{self.path}: {chosen} band(s) {list(self.raster.bands)} are '
+                f'chosen, and the model takes {expected}: {hint}.'
+            )
         if self._bands.like_opencv and self.raster.dtype != np.uint8:
             raise PredictError(
                 f'{self.path} holds {self.raster.dtype}, and the model was trained on the 8 bits '
                 f'of LoadImageFromFile. Convert it as the training images were (gdal_translate '
-                f'-ot Byte -scale), or train on such scenes with GeoTiffDataset.')
+                f'-ot Byte -scale), or train on such scenes with GeoTiffDataset.'
+            )
 
     def _read_scene(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         return self._in_order(*self.raster.read(*box))
@@ -235,9 +279,12 @@ class Scene:
             self._picture = self._decode()
         if isinstance(self._picture, RasterBlockError):
             raise self._picture
-        valid = (self.raster.read(*box)[1] if self.raster.may_have_gaps
-                 else np.ones((height, width), bool))
-        return self._picture[:, row:row + height, column:column + width], valid
+        valid = (
+            self.raster.read(*box)[1]
+            if self.raster.may_have_gaps
+            else np.ones((height, width), bool)
+        )
+        return self._picture[:, row : row + height, column : column + width], valid
 
     def _decode(self) -> Union[np.ndarray, RasterBlockError]:
         """Return the picture, ``(3, height, width)`` uint8, blue first, or the decoding error."""
@@ -247,8 +294,7 @@ class Scene:
             return RasterBlockError('', self.path, full_box, [], 'OpenCV cannot decode it')
         return image.transpose(2, 0, 1)
 
-    def _read_around(self, box: Box,
-                     error: RasterBlockError) -> Tuple[np.ndarray, np.ndarray]:
+    def _read_around(self, box: Box, error: RasterBlockError) -> Tuple[np.ndarray, np.ndarray]:
         """Read the window block by block, without the damaged ones."""
         column, row, width, height = box
         values = np.zeros((self._bands.count, height, width), self.raster.dtype)
@@ -263,9 +309,10 @@ class Scene:
                     continue
                 first = max(left, column), max(top, row)
                 last = min(left + columns, column + width), min(top + rows, row + height)
-                block = np.s_[first[1] - row:last[1] - row, first[0] - column:last[0] - column]
+                block = np.s_[first[1] - row : last[1] - row, first[0] - column : last[0] - column]
                 values[(slice(None), *block)], valid[block] = self.raster.read(
-                    *first, last[0] - first[0], last[1] - first[1])
+                    *first, last[0] - first[0], last[1] - first[1]
+                )
         return self._in_order(values, valid)
 
 
@@ -281,8 +328,10 @@ def _decode_picture(content: bytes, bands: Bands) -> Optional[np.ndarray]:
     try:
         import mmcv
     except ImportError as error:
-        raise PredictError(f'the model was trained on pictures that {bands.backend} decodes, which '
-                           f'needs mmcv: pip install mmcv-lite ({error}).') from error
+        raise PredictError(
+            f'the model was trained on pictures that {bands.backend} decodes, which '
+            f'needs mmcv: pip install mmcv-lite ({error}).'
+        ) from error
     return mmcv.imfrombytes(content, flag=bands.color_type, backend=bands.backend)
 
 
@@ -303,8 +352,9 @@ class _AxisSamples:
     """
 
     def __init__(self, start: int, count: int, length: int, file_length: int) -> None:
-        positions = np.clip((np.arange(start, start + count) + 0.5) * file_length / length - 0.5,
-                            0, file_length - 1)
+        positions = np.clip(
+            (np.arange(start, start + count) + 0.5) * file_length / length - 0.5, 0, file_length - 1
+        )
         lower = np.floor(positions).astype(np.int64)
         upper = np.minimum(lower + 1, file_length - 1)
         self.first, self.last = int(lower[0]), int(upper[-1])
@@ -316,13 +366,18 @@ class _AxisSamples:
 def _interpolate(values: np.ndarray, y: _AxisSamples, x: _AxisSamples) -> np.ndarray:
     """Interpolate ``(bands, height, width)`` bilinearly, in the dtype of ``values``."""
     rows = values[:, y.lower] + y.fraction[:, None] * (
-        values[:, y.upper].astype(np.float32) - values[:, y.lower])
+        values[:, y.upper].astype(np.float32) - values[:, y.lower]
+    )
     pixels = rows[:, :, x.lower] + x.fraction * (rows[:, :, x.upper] - rows[:, :, x.lower])
     return (np.rint(pixels) if values.dtype == np.uint8 else pixels).astype(values.dtype)
 
 
-def choose_size(scene: Scene, resize: Optional[Mapping[str, Any]], scale: Optional[float] = None,
-                gsd: Optional[float] = None) -> Tuple[Tuple[int, int], str]:
+def choose_size(
+    scene: Scene,
+    resize: Optional[Mapping[str, Any]],
+    scale: Optional[float] = None,
+    gsd: Optional[float] = None,
+) -> Tuple[Tuple[int, int], str]:
     """Return the height and width in which the model should see a scene, and their origin.
 
     Args:
@@ -344,11 +399,16 @@ def choose_size(scene: Scene, resize: Optional[Mapping[str, Any]], scale: Option
     if gsd is not None:
         across, down = pixel_sides(scene.raster)
         if not across > 0:
-            raise PredictError(f'--gsd {gsd:g} needs the size of a pixel in meters, and '
-                               f'{scene.path} has no CRS or no transform. Give --scale, or '
-                               f'georeference it.')
-        size_text = f'{across:.4g} m' if across == down else (
-            f'{across:.4g} x {down:.4g} m (width x height), which are made square')
+            raise PredictError(
+                f'--gsd {gsd:g} needs the size of a pixel in meters, and '
+                f'{scene.path} has no CRS or no transform. Give --scale, or '
+                f'georeference it.'
+            )
+        size_text = (
+            f'{across:.4g} m'
+            if across == down
+            else (f'{across:.4g} x {down:.4g} m (width x height), which are made square')
+        )
         factors = down / gsd, across / gsd
         origin = f'--gsd {gsd:g}, and its pixels have {size_text}'
     elif scale is not None:
@@ -361,11 +421,14 @@ def choose_size(scene: Scene, resize: Optional[Mapping[str, Any]], scale: Option
         size = resize['scale']
         across, down = size if isinstance(size, (tuple, list)) else (size, size)
         if not scene.is_picture:
-            origin = (f"{OWN_SIZE}: scale={size} of the test pipeline's Resize is for whole "
-                      f"images; --scale or --gsd say the model's scale")
+            origin = (
+                f"{OWN_SIZE}: scale={size} of the test pipeline's Resize is for whole "
+                f"images; --scale or --gsd say the model's scale"
+            )
         elif resize.get('keep_ratio'):
-            factor = min(max(across, down) / max(height, width),
-                         min(across, down) / min(height, width))
+            factor = min(
+                max(across, down) / max(height, width), min(across, down) / min(height, width)
+            )
             factors, origin = (factor, factor), f"scale={size} of the test pipeline's Resize"
         else:
             return (int(down), int(across)), f"scale={size} of the test pipeline's Resize"

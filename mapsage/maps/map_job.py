@@ -5,6 +5,7 @@ the same `MapJob` from it. `MapJob.predict` stores this rank's strips, `MapJob.a
 files from the strips of all ranks. The scene is opened twice, in two sizes: in the model's size for
 the prediction, in its own size for the files.
 """
+
 from __future__ import annotations
 
 import os
@@ -59,8 +60,9 @@ class MapSetup:
 
     def open_scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
         """Return an opened input, in the size in which the model sees it; default: its own."""
-        return Scene(path, self.bands, size, self.members,
-                     None if self.places is None else self.places.open)
+        return Scene(
+            path, self.bands, size, self.members, None if self.places is None else self.places.open
+        )
 
     def dates_of(self, path: str) -> List[str]:
         """Return the dates of the images of an input as ISO text; empty for a single scene."""
@@ -68,8 +70,15 @@ class MapSetup:
 
     def outputs_of(self, name: str) -> Outputs:
         """Return the paths of the files of a map."""
-        return Outputs.of(self.folder, name, self.confidence, self.polygons, self.single_input,
-                          self.probabilities, self.previews)
+        return Outputs.of(
+            self.folder,
+            name,
+            self.confidence,
+            self.polygons,
+            self.single_input,
+            self.probabilities,
+            self.previews,
+        )
 
 
 @dataclass(frozen=True)
@@ -116,9 +125,12 @@ class MapJob:
         self.grid = _grid_of(plan, setup)
         self.outputs = setup.outputs_of(plan.name)
         self._noted_files: Dict[str, List[Any]] = {}
-        self.strips = StripStore(self.outputs.strip_folder(key_of(plan.settings)), self.grid,
-                                 setup.confidence,
-                                 len(setup.classes.names) if setup.probabilities else 0)
+        self.strips = StripStore(
+            self.outputs.strip_folder(key_of(plan.settings)),
+            self.grid,
+            setup.confidence,
+            len(setup.classes.names) if setup.probabilities else 0,
+        )
 
     @property
     def is_shared(self) -> bool:
@@ -132,15 +144,19 @@ class MapJob:
 
     def strips_of(self, rank: int) -> List[int]:
         """Return the numbers of the strips that a rank predicts."""
-        return [strip for strip, strip_rank in zip(self.plan.strips, self.plan.strip_ranks)
-                if strip_rank == rank]
+        return [
+            strip
+            for strip, strip_rank in zip(self.plan.strips, self.plan.strip_ranks)
+            if strip_rank == rank
+        ]
 
     def count_windows(self, rank: int) -> int:
         """Return the number of windows that a rank reads for this map."""
         return count_windows(self.grid, self.strips_of(rank))
 
-    def predict(self, rank: int, predictor: Predictor, batch_size: int,
-                advance: Callable[[int], None]) -> None:
+    def predict(
+        self, rank: int, predictor: Predictor, batch_size: int, advance: Callable[[int], None]
+    ) -> None:
         """Predict and store the strips of this rank.
 
         Args:
@@ -154,9 +170,18 @@ class MapJob:
         """
         scene = self._open((self.plan.height, self.plan.width))
         with scene.raster:
-            predict_strips(scene, self.grid, self.strips_of(rank), predictor, batch_size,
-                           self._setup.confidence, self._store, advance,
-                           self._setup.probabilities, most_readers(scene))
+            predict_strips(
+                scene,
+                self.grid,
+                self.strips_of(rank),
+                predictor,
+                batch_size,
+                self._setup.confidence,
+                self._store,
+                advance,
+                self._setup.probabilities,
+                most_readers(scene),
+            )
 
     def assemble(self) -> None:
         """Write the files of the map from its strips, and remove the strips.
@@ -166,10 +191,17 @@ class MapJob:
         """
         setup = self._setup
         with self._open().raster as raster:
-            assemble(self.outputs, self.plan.settings, raster, self.grid, self.strips,
-                     setup.classes, setup.outlines,
-                     None if setup.area is None else setup.area.of_scene(raster),
-                     setup.dates_of(self.plan.path))
+            assemble(
+                self.outputs,
+                self.plan.settings,
+                raster,
+                self.grid,
+                self.strips,
+                setup.classes,
+                setup.outlines,
+                None if setup.area is None else setup.area.of_scene(raster),
+                setup.dates_of(self.plan.path),
+            )
 
     def note_input_files(self) -> None:
         """Note the state of the input's files, which must not change before the map is written."""
@@ -177,8 +209,7 @@ class MapJob:
 
     def _local_files(self) -> List[List[Any]]:
         """Return the planned stamps of the input's files that are not on a server."""
-        return [planned for planned in self.plan.settings['input']
-                if not is_remote(planned[0])]
+        return [planned for planned in self.plan.settings['input'] if not is_remote(planned[0])]
 
     def _open(self, size: Optional[Tuple[int, int]] = None) -> Scene:
         """Open the input, which must still be what was planned."""
@@ -206,26 +237,45 @@ class MapJob:
                 continue
             path = self.plan.path
             subject = path if name == os.path.abspath(path) else f'{path}: its file {name}'
-            event = 'was removed' if not current[1:] else (
-                f'changed from {planned[1]:,} to {current[1]:,} bytes'
-                if planned[1:2] != current[1:2] else 'was written again')
-            raise BrokenInputError(f'{subject} {event} after the prediction was planned. Start the '
-                                   f'same command again once it is complete.')
+            event = (
+                'was removed'
+                if not current[1:]
+                else (
+                    f'changed from {planned[1]:,} to {current[1]:,} bytes'
+                    if planned[1:2] != current[1:2]
+                    else 'was written again'
+                )
+            )
+            raise BrokenInputError(
+                f'{subject} {event} after the prediction was planned. Start the '
+                f'same command again once it is complete.'
+            )
 
 
-def divide_among_ranks(plans: Sequence[ScenePlan], setup: MapSetup,
-                       world_size: int) -> List[MapJob]:
+def divide_among_ranks(
+    plans: Sequence[ScenePlan], setup: MapSetup, world_size: int
+) -> List[MapJob]:
     """Assign the strips of all plans to ranks and return the jobs, equal on every rank."""
     grids = [_grid_of(plan, setup) for plan in plans]
     # The 1 is for writing a strip, which also takes a little time without any window.
-    costs = [100 * len(grid.columns_of(strip)) + 1
-             for plan, grid in zip(plans, grids) for strip in plan.strips]
+    costs = [
+        100 * len(grid.columns_of(strip)) + 1
+        for plan, grid in zip(plans, grids)
+        for strip in plan.strips
+    ]
     ranks = iter(assign_ranks(costs, world_size))
-    return [MapJob(replace(plan, strip_ranks=[next(ranks) for _ in plan.strips]), setup)
-            for plan in plans]
+    return [
+        MapJob(replace(plan, strip_ranks=[next(ranks) for _ in plan.strips]), setup)
+        for plan in plans
+    ]
 
 
 def _grid_of(plan: ScenePlan, setup: MapSetup) -> Grid:
     columns = plan.window_columns
-    return Grid(plan.height, plan.width, setup.window, setup.overlap,
-                None if columns is None else tuple(map(tuple, columns)))
+    return Grid(
+        plan.height,
+        plan.width,
+        setup.window,
+        setup.overlap,
+        None if columns is None else tuple(map(tuple, columns)),
+    )

@@ -4,6 +4,7 @@ Implementations are `commands/checkpoint_model.py` (PyTorch, any number of ranks
 `exported.ExportedModel` (one process without PyTorch). Only `rank` and `world_size` are known
 before `load`: everything else is read from the checkpoint or the file.
 """
+
 from __future__ import annotations
 
 from contextlib import AbstractContextManager

@@ -4,6 +4,7 @@ Everything that `description.py` names is found out here for a model that was no
 are often wrapped or concatenated in configs; `_unwrapped_dataset` looks through the wrappers, so
 that the innermost dataset's keys are read.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -81,19 +82,25 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
     """
     count = int(cast(Any, model).num_classes)
     if count == 1:
-        raise PredictError('the decode head has num_classes=1, but a map also needs a class for '
-                           'everything else. Set num_classes=2 (out_channels=1 may stay) and name '
-                           'both classes.')
-    for source, metainfo in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
-                             ("the config's dataset", _dataset_meta(cfg))):
+        raise PredictError(
+            'the decode head has num_classes=1, but a map also needs a class for '
+            'everything else. Set num_classes=2 (out_channels=1 may stay) and name '
+            'both classes.'
+        )
+    for source, metainfo in (
+        ("the checkpoint's dataset_meta", meta.get('dataset_meta')),
+        ("the config's dataset", _dataset_meta(cfg)),
+    ):
         metainfo = metainfo if isinstance(metainfo, Mapping) else {}
         names = metainfo.get('classes')
         if not isinstance(names, (list, tuple)) or not names:
             continue
         if len(names) != count:
-            raise PredictError(f'the model has {count} classes, but {source} names {len(names)}: '
-                               f'{", ".join(map(str, names[:10]))}. Correct num_classes of the '
-                               f'decode head or the metainfo of the dataset.')
+            raise PredictError(
+                f'the model has {count} classes, but {source} names {len(names)}: '
+                f'{", ".join(map(str, names[:10]))}. Correct num_classes of the '
+                f'decode head or the metainfo of the dataset.'
+            )
         if count >= NO_DATA:
             raise PredictError(f'{count} classes do not fit a map of 8 bits: at most {NO_DATA}.')
         try:
@@ -103,7 +110,8 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
         return Classes(tuple(map(str, names)), palette)
     raise PredictError(
         "neither the checkpoint nor the config's test_dataloader names classes. Set "
-        "metainfo=dict(classes=[...], palette=[...]) in the config's test_dataloader.dataset.")
+        "metainfo=dict(classes=[...], palette=[...]) in the config's test_dataloader.dataset."
+    )
 
 
 def find_bands(cfg: Config, model: nn.Module) -> Bands:
@@ -116,29 +124,41 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
     count = 0 if mean is None else int(mean.numel())
     # A single mean applies to any number of bands; then the first convolution tells the number.
     if count < 2:
-        convolution = next((module for module in model.modules()
-                            if isinstance(module, nn.Conv2d)), None)
+        convolution = next(
+            (module for module in model.modules() if isinstance(module, nn.Conv2d)), None
+        )
         count = 3 if convolution is None else convolution.in_channels * convolution.groups
     steps = _test_pipeline(cfg)
     names = [str(step.get('type')).rsplit('.', 1)[-1].strip("'>") for step in steps]
     loader = steps[0] if steps else {}
     color_type = loader.get('color_type', 'color')
     # The backend tifffile keeps the order of the file, all others return blue, green, red.
-    by_opencv = (not names or names[0] == 'LoadImageFromFile') \
-        and loader.get('imdecode_backend') != 'tifffile'
+    by_opencv = (not names or names[0] == 'LoadImageFromFile') and loader.get(
+        'imdecode_backend'
+    ) != 'tifffile'
     if by_opencv and count > 1 and color_type not in ('color', 'color_ignore_orientation'):
-        raise PredictError(f"the test pipeline has LoadImageFromFile(color_type={color_type!r}) "
-                           f'and the model takes {count} bands: which band comes first depends on '
-                           "the file. Use color_type='color', or train on scenes with "
-                           'GeoTiffDataset.')
+        raise PredictError(
+            f'the test pipeline has LoadImageFromFile(color_type={color_type!r}) '
+            f'and the model takes {count} bands: which band comes first depends on '
+            "the file. Use color_type='color', or train on scenes with "
+            'GeoTiffDataset.'
+        )
     like_opencv = count == 3 and by_opencv
-    ignored = tuple(name for name in names[1:]
-                    if not name.startswith(('Load', 'Pack', 'Collect', 'Resize')))
+    ignored = tuple(
+        name for name in names[1:] if not name.startswith(('Load', 'Pack', 'Collect', 'Resize'))
+    )
     resize = next((dict(step) for step, name in zip(steps, names) if name == 'Resize'), None)
     # A key of GeoTiffDataset.
     chosen = (_dataset(cfg) or {}).get('bands')
-    return Bands(count, like_opencv, tuple(chosen) if chosen else None, ignored,
-                 loader.get('imdecode_backend'), color_type, resize)
+    return Bands(
+        count,
+        like_opencv,
+        tuple(chosen) if chosen else None,
+        ignored,
+        loader.get('imdecode_backend'),
+        color_type,
+        resize,
+    )
 
 
 def default_window(cfg: Config) -> Tuple[Tuple[int, int], str]:
@@ -151,9 +171,11 @@ def default_window(cfg: Config) -> Tuple[Tuple[int, int], str]:
     model = cfg.model
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
     for size, setting in (
-            ((model.get('test_cfg') or {}).get('crop_size'), "crop_size of the model's test_cfg"),
-            _dataset_window(cfg), (cfg.get('crop_size'), 'crop_size'),
-            (preprocessor.get('size'), 'size of the data_preprocessor')):
+        ((model.get('test_cfg') or {}).get('crop_size'), "crop_size of the model's test_cfg"),
+        _dataset_window(cfg),
+        (cfg.get('crop_size'), 'crop_size'),
+        (preprocessor.get('size'), 'size of the data_preprocessor'),
+    ):
         if size:
             height, width = (size, size) if isinstance(size, int) else size
             return (int(height), int(width)), f'{setting} in the config'
@@ -166,10 +188,16 @@ def _dataset_window(cfg: Config) -> Tuple[Any, str]:
         dataset = _unwrapped_dataset(cfg, loader) or {}
         if not isinstance(dataset.get('window'), int):
             continue
-        crops = [step.get('crop_size') for step in dataset.get('pipeline') or []
-                 if str(step.get('type')).rsplit('.', 1)[-1].strip("'>") == 'RandomCrop']
-        return (crops[-1], f"RandomCrop of the {loader}'s dataset") if crops and crops[-1] else (
-            dataset['window'], f"window of the {loader}'s dataset")
+        crops = [
+            step.get('crop_size')
+            for step in dataset.get('pipeline') or []
+            if str(step.get('type')).rsplit('.', 1)[-1].strip("'>") == 'RandomCrop'
+        ]
+        return (
+            (crops[-1], f"RandomCrop of the {loader}'s dataset")
+            if crops and crops[-1]
+            else (dataset['window'], f"window of the {loader}'s dataset")
+        )
     return None, ''
 
 
@@ -184,8 +212,11 @@ def file_hash(path: str) -> str:
 
 def settings_of(cfg: Config) -> str:
     """Return, as text, all settings of the config that decide the scores of a window."""
-    settings = dict(model=cfg.model, data_preprocessor=cfg.get('data_preprocessor'),
-                    loader=_test_pipeline(cfg)[:1])
+    settings = dict(
+        model=cfg.model,
+        data_preprocessor=cfg.get('data_preprocessor'),
+        loader=_test_pipeline(cfg)[:1],
+    )
     # The memory layout decides the last bits of the scores.
     if (cfg.get('env_cfg') or {}).get('channels_last'):
         settings['channels_last'] = True
@@ -222,12 +253,16 @@ def check_labeling(cfg: Config, subject: str) -> None:
     """
     settings = place_settings(cfg) or {}
     if settings.get('type') == 'ChangeDataset':
-        raise PredictError(f'{subject} takes models of scenes and of places, and this model takes '
-                           f'pairs of scenes. predict.py --confidence shows where it is unsure.')
+        raise PredictError(
+            f'{subject} takes models of scenes and of places, and this model takes '
+            f'pairs of scenes. predict.py --confidence shows where it is unsure.'
+        )
     if settings.get('grid') == 'labels':
-        raise PredictError(f"{subject} needs places with the same grid with and without labels, "
-                           f"and the config has grid='labels'. Train with labels on the grid of a "
-                           f'sensor, such as grid={sorted(settings["sensors"])[0]!r}.')
+        raise PredictError(
+            f'{subject} needs places with the same grid with and without labels, '
+            f"and the config has grid='labels'. Train with labels on the grid of a "
+            f'sensor, such as grid={sorted(settings["sensors"])[0]!r}.'
+        )
 
 
 def training_days(meta: Mapping[str, Any]) -> Dict[str, List[int]]:
@@ -263,8 +298,11 @@ def _unwrapped_dataset(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
     dataset = (cfg.get(loader) or {}).get('dataset')
     while isinstance(dataset, dict):
         joined = dataset.get('datasets')
-        inner = joined[0] if isinstance(joined, (list, tuple)) and joined else dataset.get(
-            'dataset', dataset.get('labeled'))
+        inner = (
+            joined[0]
+            if isinstance(joined, (list, tuple)) and joined
+            else dataset.get('dataset', dataset.get('labeled'))
+        )
         if not isinstance(inner, dict):
             return dataset
         dataset = inner

@@ -3,6 +3,7 @@
 `commands/predict.py` fills them from the command line. Options of the model itself (precision,
 batch size, windows) are not here: the model has them.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
     """
     unknown = [name for name in chosen if name not in names]
     if unknown:
-        raise PredictError(f"--skip-class {', '.join(unknown)}: the classes are "
-                           f"{', '.join(names)}.")
+        raise PredictError(
+            f'--skip-class {", ".join(unknown)}: the classes are {", ".join(names)}.'
+        )
     return sorted({list(names).index(name) for name in chosen})

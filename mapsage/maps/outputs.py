@@ -4,6 +4,7 @@ The report (`NAME.json`) is written last, so a map whose report exists is comple
 files of the map and the settings it depends on: only files in this list may be replaced or removed,
 everything else in the folder belongs to somebody else. `assembly.py` writes the rasters.
 """
+
 from __future__ import annotations
 
 import json
@@ -46,8 +47,16 @@ class Outputs:
     probabilities: Optional[Path] = None
 
     @classmethod
-    def of(cls, folder: Path, name: str, confidence: bool, polygons: bool, single_input: bool,
-           probabilities: bool = False, preview: bool = True) -> Outputs:
+    def of(
+        cls,
+        folder: Path,
+        name: str,
+        confidence: bool,
+        polygons: bool,
+        single_input: bool,
+        probabilities: bool = False,
+        preview: bool = True,
+    ) -> Outputs:
         """Return the paths for the input ``name``.
 
         Args:
@@ -57,21 +66,30 @@ class Outputs:
             single_input: Whether the prediction has no other input.
         """
         map_path = folder / f'{name}.tif'
-        outputs = cls(map_path, Path(confidence_path(map_path)) if confidence else None,
-                      folder / f'{name}.gpkg' if polygons else None,
-                      folder / f'{name}_preview.png' if preview else None,
-                      folder / f'{name}.json',
-                      Path(probabilities_path(map_path)) if probabilities else None)
+        outputs = cls(
+            map_path,
+            Path(confidence_path(map_path)) if confidence else None,
+            folder / f'{name}.gpkg' if polygons else None,
+            folder / f'{name}_preview.png' if preview else None,
+            folder / f'{name}.json',
+            Path(probabilities_path(map_path)) if probabilities else None,
+        )
         short = folder / 'preview.png'
-        if preview and single_input and (not short.exists()
-                                         or short.name in outputs.reported_files()):
+        if (
+            preview
+            and single_input
+            and (not short.exists() or short.name in outputs.reported_files())
+        ):
             outputs = replace(outputs, preview=short)
         return outputs
 
     def files(self) -> List[Path]:
         """Return the paths of all files except the report."""
-        return [path for path in (self.map, self.confidence, self.probabilities, self.polygons,
-                                  self.preview) if path is not None]
+        return [
+            path
+            for path in (self.map, self.confidence, self.probabilities, self.polygons, self.preview)
+            if path is not None
+        ]
 
     def strip_folder(self, key: str) -> Path:
         """Return the hidden folder of the finished strips of a map with the settings' key."""
@@ -89,10 +107,15 @@ class Outputs:
         except (OSError, ValueError):
             return None
         # Listed files may be removed, so a name must not lead out of this folder.
-        is_report = (isinstance(report, dict) and isinstance(report.get('settings'), dict)
-                     and isinstance(report.get('files'), list) and all(
-                         isinstance(name, str) and Path(name).name == name != ''
-                         and '\0' not in name for name in report['files']))
+        is_report = (
+            isinstance(report, dict)
+            and isinstance(report.get('settings'), dict)
+            and isinstance(report.get('files'), list)
+            and all(
+                isinstance(name, str) and Path(name).name == name != '' and '\0' not in name
+                for name in report['files']
+            )
+        )
         return report if is_report else None
 
 
@@ -109,43 +132,63 @@ def is_done(outputs: Outputs, settings: Mapping[str, object]) -> bool:
         known = set(outputs.reported_files())
         if report is not None:
             known.add(outputs.report.name)
-        foreign = [path for path in (*outputs.files(), outputs.report)
-                   if path.exists() and path.name not in known]
+        foreign = [
+            path
+            for path in (*outputs.files(), outputs.report)
+            if path.exists() and path.name not in known
+        ]
         if foreign:
-            raise PredictError(f'{foreign[0]} exists, and was not made with this map. Choose '
-                               f'another --out, or add --overwrite.')
+            raise PredictError(
+                f'{foreign[0]} exists, and was not made with this map. Choose '
+                f'another --out, or add --overwrite.'
+            )
     if report is None:
         return False
     if key_of(report['settings']) != key:
         reported = report['settings']
-        different = [name for name in {**settings, **reported}
-                     if settings.get(name) != reported.get(name)]
-        raise PredictError(f"{outputs.map} was made with another {', '.join(different)}. Choose "
-                           f'another --out, or add --overwrite.')
-    return all(path is None or path.exists()
-               for path in (outputs.map, outputs.confidence, outputs.probabilities))
+        different = [
+            name for name in {**settings, **reported} if settings.get(name) != reported.get(name)
+        ]
+        raise PredictError(
+            f'{outputs.map} was made with another {", ".join(different)}. Choose '
+            f'another --out, or add --overwrite.'
+        )
+    return all(
+        path is None or path.exists()
+        for path in (outputs.map, outputs.confidence, outputs.probabilities)
+    )
 
 
-def add_polygons(outputs: Outputs, classes: Classes, outlines: Mapping[str, Any],
-                 dates: Sequence[str] = ()) -> None:
+def add_polygons(
+    outputs: Outputs, classes: Classes, outlines: Mapping[str, Any], dates: Sequence[str] = ()
+) -> None:
     """Write the polygons of a finished map, unless it has polygons with the same options.
 
     ``dates`` are those of a pair of images, as ISO text.
     """
     report, path = outputs.read_report(), outputs.polygons
-    if report is None or path is None or (
-            path.exists() and path.name in report['files'] and report.get('outlines') == outlines):
+    if (
+        report is None
+        or path is None
+        or (path.exists() and path.name in report['files'] and report.get('outlines') == outlines)
+    ):
         return
-    report['polygons'] = write_polygons(outputs.map, path, classes.names,
-                                        palette=classes.palette.tolist(),
-                                        further=change_fields(outputs, classes, dates), **outlines)
+    report['polygons'] = write_polygons(
+        outputs.map,
+        path,
+        classes.names,
+        palette=classes.palette.tolist(),
+        further=change_fields(outputs, classes, dates),
+        **outlines,
+    )
     report['outlines'] = outlines
     report['files'] = [file.name for file in outputs.files()]
     write_report(outputs.report, report)
 
 
-def change_fields(outputs: Outputs, classes: Classes, dates: Sequence[str]
-                  ) -> Optional[ChangeFields]:
+def change_fields(
+    outputs: Outputs, classes: Classes, dates: Sequence[str]
+) -> Optional[ChangeFields]:
     """Return the further fields of polygons of a map of change; None for another map.
 
     Args:
@@ -156,8 +199,9 @@ def change_fields(outputs: Outputs, classes: Classes, dates: Sequence[str]
     if UNCHANGED not in classes.names:
         return None
     first, second = dates if len(dates) == 2 else ('', '')
-    return ChangeFields([transition_of(name) for name in classes.names], (first, second),
-                        outputs.confidence)
+    return ChangeFields(
+        [transition_of(name) for name in classes.names], (first, second), outputs.confidence
+    )
 
 
 def remove_outdated(outputs: Outputs) -> None:
@@ -189,6 +233,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PredictError(f'cannot write {path}: {error}. Free space there, or write elsewhere '
-                           f'with --out. What is finished stays: the same command '
-                           f'continues.') from error
+        raise PredictError(
+            f'cannot write {path}: {error}. Free space there, or write elsewhere '
+            f'with --out. What is finished stays: the same command '
+            f'continues.'
+        ) from error

@@ -3,6 +3,7 @@
 The settings come from the config (`model.place_settings`) or from the description of an exported
 file. Single scenes have none, and are found by `inputs.find_inputs`.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Optional, Sequence
@@ -27,8 +28,9 @@ def open_places(settings: Mapping[str, Any]) -> PlaceSource:
     return PairInputs(settings) if settings['type'] == 'ChangeDataset' else PlaceInputs(settings)
 
 
-def find_places(places: PlaceSource, paths: Sequence[str], options: Mapping[str, Optional[object]]
-                ) -> Dict[str, str]:
+def find_places(
+    places: PlaceSource, paths: Sequence[str], options: Mapping[str, Optional[object]]
+) -> Dict[str, str]:
     """Return the places of a command line: name of a map -> path of the file with the grid.
 
     Args:
@@ -41,8 +43,10 @@ def find_places(places: PlaceSource, paths: Sequence[str], options: Mapping[str,
     """
     unused = [name for name, value in options.items() if value is not None]
     if unused:
-        raise PredictError(f'{", ".join(unused)}: the model takes scene stacks, whose bands and '
-                           f'grid the config decides (sensors, grid); leave the option out.')
+        raise PredictError(
+            f'{", ".join(unused)}: the model takes scene stacks, whose bands and '
+            f'grid the config decides (sensors, grid); leave the option out.'
+        )
     try:
         return places.find(paths)
     except GeoError as error:

@@ -4,6 +4,7 @@ Every input is opened and every existing output is compared first, so that a mis
 a hundred inputs is reported at once and not after an hour. The result, a `MapPlan`, holds the work
 that is left: finished maps are skipped, interrupted ones continue from their strips.
 """
+
 from __future__ import annotations
 
 import os
@@ -48,8 +49,14 @@ class MapPlanner:
         say: Function that prints a line.
     """
 
-    def __init__(self, options: MapOptions, setup: MapSetup, inputs: Mapping[str, str],
-                 model_settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: MapOptions,
+        setup: MapSetup,
+        inputs: Mapping[str, str],
+        model_settings: Mapping[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
         self._options, self._setup, self._inputs = options, setup, inputs
         self._model_settings, self._say = model_settings, say
         self._plan = MapPlan()
@@ -70,16 +77,19 @@ class MapPlanner:
             if not has_transform(scene.raster):
                 pixel_maps.append(scene)
             elif not scene.raster.is_georeferenced:
-                self._say(f'note: {plan.path} has coordinates and no CRS; so has its map, and its '
-                          f'polygons have areas in pixels only.')
+                self._say(
+                    f'note: {plan.path} has coordinates and no CRS; so has its map, and its '
+                    f'polygons have areas in pixels only.'
+                )
             self._plan.scenes.append(self._without_finished_strips(plan))
         self._report_sizes(sizes)
         self._report_pixel_maps(pixel_maps)
         self._report_area()
         return self._plan
 
-    def _plan_scene(self, name: str, scene: Scene,
-                    sizes: Dict[str, List[str]]) -> Optional[ScenePlan]:
+    def _plan_scene(
+        self, name: str, scene: Scene, sizes: Dict[str, List[str]]
+    ) -> Optional[ScenePlan]:
         """Return the plan of an input; None if it has no map to make.
 
         Args:
@@ -93,23 +103,32 @@ class MapPlanner:
             self._say(scene.raster.describe())
         for line in [] if self._setup.places is None else self._setup.places.describe(path):
             self._say(f'note: {line}')
-        size, origin = choose_size(scene, self._setup.bands.resize, self._options.scale,
-                                   self._options.gsd)
+        size, origin = choose_size(
+            scene, self._setup.bands.resize, self._options.scale, self._options.gsd
+        )
         with scene.raster as raster:
-            settings = dict(self._common_settings(), input=[stamp(file) for file in raster.files()],
-                            size=list(size), **raster.facts())
+            settings = dict(
+                self._common_settings(),
+                input=[stamp(file) for file in raster.files()],
+                size=list(size),
+                **raster.facts(),
+            )
         window_columns = self._columns_in_area(scene, size)
         if window_columns is not None and not any(window_columns):
             self._plan.outside_area.append(name)
             return None
         sizes.setdefault(origin, []).append(
-            f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path)
+            f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path
+        )
         outputs = self._setup.outputs_of(name)
         if not self._options.overwrite and is_done(outputs, settings):
-            self._say(f'{outputs.map} is there, made with the same settings: skipped '
-                      f'(--overwrite makes it again)')
-            add_polygons(outputs, self._setup.classes, self._setup.outlines,
-                         self._setup.dates_of(path))
+            self._say(
+                f'{outputs.map} is there, made with the same settings: skipped '
+                f'(--overwrite makes it again)'
+            )
+            add_polygons(
+                outputs, self._setup.classes, self._setup.outlines, self._setup.dates_of(path)
+            )
             return None
         return ScenePlan(name, path, *size, settings, [], [], window_columns)
 
@@ -119,8 +138,10 @@ class MapPlanner:
         finished = set(job.strips.finished())
         strips = [number for number in range(len(job.grid.rows)) if number not in finished]
         if finished:
-            self._say(f'{plan.path}: continues, {len(finished)} of '
-                      f'{len(finished) + len(strips)} strips are finished')
+            self._say(
+                f'{plan.path}: continues, {len(finished)} of '
+                f'{len(finished) + len(strips)} strips are finished'
+            )
         return replace(plan, strips=strips)
 
     def _common_settings(self) -> Dict[str, Any]:
@@ -131,12 +152,19 @@ class MapPlanner:
         """
         options, setup = self._options, self._setup
         return dict(
-            mapsage=__version__, **self._model_settings, classes=list(setup.classes.names),
-            palette=setup.classes.palette.tolist(), window=list(setup.window),
-            overlap=setup.overlap, bands=list(setup.bands.chosen or ()), tta=options.tta,
-            confidence=options.confidence, aoi=None if setup.area is None else setup.area.key,
+            mapsage=__version__,
+            **self._model_settings,
+            classes=list(setup.classes.names),
+            palette=setup.classes.palette.tolist(),
+            window=list(setup.window),
+            overlap=setup.overlap,
+            bands=list(setup.bands.chosen or ()),
+            tta=options.tta,
+            confidence=options.confidence,
+            aoi=None if setup.area is None else setup.area.key,
             **(dict(mosaic=True) if setup.members else {}),
-            **(dict(probabilities=True) if options.probabilities else {}))
+            **(dict(probabilities=True) if options.probabilities else {}),
+        )
 
     def _open_inputs(self) -> Dict[str, Scene]:
         """Open every input; return those that can be mapped, by name.
@@ -154,9 +182,12 @@ class MapPlanner:
         if broken and not (self._options.skip_broken and scenes):
             if len(self._inputs) == 1:
                 raise PredictError(*broken.values())
-            raise PredictError(f'{len(broken)} of {len(self._inputs)} input(s) cannot be '
-                               f'mapped: {" ".join(broken.values())}'
-                               + ' --skip-broken maps the others.' * bool(scenes))
+            raise PredictError(
+                f'{len(broken)} of {len(self._inputs)} input(s) cannot be '
+                f'mapped: {" ".join(broken.values())}'
+                + ' --skip-broken maps the others.'
+                * bool(scenes)
+            )
         for reason in broken.values():
             self._say(f'note: skipped: {reason}')
         return scenes
@@ -168,19 +199,24 @@ class MapPlanner:
         area = self._setup.area.of_scene(scene.raster).resized(size)
         height, width = self._setup.window
         grid = Grid(*size, self._setup.window, self._setup.overlap)
-        return [[column for column in grid.columns if area.meets(column, row, width, height)]
-                for row in grid.rows]
+        return [
+            [column for column in grid.columns if area.meets(column, row, width, height)]
+            for row in grid.rows
+        ]
 
     def _check_output_names(self) -> None:
         """Raise an error if an output would overwrite an input or an output of another input."""
-        files: Dict[str, str] = {os.path.abspath(path): path
-                                 for path in self._setup.members or self._inputs.values()}
+        files: Dict[str, str] = {
+            os.path.abspath(path): path for path in self._setup.members or self._inputs.values()
+        }
         for name, path in self._inputs.items():
             for file in self._setup.outputs_of(name).files():
                 absolute = os.path.abspath(file)
                 if absolute in files:
-                    raise PredictError(f'the output {file} of {path} would overwrite '
-                                       f'{files[absolute]}. Choose another --out.')
+                    raise PredictError(
+                        f'the output {file} of {path} would overwrite '
+                        f'{files[absolute]}. Choose another --out.'
+                    )
                 files[absolute] = f'an output of {path}'
 
     def _report_sizes(self, sizes: Mapping[str, List[str]]) -> None:
@@ -190,8 +226,10 @@ class MapPlanner:
 
     def _report_pixel_maps(self, scenes: List[Scene]) -> None:
         if scenes:
-            self._say(f'note: {scenes[0].path}{_and_more(scenes)} '
-                      f'{scenes[-1].raster.georeference_gap}: its map is in pixels.')
+            self._say(
+                f'note: {scenes[0].path}{_and_more(scenes)} '
+                f'{scenes[-1].raster.georeference_gap}: its map is in pixels.'
+            )
 
     def _report_area(self) -> None:
         """Tell which inputs and how many windows the area of interest touches."""
@@ -202,13 +240,17 @@ class MapPlanner:
             with self._setup.open_scene(self._inputs[name]).raster as raster:
                 line = area.describe_miss(raster)
             if len(plan.outside_area) + len(plan.broken) == len(self._inputs):
-                raise PredictError(f'{line}. Check that the files belong together and that each '
-                                   f'has the CRS it was made in.')
+                raise PredictError(
+                    f'{line}. Check that the files belong together and that each '
+                    f'has the CRS it was made in.'
+                )
             self._say(f'note: {line}: it is left out.')
         for scene in plan.scenes:
             grid = Grid(scene.height, scene.width, self._setup.window, self._setup.overlap)
-            self._say(f'{scene.path}: {sum(map(len, scene.window_columns or []))} of '
-                      f'{len(grid.rows) * len(grid.columns)} windows touch {area.path}')
+            self._say(
+                f'{scene.path}: {sum(map(len, scene.window_columns or []))} of '
+                f'{len(grid.rows) * len(grid.columns)} windows touch {area.path}'
+            )
 
 
 def _and_more(items: List[Any]) -> str:

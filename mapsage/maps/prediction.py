@@ -5,6 +5,7 @@ strips; a map that one rank predicts completely is assembled at once, a shared o
 are done. An error of one rank ends all of them at the next `fail_together`, so no rank waits for a
 rank that has failed. The work on one map is in `map_job.py`.
 """
+
 from __future__ import annotations
 
 import json
@@ -41,9 +42,16 @@ def find_map_inputs(options: MapOptions, places: Optional[PlaceSource]) -> Dict[
         places: Places of a model of scene stacks; None for models of single scenes.
     """
     if places is not None:
-        return find_places(places, options.inputs, {
-            '--mosaic': options.mosaic, '--bands': options.bands, '--scale': options.scale,
-            '--gsd': options.gsd})
+        return find_places(
+            places,
+            options.inputs,
+            {
+                '--mosaic': options.mosaic,
+                '--bands': options.bands,
+                '--scale': options.scale,
+                '--gsd': options.gsd,
+            },
+        )
     if options.mosaic:
         return {options.mosaic: options.mosaic}
     return find_inputs(options.inputs, options.allow_remote)
@@ -67,9 +75,15 @@ class Prediction:
         setup: Settings of all maps.
     """
 
-    def __init__(self, options: MapOptions, model: MapModel, say: Callable[[str], None],
-                 find_inputs: Callable[[MapOptions, Optional[PlaceSource]], Dict[str, str]]
-                 = find_map_inputs) -> None:
+    def __init__(
+        self,
+        options: MapOptions,
+        model: MapModel,
+        say: Callable[[str], None],
+        find_inputs: Callable[
+            [MapOptions, Optional[PlaceSource]], Dict[str, str]
+        ] = find_map_inputs,
+    ) -> None:
         self.options, self.model = options, model
         self._rank = model.rank
         self._say = say if model.rank == 0 else lambda line: None
@@ -84,24 +98,46 @@ class Prediction:
             # Polygons of a map of change show what has changed.
             unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
-                folder=Path(options.out), classes=model.classes,
+                folder=Path(options.out),
+                classes=model.classes,
                 bands=replace(bands, chosen=tuple(options.bands)) if options.bands else bands,
-                window=model.window, overlap=model.overlap, members=members, area=area,
-                outlines=dict(simplify=options.simplify, min_area=options.min_area,
-                              background=class_indices(
-                                  [*options.skip_class, *unchanged], model.classes.names)),
-                confidence=options.confidence, probabilities=options.probabilities,
-                polygons=options.polygons, previews=options.previews,
-                single_input=len(self._inputs) == 1, places=model.places)
+                window=model.window,
+                overlap=model.overlap,
+                members=members,
+                area=area,
+                outlines=dict(
+                    simplify=options.simplify,
+                    min_area=options.min_area,
+                    background=class_indices(
+                        [*options.skip_class, *unchanged], model.classes.names
+                    ),
+                ),
+                confidence=options.confidence,
+                probabilities=options.probabilities,
+                polygons=options.polygons,
+                previews=options.previews,
+                single_input=len(self._inputs) == 1,
+                places=model.places,
+            )
             self._describe()
-            self._plan = MapPlan() if self._rank > 0 else MapPlanner(
-                options, self.setup, self._inputs, model.settings(), self._say).plan()
+            self._plan = (
+                MapPlan()
+                if self._rank > 0
+                else MapPlanner(
+                    options, self.setup, self._inputs, model.settings(), self._say
+                ).plan()
+            )
             self._claims = stack.pop_all()
         # The plan of rank 0; the others have sent an empty one. Every rank folds what rank 0 has
         # proven, because trials near the bound could differ.
-        texts = model.gather_texts(json.dumps(dict(
-            folded_norms=list(model.folded_norms),
-            scenes=[asdict(plan) for plan in self._plan.scenes])))
+        texts = model.gather_texts(
+            json.dumps(
+                dict(
+                    folded_norms=list(model.folded_norms),
+                    scenes=[asdict(plan) for plan in self._plan.scenes],
+                )
+            )
+        )
         shared = json.loads(texts[0])
         self._folded_norms: List[str] = shared['folded_norms']
         plans = [ScenePlan(**plan) for plan in shared['scenes']]
@@ -113,8 +149,11 @@ class Prediction:
     @property
     def mapped_inputs(self) -> Dict[str, str]:
         """Inputs that have a map in the end: name of the map -> path. Complete on rank 0 only."""
-        return {name: path for name, path in self._inputs.items()
-                if name not in self._plan.outside_area and name not in self._plan.broken}
+        return {
+            name: path
+            for name, path in self._inputs.items()
+            if name not in self._plan.outside_area and name not in self._plan.broken
+        }
 
     def run(self) -> List[str]:
         """Predict, write the maps, and tell the user about them.
@@ -153,7 +192,8 @@ class Prediction:
             broken: Name of a map -> reason, as this rank has found.
         """
         reasons: Mapping[str, str] = ChainMap(
-            *map(json.loads, self.model.gather_texts(json.dumps(broken))))
+            *map(json.loads, self.model.gather_texts(json.dumps(broken)))
+        )
         self._plan.broken.update(reasons)
         for job in self._jobs:
             if job.plan.name in reasons and job.assembling_rank == self._rank:
@@ -171,7 +211,8 @@ class Prediction:
         seconds, planned = 0.0, 0
         broken: Dict[str, str] = {}
         with model.fail_together('predicting'), ProgressLine(
-                windows, f'predicting{ranks}', self._say, self._rank == 0) as progress:
+            windows, f'predicting{ranks}', self._say, self._rank == 0
+        ) as progress:
             model.prepare(self._folded_norms)
             for job in self._jobs:
                 planned += job.count_windows(self._rank)
@@ -192,9 +233,13 @@ class Prediction:
         folder = Path(self.options.out)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            warning = stack.enter_context(claimed(
-                folder, [f'{name}.tif' for name in self._inputs],
-                'Wait for its end, stop it, or choose another --out.'))
+            warning = stack.enter_context(
+                claimed(
+                    folder,
+                    [f'{name}.tif' for name in self._inputs],
+                    'Wait for its end, stop it, or choose another --out.',
+                )
+            )
         except OSError as error:
             raise PredictError(f'--out {folder} cannot be made or written: {error}.') from error
         except FolderClaimedError as error:
@@ -206,13 +251,17 @@ class Prediction:
         """Tell the user the inputs, the windows and the device."""
         setup, model = self.setup, self.model
         height, width = setup.window
-        self._say(f'{len(self._inputs)} input(s), {len(setup.classes.names)} classes; windows of '
-                  f'{width}x{height} pixels ({model.window_origin}) that share {setup.overlap}, '
-                  f'{model.batch_size} at a time'
-                  + ', each mirrored three times' * self.options.tta + model.describe())
+        self._say(
+            f'{len(self._inputs)} input(s), {len(setup.classes.names)} classes; windows of '
+            f'{width}x{height} pixels ({model.window_origin}) that share {setup.overlap}, '
+            f'{model.batch_size} at a time'
+            + ', each mirrored three times' * self.options.tta
+            + model.describe()
+        )
         if setup.bands.ignored:
-            self._say(f"note: {', '.join(setup.bands.ignored)} of the config's test pipeline is "
-                      f'not done.')
+            self._say(
+                f"note: {', '.join(setup.bands.ignored)} of the config's test pipeline is not done."
+            )
 
     def _summarize(self, seconds: float) -> List[str]:
         """Tell the user about every map; return what the maps lack."""
@@ -221,8 +270,10 @@ class Prediction:
             outputs = self.setup.outputs_of(name)
             report = outputs.read_report()
             if report is None:
-                raise PredictError(f'{outputs.report} is missing. With several ranks, --out must '
-                                   f'be on a storage that all of them share.')
+                raise PredictError(
+                    f'{outputs.report} is missing. With several ranks, --out must '
+                    f'be on a storage that all of them share.'
+                )
             for line in describe_map(outputs, report):
                 self._say(line)
             has_damage = has_damage or bool(report['damage'])
@@ -230,13 +281,17 @@ class Prediction:
             self._say(f'skipped: {reason}')
         if not self.mapped_inputs and self._plan.broken:
             first, *more = self._plan.broken.values()
-            raise PredictError(f'none of the {len(self._inputs)} input(s) has a map: {first}'
-                               + f' The other {len(more)} are listed above.' * bool(more))
+            raise PredictError(
+                f'none of the {len(self._inputs)} input(s) has a map: {first}'
+                + f' The other {len(more)} are listed above.' * bool(more)
+            )
         world_size = self.model.world_size
         windows = sum(job.count_windows(rank) for job in self._jobs for rank in range(world_size))
         if windows and seconds:
-            self._say(f'{windows} windows in {seconds:.1f} s on {world_size} rank(s): '
-                      f'{windows / seconds:.1f} windows/s')
+            self._say(
+                f'{windows} windows in {seconds:.1f} s on {world_size} rank(s): '
+                f'{windows / seconds:.1f} windows/s'
+            )
         gaps = ['damaged parts of the input are no data in the map(s)'] * has_damage
         if self._plan.broken:
             gaps.append(f'{len(self._plan.broken)} of {len(self._inputs)} input(s) skipped')
@@ -246,18 +301,24 @@ class Prediction:
 def describe_map(outputs: Outputs, report: Mapping[str, Any]) -> List[str]:
     """Return the lines that describe a finished map to the user."""
     pixels = sum(report['pixels'].values())
-    shares = ', '.join(f'{name} {100 * count / pixels:.1f} %' for name, count
-                       in sorted(report['pixels'].items(), key=lambda item: -item[1]) if count)
+    shares = ', '.join(
+        f'{name} {100 * count / pixels:.1f} %'
+        for name, count in sorted(report['pixels'].items(), key=lambda item: -item[1])
+        if count
+    )
     pixels_in_area = pixels + report['no_data']
     no_data = 100 * report['no_data'] / max(1, pixels_in_area)
     files = ', '.join(report['files'])
     if report['polygons'] is not None:
-        files += f" ({report['polygons']} polygons)"
-    lines = ['', f'{outputs.map}', f"  {report['width']}x{report['height']} pixels, "
-             f'{no_data:.1f} % without data', f"  {shares or 'warning: no data anywhere'}",
-             f'  in {outputs.map.parent}: {files}']
+        files += f' ({report["polygons"]} polygons)'
+    lines = [
+        '',
+        f'{outputs.map}',
+        f'  {report["width"]}x{report["height"]} pixels, {no_data:.1f} % without data',
+        f'  {shares or "warning: no data anywhere"}',
+        f'  in {outputs.map.parent}: {files}',
+    ]
     if report.get('beside_aoi') is not None:
         share = 100 * pixels_in_area / (pixels_in_area + report['beside_aoi'])
         lines.insert(2, f'  masked to the area of interest, {share:.1f} % of the scene')
-    return lines + [f'  warning: no data, {line}'
-                    for line in report['damage'][:_MOST_DAMAGE_LINES]]
+    return lines + [f'  warning: no data, {line}' for line in report['damage'][:_MOST_DAMAGE_LINES]]

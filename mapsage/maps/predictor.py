@@ -6,6 +6,7 @@ same interface in `exported.py`.
 
 Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
 """
+
 from __future__ import annotations
 
 import copy
@@ -62,10 +63,17 @@ class WindowPredictor:
 
     parallel = 1
 
-    def __init__(self, model: nn.Module, device: torch.device, window: Tuple[int, int],
-                 overlap: int, batch_size: int, tta: bool = False,
-                 amp: Optional[torch.dtype] = None,
-                 say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        window: Tuple[int, int],
+        overlap: int,
+        batch_size: int,
+        tta: bool = False,
+        amp: Optional[torch.dtype] = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._model = cast(Any, model.eval())
         self._device = device
         self._window, self.batch_size = window, batch_size
@@ -136,8 +144,9 @@ class WindowPredictor:
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
         # From an empty array, because PyTorch takes no view that is mirrored.
         dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
-        batch = torch.empty((len(windows), *windows[0].shape), dtype=dtype,
-                            pin_memory=self._device.type == 'cuda')
+        batch = torch.empty(
+            (len(windows), *windows[0].shape), dtype=dtype, pin_memory=self._device.type == 'cuda'
+        )
         np.stack(windows, out=batch.numpy())
         return batch
 
@@ -159,7 +168,7 @@ class WindowPredictor:
         computed: List[np.ndarray] = []
         first = 0
         while first < len(windows):
-            scores = self._compute(windows[first:first + self.batch_size])
+            scores = self._compute(windows[first : first + self.batch_size])
             if scores is None:
                 self._halve()
                 continue
@@ -187,8 +196,9 @@ class WindowPredictor:
                 yield scores.cpu().numpy()
             except (RuntimeError, MemoryError) as error:
                 if is_out_of_memory(error):
-                    raise PredictError(f'out of memory with {len(windows)} windows at a time: '
-                                       f'lower --batch-size.') from error
+                    raise PredictError(
+                        f'out of memory with {len(windows)} windows at a time: lower --batch-size.'
+                    ) from error
                 self._raise_if_dtype_unsupported(error)
                 raise
 
@@ -207,8 +217,11 @@ class WindowPredictor:
                 if len(self._flips) > 1:
                     total = total / len(self._flips)
                 # A head that gives scores may still refer to them.
-                weighted = (total * self._device_weights if self._gives_scores
-                            else total.mul_(self._device_weights))
+                weighted = (
+                    total * self._device_weights
+                    if self._gives_scores
+                    else total.mul_(self._device_weights)
+                )
             accelerator.flush()
             return weighted.cpu().numpy()[:count]
         except (RuntimeError, MemoryError) as error:
@@ -221,22 +234,28 @@ class WindowPredictor:
     def _raise_if_dtype_unsupported(self, error: Exception) -> None:
         """Raise an error with a next step if the device cannot compute in the dtype of ``amp``."""
         if self._amp is not None and 'not implemented for' in str(error):
-            raise PredictError(f'--amp: torch {torch.__version__} cannot compute this model in '
-                               f'{dtype_name(self._amp)} on {current_accelerator().name} '
-                               f'({error}). Leave out --amp.') from error
+            raise PredictError(
+                f'--amp: torch {torch.__version__} cannot compute this model in '
+                f'{dtype_name(self._amp)} on {current_accelerator().name} '
+                f'({error}). Leave out --amp.'
+            ) from error
 
     def _halve(self) -> None:
         height, width = self._window
         if self.batch_size == 1:
             raise self._no_memory_for_a_window()
-        self._say(f'out of memory with {self.batch_size} windows of {width}x{height} pixels at a '
-                  f'time: goes on with {self.batch_size // 2}')
+        self._say(
+            f'out of memory with {self.batch_size} windows of {width}x{height} pixels at a '
+            f'time: goes on with {self.batch_size // 2}'
+        )
         self.batch_size //= 2
 
     def _no_memory_for_a_window(self) -> PredictError:
         height, width = self._window
-        return PredictError(f'out of memory with a single window of {width}x{height} pixels: '
-                            f'take a smaller --window, or free memory of the device.')
+        return PredictError(
+            f'out of memory with a single window of {width}x{height} pixels: '
+            f'take a smaller --window, or free memory of the device.'
+        )
 
     def logits(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the model's output for ``(batch, bands, height, width)`` windows, on its device.
@@ -244,11 +263,20 @@ class WindowPredictor:
         The output is ``(batch, scores, height, width)``: logits, or scores if the head gives them.
         """
         height, width = self._window
-        samples: List[Any] = [SegDataSample(metainfo=dict(
-            ori_shape=self._window, img_shape=self._window, pad_shape=self._window,
-            padding_size=[0, 0, 0, 0])) for _ in windows]
+        samples: List[Any] = [
+            SegDataSample(
+                metainfo=dict(
+                    ori_shape=self._window,
+                    img_shape=self._window,
+                    pad_shape=self._window,
+                    padding_size=[0, 0, 0, 0],
+                )
+            )
+            for _ in windows
+        ]
         data = self._model.data_preprocessor(
-            dict(inputs=list(windows.unbind(0)), data_samples=samples), False)
+            dict(inputs=list(windows.unbind(0)), data_samples=samples), False
+        )
         inputs = data['inputs']
         shape = tuple(inputs.shape[2:])
         metas = [dict(sample.metainfo, img_shape=shape, pad_shape=shape) for sample in samples]
@@ -266,8 +294,10 @@ class WindowPredictor:
     def _scores(self, windows: torch.Tensor) -> torch.Tensor:
         logits = self.logits(windows).float()
         if logits.shape[1] != self.scores:
-            raise PredictError(f'the model gave {logits.shape[1]} scores a pixel, expected '
-                               f'{self.scores} (num_classes or out_channels of its decode head).')
+            raise PredictError(
+                f'the model gave {logits.shape[1]} scores a pixel, expected '
+                f'{self.scores} (num_classes or out_channels of its decode head).'
+            )
         if self._gives_scores:
             return logits
         return logits.softmax(1) if self.scores > 1 else logits.sigmoid()

@@ -4,6 +4,7 @@ PyTorch divides every operator of a batch among its threads, and they wait for e
 operator. Threads with a batch each do not: two of them compute 1.35 times as many windows of 256
 pixels a second as two that share a batch (docs/benchmarks.md).
 """
+
 from __future__ import annotations
 
 import queue
@@ -27,8 +28,10 @@ def divide_threads(threads: int) -> Tuple[int, int]:
     Args:
         threads: Number of threads, 1 or more.
     """
-    parallel = max(range(1, min(threads, _MOST_PARALLEL) + 1),
-                   key=lambda count: (count * (threads // count) if count > 1 else 0, count))
+    parallel = max(
+        range(1, min(threads, _MOST_PARALLEL) + 1),
+        key=lambda count: (count * (threads // count) if count > 1 else 0, count),
+    )
     return parallel, threads // parallel
 
 
@@ -51,7 +54,9 @@ class ThreadedPredictor:
         self.parallel, self._threads_each = divide_threads(threads)
         try:
             replicas: List[WindowPredictor] = [
-                predictor, *(predictor.replica() for _ in range(self.parallel - 1))]
+                predictor,
+                *(predictor.replica() for _ in range(self.parallel - 1)),
+            ]
         # copy.deepcopy raises the first for objects such as locks, and PyTorch the second for
         # tensors that a module has computed with a gradient.
         except (TypeError, RuntimeError):

@@ -1,4 +1,5 @@
 """Progress of a prediction: a bar on a terminal, or else a line every few seconds."""
+
 from __future__ import annotations
 
 import datetime
@@ -33,8 +34,9 @@ class ProgressLine:
     _bars: Optional[TerminalBars] = None
     _bar: TaskID
 
-    def __init__(self, total: int, label: str, say: Callable[[str], None],
-                 shown: bool = True) -> None:
+    def __init__(
+        self, total: int, label: str, say: Callable[[str], None], shown: bool = True
+    ) -> None:
         self._total, self._label, self._say, self._shown = total, label, say, shown
         self.done = 0
         self._start = self._last = time.monotonic()
@@ -44,13 +46,18 @@ class ProgressLine:
         if self._shown and self._total and sys.stdout.isatty():
             # Rich is imported only where a bar may be drawn.
             from mapsage.terminal_bars import TerminalBars, can_redraw
+
             if can_redraw(sys.stdout):
                 self._bars = TerminalBars(sys.stdout)
                 self._bar = self._bars.add(self._label, self._total)
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         if self._bars is not None:
             self._bars.stop()
 
@@ -59,13 +66,15 @@ class ProgressLine:
         self.done += windows
         now = time.monotonic()
         finished = self.done >= self._total
-        if not self._shown or not (finished or now - self._last >= (
-                _LINE_SECONDS if self._bars is None else _DRAW_SECONDS)):
+        if not self._shown or not (
+            finished or now - self._last >= (_LINE_SECONDS if self._bars is None else _DRAW_SECONDS)
+        ):
             return
         self._last = now
         rate = self.done / max(now - self._start, 1e-9)
-        remaining = datetime.timedelta(
-            seconds=round((self._total - self.done) / rate)) if rate else '?'
+        remaining = (
+            datetime.timedelta(seconds=round((self._total - self.done) / rate)) if rate else '?'
+        )
         facts = f'{rate:.1f} windows/s  eta {remaining}'
         if self._bars is None:
             self._say(f'{self._label}: {self.done}/{self._total} windows  {facts}')

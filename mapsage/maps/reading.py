@@ -5,6 +5,7 @@ threads is found while the prediction runs: it is doubled as long as the model w
 Windows are handed out in their order, so neither the batches nor the map depend on that number.
 GDAL decodes without Python's lock: two threads read 1.6 to 1.9 times as fast as one.
 """
+
 from __future__ import annotations
 
 import os
@@ -69,8 +70,9 @@ class WindowReader:
         self._window_bytes = 1
         self._batches, self._waited, self._elapsed = 0, 0.0, 0.0
 
-    def read(self, corners: Iterable[Tuple[int, int]], size: Tuple[int, int]
-             ) -> Generator[Window, None, None]:
+    def read(
+        self, corners: Iterable[Tuple[int, int]], size: Tuple[int, int]
+    ) -> Generator[Window, None, None]:
         """Yield the windows in the order of their corners.
 
         An error is raised when its window is due. The threads end when the generator is closed.

@@ -5,6 +5,7 @@ depends on (`key_of`): strips of other settings can never be mixed into a map. `
 the strips when all of them are finished. A crash may leave a damaged file, so reading
 verifies the checksum and the shape.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -60,8 +61,11 @@ class StripStore:
         Raises:
             PredictError: If the disk is full or the folder cannot be written.
         """
-        planes = [strip.classes, *([] if strip.confidence is None else [strip.confidence]),
-                  *([] if strip.probabilities is None else strip.probabilities)]
+        planes = [
+            strip.classes,
+            *([] if strip.confidence is None else [strip.confidence]),
+            *([] if strip.probabilities is None else strip.probabilities),
+        ]
         packer = zlib.compressobj(_LEVEL)
         packed = [packer.compress(json.dumps(strip.damage).encode() + b'\n')]
         # Plane by plane, so that only the packed pixels are in memory twice.
@@ -75,7 +79,8 @@ class StripStore:
         except OSError as error:
             raise PredictError(
                 f'cannot write {path}: {error}. Free space there, or write elsewhere with --out. '
-                f'What is finished stays: the same command continues.') from error
+                f'What is finished stays: the same command continues.'
+            ) from error
 
     def read(self, number: int) -> Strip:
         """Return a strip.
@@ -99,14 +104,23 @@ class StripStore:
             damage = parse_json(head)
             if not isinstance(damage, list) or not all(isinstance(line, str) for line in damage):
                 raise ValueError('it does not say what could not be read')
-            return Strip(number, planes[0], planes[1] if self._confidence else None, damage,
-                         planes[first:] if self._probabilities else None)
+            return Strip(
+                number,
+                planes[0],
+                planes[1] if self._confidence else None,
+                damage,
+                planes[first:] if self._probabilities else None,
+            )
         except FileNotFoundError as error:
-            raise PredictError(f'{path} is missing. With several ranks, --out must be on a storage '
-                               f'that all of them share.') from error
+            raise PredictError(
+                f'{path} is missing. With several ranks, --out must be on a storage '
+                f'that all of them share.'
+            ) from error
         except (OSError, ValueError, zlib.error) as error:
-            raise PredictError(f'{path} is damaged ({error}). Start the same command again: it '
-                               f'predicts these rows again.') from error
+            raise PredictError(
+                f'{path} is damaged ({error}). Start the same command again: it '
+                f'predicts these rows again.'
+            ) from error
 
     def remove(self) -> None:
         """Remove the folder with all strips."""

@@ -6,6 +6,7 @@ bits whichever other strips are predicted in the same call, so ranks may share a
 prediction may continue: a batch never spans two rows of windows, and scores are added in a fixed
 order.
 """
+
 from __future__ import annotations
 
 import time
@@ -107,10 +108,18 @@ class _Batch:
     stacked: Union[None, np.ndarray, torch.Tensor] = None
 
 
-def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: Predictor,
-                   batch_size: int, confidence: bool, store: Callable[[Strip], None],
-                   advance: Callable[[int], None], probabilities: bool = False,
-                   most_readers: int = 1) -> None:
+def predict_strips(
+    scene: Scene,
+    grid: Grid,
+    strips: Iterable[int],
+    predictor: Predictor,
+    batch_size: int,
+    confidence: bool,
+    store: Callable[[Strip], None],
+    advance: Callable[[int], None],
+    probabilities: bool = False,
+    most_readers: int = 1,
+) -> None:
     """Predict some strips of a scene.
 
     For each run of consecutive strips, the rows of windows that reach into its first strip from
@@ -132,20 +141,38 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: P
     reader = WindowReader(scene, most_readers)
     window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
     for first, last in consecutive_runs(strips):
-        blender = RowBlender(predictor.scores, window, grid.width, grid.shared_rows,
-                             predictor.threshold, confidence, probabilities)
+        blender = RowBlender(
+            predictor.scores,
+            window,
+            grid.width,
+            grid.shared_rows,
+            predictor.threshold,
+            confidence,
+            probabilities,
+        )
         _predict_run(reader, grid, first, last, predictor, batch_size, blender, store, advance)
 
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
     """Return the number of windows that :func:`predict_strips` reads for these strips."""
-    return sum(len(grid.columns_of(row)) for first, last in consecutive_runs(strips)
-               for row in range(grid.first_row(first), last + 1))
+    return sum(
+        len(grid.columns_of(row))
+        for first, last in consecutive_runs(strips)
+        for row in range(grid.first_row(first), last + 1)
+    )
 
 
-def _predict_run(reader: WindowReader, grid: Grid, first: int, last: int, predictor: Predictor,
-                 batch_size: int, blender: RowBlender, store: Callable[[Strip], None],
-                 advance: Callable[[int], None]) -> None:
+def _predict_run(
+    reader: WindowReader,
+    grid: Grid,
+    first: int,
+    last: int,
+    predictor: Predictor,
+    batch_size: int,
+    blender: RowBlender,
+    store: Callable[[Strip], None],
+    advance: Callable[[int], None],
+) -> None:
     """Predict the consecutive strips ``first`` to ``last``."""
     damage: List[str] = []
     blender.begin(_rows_of(grid, grid.first_row(first)))
@@ -158,8 +185,11 @@ def _predict_run(reader: WindowReader, grid: Grid, first: int, last: int, predic
         if batch.ends_row:
             rows = blender.take()
             if batch.row >= first:
-                store(Strip(batch.row, rows.classes, rows.confidence, list(damage),
-                            rows.probabilities))
+                store(
+                    Strip(
+                        batch.row, rows.classes, rows.confidence, list(damage), rows.probabilities
+                    )
+                )
             damage.clear()
             if batch.row < last:
                 blender.begin(_rows_of(grid, batch.row + 1))
@@ -176,9 +206,11 @@ def _predict_run(reader: WindowReader, grid: Grid, first: int, last: int, predic
 
     batches = stack(_read_batches(reader, grid, grid.first_row(first), last, batch_size))
     # Closed from the last to the first, so no thread reads the scene after this block.
-    with closing(batches), WriteBehind(blend, _BATCHES_AHEAD) as behind, \
-            closing(read_ahead(batches, _BATCHES_AHEAD)) as ready, \
-            closing(map_in_order(compute, _watch(ready, reader), predictor.parallel)) as computed:
+    with closing(batches), WriteBehind(blend, _BATCHES_AHEAD) as behind, closing(
+        read_ahead(batches, _BATCHES_AHEAD)
+    ) as ready, closing(
+        map_in_order(compute, _watch(ready, reader), predictor.parallel)
+    ) as computed:
         for batch, scores in computed:
             behind.put(batch, scores)
             advance(batch.passed)
@@ -203,17 +235,22 @@ def _watch(batches: Iterator[_Batch], reader: WindowReader) -> Iterator[_Batch]:
         yield batch
 
 
-def _read_batches(reader: WindowReader, grid: Grid, first: int, last: int,
-                  size: int) -> Iterator[_Batch]:
+def _read_batches(
+    reader: WindowReader, grid: Grid, first: int, last: int, size: int
+) -> Iterator[_Batch]:
     """Yield the windows of the rows of windows ``first`` to ``last`` in batches of one row each."""
-    corners = ((column, grid.rows[row]) for row in range(first, last + 1)
-               for column in grid.columns_of(row))
+    corners = (
+        (column, grid.rows[row])
+        for row in range(first, last + 1)
+        for column in grid.columns_of(row)
+    )
     with closing(reader.read(corners, grid.window)) as windows:
         yield from _batches_of(windows, grid, first, last, size)
 
 
-def _batches_of(windows: Iterator[Window], grid: Grid, first: int, last: int,
-                size: int) -> Iterator[_Batch]:
+def _batches_of(
+    windows: Iterator[Window], grid: Grid, first: int, last: int, size: int
+) -> Iterator[_Batch]:
     for row in range(first, last + 1):
         batch = _Batch(row)
         for column in grid.columns_of(row):

@@ -4,6 +4,7 @@ Pure functions and one dataclass, `Grid`. A *strip* is the unit of work and of r
 the map that are complete as soon as one row of windows is. A window is higher than its strip, so
 the first strip of a run also needs the rows of windows above it (`Grid.first_row`).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
     if length < 1 or window < 1:
         raise ValueError(f'length={length} and window={window}, expected 1 pixel or more of each.')
     if not 0 <= overlap < window:
-        raise ValueError(f'overlap={overlap} does not fit window={window}: expected 0 to '
-                         f'{window - 1} pixels.')
+        raise ValueError(
+            f'overlap={overlap} does not fit window={window}: expected 0 to {window - 1} pixels.'
+        )
     last = length - window
     if last <= 0:
         return (0,)
@@ -56,9 +58,9 @@ def blend_weights(window: int, overlap: int) -> np.ndarray:
     """
     weights = np.ones(window)
     if overlap:
-        rise = np.sin(np.pi / 2 * (np.arange(overlap) + 0.5) / overlap)**2
+        rise = np.sin(np.pi / 2 * (np.arange(overlap) + 0.5) / overlap) ** 2
         weights[:overlap] = rise
-        weights[window - overlap:] *= rise[::-1]
+        weights[window - overlap :] *= rise[::-1]
     return weights.astype(np.float32)
 
 
@@ -99,8 +101,9 @@ class Grid:
     def shared_rows(self) -> int:
         """Largest number of pixel rows that a row of windows shares with the next one."""
         rows = self.rows
-        return max((self.window[0] - (below - above) for above, below in zip(rows, rows[1:])),
-                   default=0)
+        return max(
+            (self.window[0] - (below - above) for above, below in zip(rows, rows[1:])), default=0
+        )
 
     def columns_of(self, row: int) -> Tuple[int, ...]:
         """Return the first pixel columns of the windows to predict in a row of windows."""

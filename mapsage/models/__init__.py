@@ -4,6 +4,7 @@ Nothing here communicates with other ranks: where a loss needs a sum over all ra
 wrapper supplies it (mapsage/wrappers/batch_counts.py). Start with ``backbones/`` and ``losses/``;
 ``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters.
 """
+
 from .backbones import (
     BackboneInputError,
     DINOv3ConvNeXt,
@@ -22,10 +23,25 @@ from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 from .necks import TemporalPool
 
 __all__ = [
-    'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt',
-    'DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EfficientNetLite', 'EoMT',
-    'EoMTHead', 'FrozenWeightsError', 'JaccardLoss', 'LinearHead', 'LoRAError', 'MaskClassLoss',
-    'PMTHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
-    'SegTverskyLoss', 'StackBackbone', 'TemporalPool',
-    'WeightsError'
+    'BackboneInputError',
+    'CheckpointFitError',
+    'DINOv3ConvNeXt',
+    'DINOv3LayerDecayConstructor',
+    'DINOv3ViT',
+    'EfficientNetLite',
+    'EoMT',
+    'EoMTHead',
+    'FrozenWeightsError',
+    'JaccardLoss',
+    'LinearHead',
+    'LoRAError',
+    'MaskClassLoss',
+    'PMTHead',
+    'SegDiceLoss',
+    'SegFocalLoss',
+    'SegLovaszLoss',
+    'SegTverskyLoss',
+    'StackBackbone',
+    'TemporalPool',
+    'WeightsError',
 ]

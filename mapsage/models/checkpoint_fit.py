@@ -5,6 +5,7 @@ random weights behind. Commands that need a complete model (``test``, ``predict`
 ``suggest``, ``--resume``) call :func:`check_whole`; ``load_from`` may fill only a part of the model
 and calls :func:`check_start`.
 """
+
 from __future__ import annotations
 
 import functools
@@ -60,14 +61,26 @@ class Fit:
 
     def describe(self) -> str:
         """Return what does not fit, as the end of a sentence; '' if everything fits."""
-        return '; '.join(_summarize(problem, names) for problem, names in
-                         (('missing', self.missing), ('left over', self.unexpected),
-                          ('of another shape', self.misshapen)) if names)
+        return '; '.join(
+            _summarize(problem, names)
+            for problem, names in (
+                ('missing', self.missing),
+                ('left over', self.unexpected),
+                ('of another shape', self.misshapen),
+            )
+            if names
+        )
 
     def hint(self) -> str:
         """Return the next step as a sentence if a prefix is the cause; '' otherwise."""
-        return (f' The names in the checkpoint begin with {self.prefix!r}, without which they fit: '
-                f'save its weights without that prefix.') if self.prefix else ''
+        return (
+            (
+                f' The names in the checkpoint begin with {self.prefix!r}, without which they fit: '
+                f'save its weights without that prefix.'
+            )
+            if self.prefix
+            else ''
+        )
 
 
 def plain_weights(checkpoint: Any, path: str) -> Dict[str, Any]:
@@ -81,11 +94,16 @@ def plain_weights(checkpoint: Any, path: str) -> Dict[str, Any]:
         CheckpointFitError: If it contains no weights.
     """
     weights = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else None
-    if not isinstance(weights, Mapping) or not weights \
-            or not all(isinstance(name, str) for name in weights):
+    if (
+        not isinstance(weights, Mapping)
+        or not weights
+        or not all(isinstance(name, str) for name in weights)
+    ):
         raise CheckpointFitError(f'{path} is not a checkpoint of a training: it has no state_dict.')
-    return {name[len(_WRAPPER):] if name.startswith(_WRAPPER) else name: weight
-            for name, weight in weights.items()}
+    return {
+        name[len(_WRAPPER) :] if name.startswith(_WRAPPER) else name: weight
+        for name, weight in weights.items()
+    }
 
 
 def compare(model: nn.Module, weights: Mapping[str, Any], training: bool = False) -> Fit:
@@ -104,20 +122,31 @@ def compare(model: nn.Module, weights: Mapping[str, Any], training: bool = False
     def is_required(name: str) -> bool:
         return _is_used(name, training) and not name.startswith(converted)
 
-    misshapen = tuple(f'{name} is {tuple(np.shape(weights[name]))}, expected {tuple(tensor.shape)}'
-                      for name, tensor in state.items()
-                      if name in weights and isinstance(tensor, torch.Tensor)
-                      and np.shape(weights[name]) != tensor.shape
-                      and not name.startswith(converted))
+    misshapen = tuple(
+        f'{name} is {tuple(np.shape(weights[name]))}, expected {tuple(tensor.shape)}'
+        for name, tensor in state.items()
+        if name in weights
+        and isinstance(tensor, torch.Tensor)
+        and np.shape(weights[name]) != tensor.shape
+        and not name.startswith(converted)
+    )
     missing = tuple(name for name in state if name not in weights and is_required(name))
     unexpected = tuple(name for name in weights if name not in state and is_required(name))
     fitting = sum(name in weights for name in state) - len(misshapen)
-    return Fit(fitting, len(state), len(weights), missing, unexpected, misshapen,
-               _find_prefix(list(state), list(unexpected), fitting))
+    return Fit(
+        fitting,
+        len(state),
+        len(weights),
+        missing,
+        unexpected,
+        misshapen,
+        _find_prefix(list(state), list(unexpected), fitting),
+    )
 
 
-def check_whole(model: nn.Module, weights: Mapping[str, Any], path: str,
-                training: bool = False) -> None:
+def check_whole(
+    model: nn.Module, weights: Mapping[str, Any], path: str, training: bool = False
+) -> None:
     """Check that a checkpoint has exactly the weights of a model.
 
     Args:
@@ -133,7 +162,8 @@ def check_whole(model: nn.Module, weights: Mapping[str, Any], path: str,
     if fit.missing or fit.misshapen or fit.unexpected:
         raise CheckpointFitError(
             f"{path} does not fit the config's model: {fit.describe()}.{fit.hint()} Give the "
-            f'config that the checkpoint was trained with, or the checkpoint of this config.')
+            f'config that the checkpoint was trained with, or the checkpoint of this config.'
+        )
 
 
 def check_start(model: nn.Module, weights: Mapping[str, Any], path: str) -> Fit:
@@ -151,7 +181,8 @@ def check_start(model: nn.Module, weights: Mapping[str, Any], path: str) -> Fit:
             f"load_from={path!r} has nothing in common with the config's model: {fit.fitting} of "
             f'its {fit.available} weights fit; {fit.describe()}.{fit.hint()} The training would '
             f'start from random weights. Weights of just a backbone belong in '
-            f"model.backbone.init_cfg=dict(type='Pretrained', checkpoint=...).")
+            f"model.backbone.init_cfg=dict(type='Pretrained', checkpoint=...)."
+        )
     return fit
 
 
@@ -169,6 +200,7 @@ def _find_converted_prefixes(model: nn.Module) -> Tuple[str, ...]:
     convolutions, mmpretrain's position embeddings). What they accept is known only after loading,
     from PyTorch's report, so their names are not checked here.
     """
+
     def is_foreign(function: Any) -> bool:
         # torch 2 wraps hooks.
         function = getattr(function, 'hook', function)
@@ -176,9 +208,12 @@ def _find_converted_prefixes(model: nn.Module) -> Tuple[str, ...]:
         module = getattr(function, '__module__', None) or ''
         return not module.startswith(('torch.', 'mapsage.'))
 
-    return tuple(f'{name}.' if name else '' for name, module in model.named_modules()
-                 if is_foreign(type(module)._load_from_state_dict)
-                 or any(map(is_foreign, module._load_state_dict_pre_hooks.values())))
+    return tuple(
+        f'{name}.' if name else ''
+        for name, module in model.named_modules()
+        if is_foreign(type(module)._load_from_state_dict)
+        or any(map(is_foreign, module._load_state_dict_pre_hooks.values()))
+    )
 
 
 def _is_used(name: str, training: bool) -> bool:
@@ -188,12 +223,16 @@ def _is_used(name: str, training: bool) -> bool:
 def _find_prefix(model_names: List[str], unexpected: List[str], fitting: int) -> str:
     """Return the prefix of unexpected names without which more of them fit than now, or ''."""
     names = set(model_names)
-    counts = Counter(name[:match.end()] for name in unexpected
-                     for match in re.finditer(r'[._]', name) if name[match.end():] in names)
+    counts = Counter(
+        name[: match.end()]
+        for name in unexpected
+        for match in re.finditer(r'[._]', name)
+        if name[match.end() :] in names
+    )
     prefix, count = counts.most_common(1)[0] if counts else ('', 0)
     return prefix if count > fitting else ''
 
 
 def _summarize(problem: str, names: Tuple[str, ...], limit: int = 4) -> str:
     more = f' and {len(names) - limit} more' if len(names) > limit else ''
-    return f"{len(names)} {problem}: {', '.join(names[:limit])}{more}"
+    return f'{len(names)} {problem}: {", ".join(names[:limit])}{more}'

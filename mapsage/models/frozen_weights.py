@@ -4,6 +4,7 @@ With ``TrainedWeightsHook``, a checkpoint leaves out the backbone's frozen weigh
 hash instead. Loading restores them from ``backbone.init_cfg``, and the hash proves that they are
 the weights that the checkpoint was trained with; other weights are an error.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -43,13 +44,15 @@ def left_out_names(model: nn.Module) -> List[str]:
         raise FrozenWeightsError(
             f'TrainedWeightsHook leaves frozen weights out of checkpoints, but nothing in '
             f'model.backbone ({type(backbone).__name__}) is frozen. Set backbone.lora or '
-            f'backbone.frozen=True, or remove the hook from the config.')
+            f'backbone.frozen=True, or remove the hook from the config.'
+        )
     if pretrained_source(backbone) is None:
         raise FrozenWeightsError(
             f'TrainedWeightsHook leaves frozen weights out of checkpoints, but model.backbone '
             f'({type(backbone).__name__}) names no pretrained weights to restore them from. Set '
             f"backbone.init_cfg=dict(type='Pretrained', checkpoint=...), or remove the hook from "
-            f'the config.')
+            f'the config.'
+        )
     constant |= {name for name, _ in backbone.named_buffers() if not _STATISTICS.search(name)}
     return [_PREFIX + name for name in backbone.state_dict() if name in constant]
 
@@ -73,7 +76,8 @@ def leave_out(model: nn.Module, checkpoint: Dict[str, Any], names: List[str], di
         for name in names:
             state.pop(prefix + name, None)
     checkpoint['meta'][LEFT_OUT] = dict(
-        names=list(names), digest=digest, source=str(pretrained_source(_get_backbone(model))))
+        names=list(names), digest=digest, source=str(pretrained_source(_get_backbone(model)))
+    )
 
 
 def restore_left_out(model: nn.Module, checkpoint: Any, path: str = 'the checkpoint') -> bool:
@@ -98,20 +102,32 @@ def restore_left_out(model: nn.Module, checkpoint: Any, path: str = 'the checkpo
     left_out = meta.get(LEFT_OUT) if isinstance(meta, Mapping) else None
     if left_out is None:
         return False
-    if not isinstance(left_out, dict) or not isinstance(left_out.get('names'), list) or not all(
-            isinstance(text, str) for text in (
-                *left_out['names'], left_out.get('digest'), left_out.get('source'))):
+    if (
+        not isinstance(left_out, dict)
+        or not isinstance(left_out.get('names'), list)
+        or not all(
+            isinstance(text, str)
+            for text in (*left_out['names'], left_out.get('digest'), left_out.get('source'))
+        )
+    ):
         raise FrozenWeightsError(
             f'{path} is damaged: its {LEFT_OUT} are {str(left_out)[:80]}, expected a list of '
-            f'names, a digest and a source. Take another checkpoint of the run.')
+            f'names, a digest and a source. Take another checkpoint of the run.'
+        )
     model = unwrap_model(model)
-    names, origin = list(left_out['names']), (
-        f"{path} contains trained weights only; its {len(left_out['names'])} frozen weights come "
-        f"from {left_out['source']}")
+    names, origin = (
+        list(left_out['names']),
+        (
+            f'{path} contains trained weights only; its {len(left_out["names"])} frozen weights come '
+            f'from {left_out["source"]}'
+        ),
+    )
     unknown = [name for name in names if name not in model.state_dict()]
     if unknown:
-        raise FrozenWeightsError(f"{origin}, but the config's model has no {unknown[0]}. Give the "
-                                 f'config that the checkpoint was trained with.')
+        raise FrozenWeightsError(
+            f"{origin}, but the config's model has no {unknown[0]}. Give the "
+            f'config that the checkpoint was trained with.'
+        )
     backbone = _get_backbone(model)
     digest = digest_of(model, names)
     if digest != left_out['digest'] and not getattr(backbone, 'is_init', False):
@@ -121,7 +137,8 @@ def restore_left_out(model: nn.Module, checkpoint: Any, path: str = 'the checkpo
         raise FrozenWeightsError(
             f"{origin} (hash {left_out['digest']}). This model's weights, from backbone.init_cfg "
             f'{pretrained_source(backbone)}, are different (hash {digest}). Point '
-            f'model.backbone.init_cfg.checkpoint at the file that the checkpoint was trained with.')
+            f'model.backbone.init_cfg.checkpoint at the file that the checkpoint was trained with.'
+        )
     frozen = model.state_dict()
     for state, prefix in _list_states(checkpoint):
         state.update((prefix + name, frozen[name].detach().cpu()) for name in names)
@@ -151,8 +168,10 @@ def _list_states(checkpoint: Mapping[str, Any]) -> List[Any]:
 
 def _initialize(backbone: nn.Module, origin: str) -> None:
     if pretrained_source(backbone) is None:
-        raise FrozenWeightsError(f'{origin}, but model.backbone of this config names no pretrained '
-                                 f'weights. Give the config that the checkpoint was trained with.')
+        raise FrozenWeightsError(
+            f'{origin}, but model.backbone of this config names no pretrained '
+            f'weights. Give the config that the checkpoint was trained with.'
+        )
     try:
         backbone.init_weights()  # type: ignore[operator]
     # Every backbone has its own errors for weights that it cannot load.
@@ -163,6 +182,8 @@ def _initialize(backbone: nn.Module, origin: str) -> None:
 def _get_backbone(model: nn.Module) -> nn.Module:
     backbone = getattr(model, 'backbone', None)
     if not isinstance(backbone, nn.Module):
-        raise FrozenWeightsError(f'{type(model).__name__} has no backbone with frozen weights that '
-                                 f'a checkpoint could leave out')
+        raise FrozenWeightsError(
+            f'{type(model).__name__} has no backbone with frozen weights that '
+            f'a checkpoint could leave out'
+        )
     return backbone

@@ -4,6 +4,7 @@ The rate shrinks from the head down to the backbone's first block, which keeps t
 early blocks close to their pretrained values. EoMT has another schedule
 (mask_transformers/two_stages.py).
 """
+
 from __future__ import annotations
 
 import re
@@ -32,7 +33,8 @@ class LayeredBackbone(Protocol):
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(
-    name=['LayerDecayConstructor', 'DINOv3LayerDecayConstructor'])
+    name=['LayerDecayConstructor', 'DINOv3LayerDecayConstructor']
+)
 class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
     """Layer-wise learning-rate decay for models with a :class:`LayeredBackbone`.
 
@@ -62,13 +64,20 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         super()._validate_cfg()
         rate = self.paramwise_cfg.get('decay_rate')
         if set(self.paramwise_cfg) != {'decay_rate'} or not 0 < rate <= 1:
-            raise ValueError(f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=...), '
-                             'with a rate above 0 and at most 1')
+            raise ValueError(
+                f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=...), '
+                'with a rate above 0 and at most 1'
+            )
         if self.base_lr is None:
             raise ValueError(f'optimizer={self.optimizer_cfg} has no lr to scale; set it')
 
-    def add_params(self, params: List[Dict[str, Any]], module: nn.Module, prefix: str = '',
-                   is_dcn_module: Any = None) -> None:
+    def add_params(
+        self,
+        params: List[Dict[str, Any]],
+        module: nn.Module,
+        prefix: str = '',
+        is_dcn_module: Any = None,
+    ) -> None:
         """Append one parameter group per depth, with and without weight decay, deepest first.
 
         Args:
@@ -77,28 +86,43 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
             prefix: Unused argument of the base class.
             is_dcn_module: Unused argument of the base class.
         """
-        backbones = {name: submodule for name, submodule in module.named_modules()
-                     if isinstance(submodule, LayeredBackbone)}
+        backbones = {
+            name: submodule
+            for name, submodule in module.named_modules()
+            if isinstance(submodule, LayeredBackbone)
+        }
         if not backbones:
-            raise ValueError(f'{type(module).__name__} has no DINOv3ViT or other vision '
-                             'transformer of MapSage; use DefaultOptimWrapperConstructor')
+            raise ValueError(
+                f'{type(module).__name__} has no DINOv3ViT or other vision '
+                'transformer of MapSage; use DefaultOptimWrapperConstructor'
+            )
         groups: Dict[Any, Dict[str, Any]] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue
             depth = _layer_depth(name, backbones)
             no_decay = parameter.ndim == 1 or name.endswith(_TOKENS)
-            scale = self.paramwise_cfg['decay_rate']**depth
-            group = groups.setdefault((-depth, no_decay), dict(
-                params=[], lr=self.base_lr * scale,
-                group_name=f'depth_{depth}_{"no_decay" if no_decay else "decay"}'))
+            scale = self.paramwise_cfg['decay_rate'] ** depth
+            group = groups.setdefault(
+                (-depth, no_decay),
+                dict(
+                    params=[],
+                    lr=self.base_lr * scale,
+                    group_name=f'depth_{depth}_{"no_decay" if no_decay else "decay"}',
+                ),
+            )
             if no_decay:
-                group['weight_decay'] = 0.
+                group['weight_decay'] = 0.0
             group['params'].append(parameter)
         ordered = [groups[key] for key in sorted(groups)]
-        print_log('Learning rates: ' + ', '.join(
-            f'{group["group_name"]} {group["lr"]:.3g} ({len(group["params"])} tensors)'
-            for group in ordered), logger='current')
+        print_log(
+            'Learning rates: '
+            + ', '.join(
+                f'{group["group_name"]} {group["lr"]:.3g} ({len(group["params"])} tensors)'
+                for group in ordered
+            ),
+            logger='current',
+        )
         params.extend(ordered)
 
 
@@ -107,7 +131,7 @@ def _layer_depth(name: str, backbones: Dict[str, LayeredBackbone]) -> int:
     for prefix, backbone in backbones.items():
         if prefix and not name.startswith(f'{prefix}.'):
             continue
-        name_in_backbone = name[len(prefix) + 1:] if prefix else name
+        name_in_backbone = name[len(prefix) + 1 :] if prefix else name
         block = re.match(r'blocks\.(\d+)\.', name_in_backbone)
         if block:
             return len(backbone.blocks) - int(block.group(1))

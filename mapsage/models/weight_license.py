@@ -2,6 +2,7 @@
 
 A backbone states the license of its weights; checkpoints and model cards repeat it.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Mapping, NamedTuple, Protocol, runtime_checkable
@@ -46,8 +47,11 @@ class LicensedBackbone(Protocol):
 
 def find_licenses(model: nn.Module) -> List[WeightsLicense]:
     """Return the licenses of the pretrained weights that a model's backbones start from."""
-    licenses = {module.weights_license: None for module in model.modules()
-                if isinstance(module, LicensedBackbone) and pretrained_source(module) is not None}
+    licenses = {
+        module.weights_license: None
+        for module in model.modules()
+        if isinstance(module, LicensedBackbone) and pretrained_source(module) is not None
+    }
     return list(licenses)
 
 
@@ -59,9 +63,11 @@ def recorded_licenses(meta: Mapping[str, Any]) -> List[WeightsLicense]:
     """
     entries = meta.get(LICENSES_KEY)
     # A checkpoint of somebody may have anything there.
-    return [WeightsLicense(*(str(entry.get(field, '')) for field in WeightsLicense._fields))
-            for entry in (entries if isinstance(entries, (list, tuple)) else ())
-            if isinstance(entry, Mapping)]
+    return [
+        WeightsLicense(*(str(entry.get(field, '')) for field in WeightsLicense._fields))
+        for entry in (entries if isinstance(entries, (list, tuple)) else ())
+        if isinstance(entry, Mapping)
+    ]
 
 
 def describe_restrictions(meta: Mapping[str, Any], path: str) -> str:
@@ -71,6 +77,7 @@ def describe_restrictions(meta: Mapping[str, Any], path: str) -> str:
         meta: ``meta`` of the checkpoint.
         path: Path of the checkpoint.
     """
-    sentences = ' '.join(license_.describe() for license_ in recorded_licenses(meta)
-                         if license_.forbids)
+    sentences = ' '.join(
+        license_.describe() for license_ in recorded_licenses(meta) if license_.forbids
+    )
     return f'{path} was trained from published weights. {sentences}' if sentences else ''

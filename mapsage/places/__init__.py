@@ -4,6 +4,7 @@
 `place_inputs.py` and `pair_inputs.py` find what a prediction maps. Nothing here needs PyTorch or
 the MM packages, so that an exported model maps places without them.
 """
+
 from .pair_inputs import PairInputs, shift_note
 from .place_inputs import PlaceInputs
 from .place_raster import PlaceRaster

@@ -1,4 +1,5 @@
 """Dates of images: reading them from file names and lists, and choosing some of many."""
+
 from __future__ import annotations
 
 import datetime
@@ -12,7 +13,8 @@ _Item = TypeVar('_Item')
 # A date, and perhaps a time with or without a time zone: 20240131, 2024-01-31T10:20:30Z.
 _DATE = re.compile(
     r'(\d{4})(-?)(\d{2})\2(\d{2})'
-    r'(?:[T ]?(\d{2}):?(\d{2})(?::?(\d{2})(?:\.\d+)?)?\s*(Z|[+-]\d{2}:?\d{2})?)?')
+    r'(?:[T ]?(\d{2}):?(\d{2})(?::?(\d{2})(?:\.\d+)?)?\s*(Z|[+-]\d{2}:?\d{2})?)?'
+)
 # Widest difference of local time from UTC, in hours.
 _WIDEST_ZONE = 14
 
@@ -39,14 +41,16 @@ def parse_date(text: str) -> ImageDate:
         ValueError: If the text is no date.
     """
     match = _DATE.fullmatch(text.strip())
-    expected = ('expected YYYYMMDD or YYYY-MM-DD from 1900 on, with or without a time such as '
-                'T102030Z')
+    expected = (
+        'expected YYYYMMDD or YYYY-MM-DD from 1900 on, with or without a time such as T102030Z'
+    )
     if match is None:
         raise ValueError(f'{text!r} is no date; {expected}.')
     year, _, month, day, hour, minute, second, zone = match.groups()
     try:
-        moment = datetime.datetime(int(year), int(month), int(day), int(hour or 0),
-                                   int(minute or 0), int(second or 0))
+        moment = datetime.datetime(
+            int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0)
+        )
         if zone and zone != 'Z':
             offset = datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
             moment += offset if zone[0] == '-' else -offset
@@ -68,5 +72,7 @@ def spread_evenly(items: Sequence[_Item], count: int) -> List[_Item]:
         return list(items)
     if count == 1:
         return [items[len(items) // 2]]
-    return [items[(2 * number * (len(items) - 1) + count - 1) // (2 * (count - 1))]
-            for number in range(count)]
+    return [
+        items[(2 * number * (len(items) - 1) + count - 1) // (2 * (count - 1))]
+        for number in range(count)
+    ]

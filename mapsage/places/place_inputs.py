@@ -5,6 +5,7 @@
 Shapes:
     values    (input_channels, height, width) float32, as `mapsage/stacks/layout.py` says
 """
+
 from __future__ import annotations
 
 import os
@@ -29,8 +30,9 @@ _Box = Tuple[int, int, int, int]
 class ModelPlaceRaster(PlaceRaster):
     """A place with the planes of days and site, which is the whole input of a model."""
 
-    def __init__(self, place: Place, sensors: Mapping[str, SensorFiles],
-                 grid: Optional[str] = None) -> None:
+    def __init__(
+        self, place: Place, sensors: Mapping[str, SensorFiles], grid: Optional[str] = None
+    ) -> None:
         super().__init__(place, sensors, grid)
         self.dtype = np.dtype(np.float32)
         self.bands = tuple(range(1, self.layout.input_channels + 1))
@@ -74,19 +76,31 @@ class PlaceInputs:
         inputs: Dict[str, str] = {}
         for path in paths:
             if not os.path.exists(path):
-                raise GeoError(f'input {path} does not exist; expected a folder with files named '
-                               f'{self._patterns()}, or a list of files (CSV, STAC items).')
-            stacks = find_places(path, self._sensors) if os.path.isdir(path) else read_list(
-                path, self._sensors)
+                raise GeoError(
+                    f'input {path} does not exist; expected a folder with files named '
+                    f'{self._patterns()}, or a list of files (CSV, STAC items).'
+                )
+            stacks = (
+                find_places(path, self._sensors)
+                if os.path.isdir(path)
+                else read_list(path, self._sensors)
+            )
             for stack in stacks:
                 if stack.name in inputs:
-                    raise GeoError(f'two inputs have a place {stack.name!r}; rename one, or '
-                                   'predict them into two folders.')
+                    raise GeoError(
+                        f'two inputs have a place {stack.name!r}; rename one, or '
+                        'predict them into two folders.'
+                    )
                 if self._grid is not None and not stack.images[self._grid]:
-                    raise GeoError(f'place {stack.name!r} in {path} has no image of {self._grid!r},'
-                                   ' which has the grid.')
-                grid = finest_image(stack, self._sensors) if self._grid is None else \
-                    stack.images[self._grid][0].paths[0]
+                    raise GeoError(
+                        f'place {stack.name!r} in {path} has no image of {self._grid!r},'
+                        ' which has the grid.'
+                    )
+                grid = (
+                    finest_image(stack, self._sensors)
+                    if self._grid is None
+                    else stack.images[self._grid][0].paths[0]
+                )
                 inputs[stack.name] = grid
                 self._places[grid] = stack, grid
         return inputs
@@ -102,8 +116,11 @@ class PlaceInputs:
 
     def dates(self, path: str) -> List[str]:
         """Return the dates of a place's images as ISO text; empty for an image without a date."""
-        return ['' if image.date is None else image.date.isoformat()
-                for name in self._sensors for image in self._places[path][0].images[name]]
+        return [
+            '' if image.date is None else image.date.isoformat()
+            for name in self._sensors
+            for image in self._places[path][0].images[name]
+        ]
 
     def list_text(self, labels: Mapping[str, str]) -> str:
         """Return a list of files, CSV as ``places`` of ``SceneStackDataset``, of labeled places.
@@ -117,31 +134,43 @@ class PlaceInputs:
         """Return which dates of training a place lacks, and which images are not used."""
         stack, lines = self._places[path][0], []
         if self._has_label_grid:
-            lines.append(f"place {stack.name!r} has the grid of {path}, because grid='labels' of "
-                         'the config needs labels')
+            lines.append(
+                f"place {stack.name!r} has the grid of {path}, because grid='labels' of "
+                'the config needs labels'
+            )
         for name, sensor in self._sensors.items():
             dates = [image.date for image in stack.images[name] if image.date is not None]
             if not stack.images[name]:
                 lines.append(f'place {stack.name!r} has no image of sensor {name!r}')
                 continue
             days = np.array([date.timetuple().tm_yday for date in dates])
-            far = [day for day in self.training_days.get(name, ())
-                   if len(days) and _days_apart(days, day).min() > _NEAR]
+            far = [
+                day
+                for day in self.training_days.get(name, ())
+                if len(days) and _days_apart(days, day).min() > _NEAR
+            ]
             if far:
                 lines.append(
                     f'place {stack.name!r} has no image of {name} within {_NEAR} days of day(s) '
                     f'{_runs(far)} of the year, when training had images; its dates are '
-                    f'{", ".join(map(str, dates))}')
+                    f'{", ".join(map(str, dates))}'
+                )
             elif len(stack.images[name]) < sensor.max_dates:
-                lines.append(f'place {stack.name!r} has {len(stack.images[name])} of max_dates='
-                             f'{sensor.max_dates} images of {name}')
+                lines.append(
+                    f'place {stack.name!r} has {len(stack.images[name])} of max_dates='
+                    f'{sensor.max_dates} images of {name}'
+                )
             tiled = [image.date for image in stack.images[name] if len(image.tiles) > 1]
             if tiled:
-                lines.append(f'place {stack.name!r} has several files of {name} at '
-                             f'{", ".join(map(str, tiled))}: {FIRST_TILE_COUNTS}')
+                lines.append(
+                    f'place {stack.name!r} has several files of {name} at '
+                    f'{", ".join(map(str, tiled))}: {FIRST_TILE_COUNTS}'
+                )
             if stack.unused[name]:
-                lines.append(f'place {stack.name!r}: {stack.unused[name]} image(s) of {name} are '
-                             f'not used; those used are {", ".join(map(str, dates))}')
+                lines.append(
+                    f'place {stack.name!r}: {stack.unused[name]} image(s) of {name} are '
+                    f'not used; those used are {", ".join(map(str, dates))}'
+                )
         return lines
 
     def _patterns(self) -> str:

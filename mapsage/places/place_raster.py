@@ -8,6 +8,7 @@ Shapes:
     values    (image_channels, height, width): pixels of all dates, then 1 where they are valid
     valid     (height, width) bool: any date of any sensor is valid
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -72,18 +73,28 @@ class _Layer:
         box: Extent of the image on the grid.
     """
 
-    def __init__(self, image: DatedImage, sensor: SensorFiles, crs: Optional[CRS],
-                 transform: affine.Affine, size: Tuple[int, int]) -> None:
-        self.files = [_open(path, bands, crs, transform, size)
-                      for path, bands in bands_of_files(image, sensor)]
+    def __init__(
+        self,
+        image: DatedImage,
+        sensor: SensorFiles,
+        crs: Optional[CRS],
+        transform: affine.Affine,
+        size: Tuple[int, int],
+    ) -> None:
+        self.files = [
+            _open(path, bands, crs, transform, size)
+            for path, bands in bands_of_files(image, sensor)
+        ]
         self.clouds = sensor.clouds
         self.mask: Optional[_BandFile] = None
         if sensor.clouds is not None:
-            mask_bands = (1, ) if sensor.clouds.band is None else _numbers(
-                image.paths[0], [sensor.clouds.band], sensor.name)
+            mask_bands = (
+                (1,)
+                if sensor.clouds.band is None
+                else _numbers(image.paths[0], [sensor.clouds.band], sensor.name)
+            )
             if image.mask is not None or sensor.clouds.band is not None:
-                self.mask = _open(image.mask or image.paths[0], mask_bands, crs, transform,
-                                  size)
+                self.mask = _open(image.mask or image.paths[0], mask_bands, crs, transform, size)
         self.box = self.files[0].position.box
 
     @property
@@ -94,9 +105,11 @@ class _Layer:
     @property
     def may_have_gaps(self) -> bool:
         """Whether a pixel inside the box may be invalid."""
-        return self.mask is not None or any(
-            raster.may_have_gaps for raster in self.rasters) or any(
-                file.position.difference or file.position.box != self.box for file in self.files)
+        return (
+            self.mask is not None
+            or any(raster.may_have_gaps for raster in self.rasters)
+            or any(file.position.difference or file.position.box != self.box for file in self.files)
+        )
 
     def read(self, box: Box, copies: Mapping[str, str], values: np.ndarray) -> np.ndarray:
         """Read a box of the grid.
@@ -115,7 +128,7 @@ class _Layer:
         if shared is None:
             return np.zeros(values.shape[1:], bool)
         left, top = shared[0] - box[0], shared[1] - box[1]
-        inside = np.s_[top:top + shared[3], left:left + shared[2]]
+        inside = np.s_[top : top + shared[3], left : left + shared[2]]
         band, shared_valid = 0, self._clear(shared, copies)
         for file in self.files:
             count = len(file.bands)
@@ -136,9 +149,13 @@ class _Layer:
     def read_reduced_valid(self, factor: int, row: int, height: int, width: int) -> np.ndarray:
         """Return the valid pixels among every ``factor``-th of the rows from ``row`` on."""
         file = self.files[0]
-        whole = self.mask is None and len(self.files) == 1 and not file.position.difference \
-            and self.box == (0, 0, file.position.raster.width, file.position.raster.height) \
+        whole = (
+            self.mask is None
+            and len(self.files) == 1
+            and not file.position.difference
+            and self.box == (0, 0, file.position.raster.width, file.position.raster.height)
             and self.box[2] == width
+        )
         if whole:
             return open_raster(file.path, file.bands).read_reduced(factor, row, height)[1]
         bands = sum(len(file.bands) for file in self.files)
@@ -161,10 +178,12 @@ class _Layer:
         if shared is None:
             return clear
         classes, has_data = self.mask.position.read_nearest(
-            open_raster(path, self.mask.bands), shared)
+            open_raster(path, self.mask.bands), shared
+        )
         left, top = shared[0] - box[0], shared[1] - box[1]
-        clear[top:top + shared[3], left:left + shared[2]] = has_data & np.isin(
-            classes[0], self.clouds.clear)
+        clear[top : top + shared[3], left : left + shared[2]] = has_data & np.isin(
+            classes[0], self.clouds.clear
+        )
         return clear
 
 
@@ -183,8 +202,9 @@ class _TiledLayer:
         self.files = [file for layer in layers for file in layer.files]
         self.clouds = layers[0].clouds
         left, top = (min(layer.box[axis] for layer in layers) for axis in (0, 1))
-        right, bottom = (max(layer.box[axis] + layer.box[axis + 2] for layer in layers)
-                         for axis in (0, 1))
+        right, bottom = (
+            max(layer.box[axis] + layer.box[axis + 2] for layer in layers) for axis in (0, 1)
+        )
         self.box = left, top, right - left, bottom - top
 
     @property
@@ -235,12 +255,16 @@ class PlaceRaster(Raster):
             place has no image.
     """
 
-    def __init__(self, place: Place, sensors: Mapping[str, SensorFiles],
-                 grid: Optional[str] = None) -> None:
+    def __init__(
+        self, place: Place, sensors: Mapping[str, SensorFiles], grid: Optional[str] = None
+    ) -> None:
         self.place = place
-        self.layout = StackLayout.of_config({
-            name: dict(bands=sensor.bands, max_dates=sensor.max_dates)
-            for name, sensor in sensors.items()})
+        self.layout = StackLayout.of_config(
+            {
+                name: dict(bands=sensor.bands, max_dates=sensor.max_dates)
+                for name, sensor in sensors.items()
+            }
+        )
         grid = grid or finest_image(place, sensors)
         with Raster(grid) as reference:
             self.path, self.crs, self.transform = str(grid), reference.crs, reference.transform
@@ -255,8 +279,10 @@ class PlaceRaster(Raster):
         for name, sensor in sensors.items():
             images = place.images.get(name, [])
             for image in images:
-                tiles = [_Layer(tile, sensor, self.crs, self.transform, (self.width, self.height))
-                         for tile in image.tiles]
+                tiles = [
+                    _Layer(tile, sensor, self.crs, self.transform, (self.width, self.height))
+                    for tile in image.tiles
+                ]
                 self._layers.append(tiles[0] if len(tiles) == 1 else _TiledLayer(tiles))
             days += [NO_DAY if image.date is None else day_number(image.date) for image in images]
             missing = sensor.max_dates - len(images)
@@ -268,19 +294,26 @@ class PlaceRaster(Raster):
             self._check_position(raster)
         layers = [layer for layer in self._layers if layer is not None]
         self.is_remote = any(raster.is_remote for raster in rasters)
-        self.dtype = np.dtype(np.uint8 if all(
-            file.position.raster.dtype == np.uint8 for layer in layers for file in layer.files)
-            else np.float32)
+        self.dtype = np.dtype(
+            np.uint8
+            if all(
+                file.position.raster.dtype == np.uint8 for layer in layers for file in layer.files
+            )
+            else np.float32
+        )
         self.may_have_gaps = all(
-            layer.may_have_gaps or layer.box != (0, 0, self.width, self.height)
-            for layer in layers)
-        self.resampled = [(file.path, file.position.difference)
-                          for layer in layers for file in layer.files if file.position.difference]
+            layer.may_have_gaps or layer.box != (0, 0, self.width, self.height) for layer in layers
+        )
+        self.resampled = [
+            (file.path, file.position.difference)
+            for layer in layers
+            for file in layer.files
+            if file.position.difference
+        ]
         self._copies: Dict[str, str] = {}
         self._globe: Optional[Globe] = None
 
-    def read(self, column: int, row: int, width: int, height: int
-             ) -> Tuple[np.ndarray, np.ndarray]:
+    def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window, as ``Raster.read`` does.
 
         Returns:
@@ -301,7 +334,7 @@ class PlaceRaster(Raster):
         band, number = 0, 0
         for sensor in layout.sensors:
             for _ in range(sensor.max_dates):
-                layer, pixels = self._layers[number], values[band:band + len(sensor.bands)]
+                layer, pixels = self._layers[number], values[band : band + len(sensor.bands)]
                 if layer is None:
                     pixels[:] = values[layout.pixel_channels + number] = 0
                 else:
@@ -312,13 +345,15 @@ class PlaceRaster(Raster):
                 number += 1
         return values, any_valid
 
-    def read_with_nodata(self, column: int, row: int, width: int, height: int
-                         ) -> Tuple[np.ndarray, np.ndarray]:
+    def read_with_nodata(
+        self, column: int, row: int, width: int, height: int
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window as :meth:`read` does; a stack has no value that means "no data"."""
         return self.read(column, row, width, height)
 
-    def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
-                     ) -> Tuple[np.ndarray, np.ndarray]:
+    def read_reduced(
+        self, factor: int, row: int = 0, height: Optional[int] = None
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Return which pixels are valid among every ``factor``-th, as ``Raster.read_reduced``.
 
         The values have no bands: programs that read at a low resolution look for data only.
@@ -336,8 +371,9 @@ class PlaceRaster(Raster):
             return float('nan'), float('nan')
         if self._globe is None:
             self._globe = Globe(self)
-        longitude, latitude = (float(axis[0]) for axis in self._globe.degrees(
-            np.array([[column, row]], np.float64)))
+        longitude, latitude = (
+            float(axis[0]) for axis in self._globe.degrees(np.array([[column, row]], np.float64))
+        )
         if not (np.isfinite(longitude) and np.isfinite(latitude)):
             return float('nan'), float('nan')
         return (longitude + 180) % 360 - 180, latitude
@@ -355,10 +391,16 @@ class PlaceRaster(Raster):
     def facts(self) -> Dict[str, Any]:
         """Return the grids of the files and what makes their pixels invalid, as JSON values."""
         facts = [raster.facts() for raster in self._rasters()]
-        clouds = [None if layer is None or layer.clouds is None else
-                  [str(layer.clouds.band), *layer.clouds.clear] for layer in self._layers]
-        return dict(grid=[fact['grid'] for fact in facts],
-                    validity=dict(files=[fact['validity'] for fact in facts], clouds=clouds))
+        clouds = [
+            None
+            if layer is None or layer.clouds is None
+            else [str(layer.clouds.band), *layer.clouds.clear]
+            for layer in self._layers
+        ]
+        return dict(
+            grid=[fact['grid'] for fact in facts],
+            validity=dict(files=[fact['validity'] for fact in facts], clouds=clouds),
+        )
 
     def files(self) -> List[str]:
         """Return the paths of all files that the pixels come from."""
@@ -393,13 +435,17 @@ class PlaceRaster(Raster):
         subject = f'place {self.place.name!r}: {raster.path}'
         if raster.is_georeferenced != self.is_georeferenced:
             bare = raster if self.is_georeferenced else self
-            raise GeoError(f'{subject} and {self.path}, which has the grid, cannot be laid over '
-                           f'each other: {bare.path} {bare.georeference_gap}.')
+            raise GeoError(
+                f'{subject} and {self.path}, which has the grid, cannot be laid over '
+                f'each other: {bare.path} {bare.georeference_gap}.'
+            )
         if not self.is_georeferenced:
             if (raster.width, raster.height) != (self.width, self.height):
-                raise GeoError(f'{subject} is {raster.width} x {raster.height} pixels, and '
-                               f'{self.path} {self.width} x {self.height}; without georeference '
-                               'all images of a place need the same size.')
+                raise GeoError(
+                    f'{subject} is {raster.width} x {raster.height} pixels, and '
+                    f'{self.path} {self.width} x {self.height}; without georeference '
+                    'all images of a place need the same size.'
+                )
             return
         box = box_on_grid(raster, self.crs, self.transform, (self.width, self.height))
         if _intersection(box, (0, 0, self.width, self.height)) is None:
@@ -407,7 +453,8 @@ class PlaceRaster(Raster):
                 f'{subject} does not overlap {self.path}, which has the grid of {self.width} x '
                 f'{self.height} pixels: it lies at the columns {box[0]} to {box[0] + box[2]} and '
                 f'the rows {box[1]} to {box[1] + box[3]}. Check the name of the place and the CRS '
-                'of both files.')
+                'of both files.'
+            )
 
     def much_finer_files(self) -> List[str]:
         """Return the files whose pixels are much smaller than the pixels of the grid.
@@ -417,8 +464,9 @@ class PlaceRaster(Raster):
         if not self.is_georeferenced:
             return []
         side = pixel_side(self)
-        return [raster.path for raster in self._rasters()
-                if pixel_side(raster) * _MUCH_FINER < side]
+        return [
+            raster.path for raster in self._rasters() if pixel_side(raster) * _MUCH_FINER < side
+        ]
 
 
 def finest_image(place: Place, sensors: Mapping[str, SensorFiles]) -> str:
@@ -448,13 +496,12 @@ def finest_image(place: Place, sensors: Mapping[str, SensorFiles]) -> str:
     return paths[max(chosen, key=lambda name: len(sensors[name].bands))]
 
 
-def bands_of_files(image: DatedImage, sensor: SensorFiles
-                    ) -> List[Tuple[str, Tuple[int, ...]]]:
+def bands_of_files(image: DatedImage, sensor: SensorFiles) -> List[Tuple[str, Tuple[int, ...]]]:
     """Return the paths of an image's files, each with the numbers of the bands to read."""
     if len(image.paths) > 1:
-        return [(path, (1, )) for path in image.paths]
+        return [(path, (1,)) for path in image.paths]
     if sensor.has_band_files:
-        return [(image.paths[0], (1, ))]
+        return [(image.paths[0], (1,))]
     return [(image.paths[0], _numbers(image.paths[0], sensor.bands, sensor.name))]
 
 
@@ -474,17 +521,26 @@ def _numbers(path: str, bands: Sequence[Band], sensor: str) -> Tuple[int, ...]:
     for band in bands:
         number: Union[int, None] = band if isinstance(band, int) else descriptions.get(band)
         if number is None:
-            described = ', '.join(f'{index} ({name})' for name, index in descriptions.items()
-                                  if name) or f'{count} without a description'
-            raise GeoError(f'{path} of sensor {sensor!r} has no band {band!r}; it has the bands '
-                           f'{described}. Name bands by number, such as bands=[1, 2], or set the '
-                           f'descriptions (rio edit-info).')
+            described = (
+                ', '.join(f'{index} ({name})' for name, index in descriptions.items() if name)
+                or f'{count} without a description'
+            )
+            raise GeoError(
+                f'{path} of sensor {sensor!r} has no band {band!r}; it has the bands '
+                f'{described}. Name bands by number, such as bands=[1, 2], or set the '
+                f'descriptions (rio edit-info).'
+            )
         numbers.append(number)
     return tuple(numbers)
 
 
-def _open(path: str, bands: Tuple[int, ...], crs: Optional[CRS], transform: affine.Affine,
-          size: Tuple[int, int]) -> _BandFile:
+def _open(
+    path: str,
+    bands: Tuple[int, ...],
+    crs: Optional[CRS],
+    transform: affine.Affine,
+    size: Tuple[int, int],
+) -> _BandFile:
     with Raster(path, bands) as raster:
         box = box_on_grid(raster, crs, transform, size)
         return _BandFile(path, bands, RasterOnGrid(raster, box, crs, transform, size))

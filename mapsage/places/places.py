@@ -3,6 +3,7 @@
 The files are found by the patterns of the sensors (`find_places`) or named by a list
 (`file_lists.py`). `Place.of_images` checks the images of a place and chooses the dates of a sample.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -43,7 +44,7 @@ class DatedImage:
     @property
     def tiles(self) -> Tuple[DatedImage, ...]:
         """The images of this date; several if a sensor has several files of one day."""
-        return self,
+        return (self,)
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,13 @@ class Place:
     labels: Optional[str] = None
 
     @classmethod
-    def of_images(cls, name: str, images: Iterable[Tuple[str, DatedImage]],
-                  sensors: Mapping[str, SensorFiles], labels: Optional[str] = None) -> Place:
+    def of_images(
+        cls,
+        name: str,
+        images: Iterable[Tuple[str, DatedImage]],
+        sensors: Mapping[str, SensorFiles],
+        labels: Optional[str] = None,
+    ) -> Place:
         """Return a place, with the dates that are used.
 
         If a sensor has more than ``max_dates`` dates, those are used that are evenly spread over
@@ -103,8 +109,10 @@ class Place:
                 no file name.
         """
         if name in ('', '.', '..') or re.search(r'[/\\\0]', name):
-            raise GeoError(f'place {name!r}, expected a name without slashes, because maps are '
-                           'named after places; rename it in the list.')
+            raise GeoError(
+                f'place {name!r}, expected a name without slashes, because maps are '
+                'named after places; rename it in the list.'
+            )
         by_sensor: Dict[str, List[DatedImage]] = {sensor: [] for sensor in sensors}
         for sensor, image in images:
             by_sensor[sensor].append(image)
@@ -133,10 +141,20 @@ def _join_tiles(place: str, sensor: str, images: List[DatedImage]) -> List[Dated
                     f'place {place!r} has two images of sensor {sensor!r} '
                     f'{"without a date" if date is None else f"at {date}"}: '
                     f'{first.paths[0]} and {second.paths[0]}. Join them (gdalbuildvrt), '
-                    'remove one, or make them two sensors.')
-    return [tiles[0] if len(tiles) == 1 else TiledImage(
-        date, tiles[0].paths, tiles[0].mask, any(tile.may_be_next_year for tile in tiles),
-        tuple(tiles[1:])) for date, tiles in by_date.items()]
+                    'remove one, or make them two sensors.'
+                )
+    return [
+        tiles[0]
+        if len(tiles) == 1
+        else TiledImage(
+            date,
+            tiles[0].paths,
+            tiles[0].mask,
+            any(tile.may_be_next_year for tile in tiles),
+            tuple(tiles[1:]),
+        )
+        for date, tiles in by_date.items()
+    ]
 
 
 def find_places(root: Optional[str], sensors: Mapping[str, SensorFiles]) -> List[Place]:
@@ -153,15 +171,19 @@ def find_places(root: Optional[str], sensors: Mapping[str, SensorFiles]) -> List
     by_place: Dict[str, List[Tuple[str, DatedImage]]] = {}
     for sensor in sensors.values():
         if sensor.scenes is None:
-            raise GeoError(f'sensor {sensor.name!r} has no scenes, expected a pattern such as '
-                           f"'{sensor.name}/{{place}}_{{date}}.tif', or places='LIST.csv' of the "
-                           'dataset.')
+            raise GeoError(
+                f'sensor {sensor.name!r} has no scenes, expected a pattern such as '
+                f"'{sensor.name}/{{place}}_{{date}}.tif', or places='LIST.csv' of the "
+                'dataset.'
+            )
         for name, image in _images_of(root, sensor):
             by_place.setdefault(name, []).append((sensor.name, image))
     if not by_place:
         patterns = [sensor.scenes for sensor in sensors.values()]
-        raise GeoError(f'no file matches {patterns} (data_root={root!r}); expected names such as '
-                       f"{str(patterns[0]).format(place='field1', date='20240131', band='B02')}.")
+        raise GeoError(
+            f'no file matches {patterns} (data_root={root!r}); expected names such as '
+            f'{str(patterns[0]).format(place="field1", date="20240131", band="B02")}.'
+        )
     return [Place.of_images(name, images, sensors) for name, images in sorted(by_place.items())]
 
 
@@ -178,34 +200,49 @@ def _images_of(root: Optional[str], sensor: SensorFiles) -> List[Tuple[str, Date
     masks: Dict[Tuple[str, Optional[str]], str] = {}
     clouds = sensor.clouds
     if clouds is not None and clouds.mask is not None:
-        masks = {(fields['place'], fields.get('date')): path
-                 for path, fields in _Pattern(root, clouds.mask).find()}
+        masks = {
+            (fields['place'], fields.get('date')): path
+            for path, fields in _Pattern(root, clouds.mask).find()
+        }
         if not sensor.has_band_files:
             # The pattern of the images may match the masks, too.
             taken = set(masks.values())
             images = {key: files for key, files in images.items() if files[''] not in taken}
-    return [(name, _image(sensor, name, text, files, masks))
-            for (name, text), files in images.items() if files]
+    return [
+        (name, _image(sensor, name, text, files, masks))
+        for (name, text), files in images.items()
+        if files
+    ]
 
 
-def _image(sensor: SensorFiles, name: str, text: Optional[str], files: Mapping[str, str],
-           masks: Mapping[Tuple[str, Optional[str]], str]) -> DatedImage:
+def _image(
+    sensor: SensorFiles,
+    name: str,
+    text: Optional[str],
+    files: Mapping[str, str],
+    masks: Mapping[Tuple[str, Optional[str]], str],
+) -> DatedImage:
     path = next(iter(files.values()))
     date = read_date(text or acquisition_time(path), f'{path} of sensor {sensor.name!r}')
     if sensor.has_band_files:
         missing = [str(band) for band in sensor.bands if str(band) not in files]
         if missing:
-            raise GeoError(f'place {name!r} has {path}, and no file of band(s) '
-                           f'{", ".join(missing)} of sensor {sensor.name!r} for {text}.')
+            raise GeoError(
+                f'place {name!r} has {path}, and no file of band(s) '
+                f'{", ".join(missing)} of sensor {sensor.name!r} for {text}.'
+            )
         paths = tuple(files[str(band)] for band in sensor.bands)
     else:
-        paths = path,
+        paths = (path,)
     mask = masks.get((name, text))
     if sensor.clouds is not None and sensor.clouds.mask is not None and mask is None:
-        raise GeoError(f'{path} has no mask of clouds: no file matches {sensor.clouds.mask} for '
-                       f'place {name!r} and {text}. Add it, or leave clouds= out.')
-    return DatedImage(date.date if date else None, paths, mask,
-                      date.may_be_next_year if date else False)
+        raise GeoError(
+            f'{path} has no mask of clouds: no file matches {sensor.clouds.mask} for '
+            f'place {name!r} and {text}. Add it, or leave clouds= out.'
+        )
+    return DatedImage(
+        date.date if date else None, paths, mask, date.may_be_next_year if date else False
+    )
 
 
 def read_date(text: Optional[str], subject: str) -> Optional[ImageDate]:
@@ -231,9 +268,11 @@ def check_files(paths: Iterable[str], source: str) -> None:
     missing = [path for path in paths if not os.path.exists(path) and not is_gdal_name(path)]
     if missing:
         more = f' and {len(missing) - _SHOWN} more' * (len(missing) > _SHOWN)
-        raise GeoError(f'{source} names {len(missing)} file(s) that do not exist: '
-                       f'{", ".join(missing[:_SHOWN])}{more}. Paths are relative to the folder of '
-                       'the list.')
+        raise GeoError(
+            f'{source} names {len(missing)} file(s) that do not exist: '
+            f'{", ".join(missing[:_SHOWN])}{more}. Paths are relative to the folder of '
+            'the list.'
+        )
 
 
 class _Field(NamedTuple):
@@ -245,9 +284,13 @@ class _Field(NamedTuple):
 
 _FIELDS = dict(
     place=_Field('[^/]+', '[^/]+'),
-    date=_Field(r'\d{8}(?:T\d{4,6}(?:Z|[+-]\d{4})?)?|\d{4}-\d{2}-\d{2}(?:T[\d:]+(?:Z|[+-]\d{2}:?'
-                r'\d{2})?)?', '[^/]+?'),
-    band=_Field('[A-Za-z0-9]+', '[^/_]+'))
+    date=_Field(
+        r'\d{8}(?:T\d{4,6}(?:Z|[+-]\d{4})?)?|\d{4}-\d{2}-\d{2}(?:T[\d:]+(?:Z|[+-]\d{2}:?'
+        r'\d{2})?)?',
+        '[^/]+?',
+    ),
+    band=_Field('[A-Za-z0-9]+', '[^/_]+'),
+)
 
 
 class _Pattern:
@@ -266,8 +309,10 @@ class _Pattern:
         pieces = re.split(r'\{(\w*)\}', pattern)
         unknown = sorted(set(pieces[1::2]) - set(_FIELDS))
         if unknown:
-            raise GeoError(f'pattern {pattern!r} has the field(s) {unknown}, expected '
-                           '{place}, {date} and {band}.')
+            raise GeoError(
+                f'pattern {pattern!r} has the field(s) {unknown}, expected '
+                '{place}, {date} and {band}.'
+            )
         self._fields = pieces[1::2]
 
     def find(self) -> List[Tuple[str, Dict[str, str]]]:

@@ -1,4 +1,5 @@
 """Settings of a sensor: where its files are, which bands are read, which pixels are clouded."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -73,14 +74,19 @@ def _read_sensor(name: str, sensor: Mapping[str, Any]) -> SensorFiles:
     _check_keys(f'sensor {name!r}', sensor, _KEYS)
     scenes = sensor.get('scenes')
     if scenes is not None and (not isinstance(scenes, str) or '{place}' not in scenes):
-        raise GeoError(f"sensor {name!r} has scenes={scenes!r}, expected a pattern with {{place}} "
-                       f"and {{date}}, such as '{name}/{{place}}_{{date}}.tif'.")
+        raise GeoError(
+            f'sensor {name!r} has scenes={scenes!r}, expected a pattern with {{place}} '
+            f"and {{date}}, such as '{name}/{{place}}_{{date}}.tif'."
+        )
     bands = tuple(_band(name, band) for band in sensor['bands'])
-    files = SensorFiles(name, scenes, bands, sensor.get('max_dates', 1),
-                        _read_clouds(name, sensor.get('clouds')))
+    files = SensorFiles(
+        name, scenes, bands, sensor.get('max_dates', 1), _read_clouds(name, sensor.get('clouds'))
+    )
     if files.has_band_files and files.clouds is not None and files.clouds.band is not None:
-        raise GeoError(f'sensor {name!r} has a file for each band and clouds=dict(band=...); name '
-                       'the file of the classes as clouds=dict(mask=PATTERN, clear=[...]).')
+        raise GeoError(
+            f'sensor {name!r} has a file for each band and clouds=dict(band=...); name '
+            'the file of the classes as clouds=dict(mask=PATTERN, clear=[...]).'
+        )
     return files
 
 
@@ -89,24 +95,30 @@ def _read_clouds(name: str, clouds: Optional[Mapping[str, Any]]) -> Optional[Clo
         return None
     _check_keys(f'clouds of sensor {name!r}', clouds, _CLOUD_KEYS)
     mask, band, clear = clouds.get('mask'), clouds.get('band'), clouds.get('clear')
-    if (mask is not None and band is not None) or not isinstance(clear, (list, tuple)) or not all(
-            isinstance(value, int) for value in clear) or not clear:
-        raise GeoError(f"sensor {name!r} has clouds={dict(clouds)!r}, expected dict(mask=PATTERN, "
-                       "clear=[VALUES]) for files of classes, or dict(band=NUMBER, "
-                       "clear=[VALUES]) for a band of classes in the image's file.")
-    return Clouds(mask, None if band is None else _band(name, band),
-                  tuple(clear))
+    if (
+        (mask is not None and band is not None)
+        or not isinstance(clear, (list, tuple))
+        or not all(isinstance(value, int) for value in clear)
+        or not clear
+    ):
+        raise GeoError(
+            f'sensor {name!r} has clouds={dict(clouds)!r}, expected dict(mask=PATTERN, '
+            'clear=[VALUES]) for files of classes, or dict(band=NUMBER, '
+            "clear=[VALUES]) for a band of classes in the image's file."
+        )
+    return Clouds(mask, None if band is None else _band(name, band), tuple(clear))
 
 
 def _band(name: str, band: object) -> Band:
     if isinstance(band, str) or (isinstance(band, int) and band >= 1):
         return band
-    raise GeoError(f'sensor {name!r} has the band {band!r}, expected a number from 1 on or the '
-                   "description of a band, such as 'B02'.")
+    raise GeoError(
+        f'sensor {name!r} has the band {band!r}, expected a number from 1 on or the '
+        "description of a band, such as 'B02'."
+    )
 
 
 def _check_keys(subject: str, config: Mapping[str, Any], known: Tuple[str, ...]) -> None:
     unknown = sorted(set(config) - set(known))
     if unknown:
-        raise GeoError(f'{subject} has no setting {", ".join(unknown)}; it has '
-                       f'{", ".join(known)}.')
+        raise GeoError(f'{subject} has no setting {", ".join(unknown)}; it has {", ".join(known)}.')

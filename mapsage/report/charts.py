@@ -3,6 +3,7 @@
 Rank 0 writes the page at the end of a run while the other ranks wait, so a chart must be fast: SVG
 text takes about a millisecond. The browser draws the letters, with fonts for any language.
 """
+
 from __future__ import annotations
 
 import math
@@ -32,8 +33,12 @@ def text(value: object) -> str:
     return escape(xml_text(str(value).encode('utf-8', 'backslashreplace').decode('utf-8')))
 
 
-def line_chart(title: str, lines: Sequence[ChartLine], unit: str = '',
-               limits: Optional[Tuple[float, float]] = None) -> str:
+def line_chart(
+    title: str,
+    lines: Sequence[ChartLine],
+    unit: str = '',
+    limits: Optional[Tuple[float, float]] = None,
+) -> str:
     """Return a chart as HTML; '' if no line has a point.
 
     Args:
@@ -56,28 +61,46 @@ def line_chart(title: str, lines: Sequence[ChartLine], unit: str = '',
 
     def to_pixels(x: float, y: float) -> Tuple[float, float]:
         across = (x - low_x) / ((high_x - low_x) or 1)
-        return (_LEFT + across * (_WIDTH - _LEFT - _RIGHT),
-                _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM))
+        return (
+            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
+            _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM),
+        )
 
-    elements = [_axes(marks, ticks(low_x, high_x, 5) if high_x > low_x else [low_x], to_pixels,
-                      (low_x, high_x), low)]
+    elements = [
+        _axes(
+            marks,
+            ticks(low_x, high_x, 5) if high_x > low_x else [low_x],
+            to_pixels,
+            (low_x, high_x),
+            low,
+        )
+    ]
     for index, line in enumerate(lines):
         color = COLORS[index % len(COLORS)]
         vertices = [(*to_pixels(x, y), x, y) for x, y in line.points]
         path = ' '.join(f'{left:.1f},{top:.1f}' for left, top, _, _ in vertices)
         elements.append(f'<polyline points="{path}" stroke="{color}"/>')
         if len(vertices) <= _MAX_DOTS:
-            elements += [f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5" fill="{color}"><title>'
-                         f'{text(line.name)} {number(y)} at {number(x)}</title></circle>'
-                         for left, top, x, y in vertices]
-    legend = ''.join(
-        f'<span><i style="background:{COLORS[index % len(COLORS)]}"></i>{text(line.name)}</span>'
-        for index, line in enumerate(lines)) if len(lines) > 1 else ''
+            elements += [
+                f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5" fill="{color}"><title>'
+                f'{text(line.name)} {number(y)} at {number(x)}</title></circle>'
+                for left, top, x, y in vertices
+            ]
+    legend = (
+        ''.join(
+            f'<span><i style="background:{COLORS[index % len(COLORS)]}"></i>{text(line.name)}</span>'
+            for index, line in enumerate(lines)
+        )
+        if len(lines) > 1
+        else ''
+    )
     unit = f' <small>{text(unit)}</small>' if unit else ''
-    return (f'<figure class="chart"><figcaption><b>{text(title)}</b>{unit}'
-            f'<div class="legend">{legend}</div></figcaption>'
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text(title)}">'
-            f'{"".join(elements)}</svg></figure>')
+    return (
+        f'<figure class="chart"><figcaption><b>{text(title)}</b>{unit}'
+        f'<div class="legend">{legend}</div></figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text(title)}">'
+        f'{"".join(elements)}</svg></figure>'
+    )
 
 
 def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
@@ -85,7 +108,7 @@ def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
     size = -(-len(points) // MAX_POINTS) or 1
     if size == 1:
         return list(points)
-    groups = [points[begin:begin + size] for begin in range(0, len(points), size)]
+    groups = [points[begin : begin + size] for begin in range(0, len(points), size)]
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
@@ -95,8 +118,7 @@ def ticks(low: float, high: float, at_most: int = 5) -> List[float]:
     if not span > 0 or not math.isfinite(span):
         return [low]
     power = 10.0 ** math.floor(math.log10(span))
-    step = next((factor * power for factor in (1, 2, 2.5, 5) if factor * power >= span),
-                10 * power)
+    step = next((factor * power for factor in (1, 2, 2.5, 5) if factor * power >= span), 10 * power)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
 
@@ -109,18 +131,24 @@ def number(value: float) -> str:
     return f'{value:.4g}'
 
 
-def _axes(y_marks: Sequence[float], x_marks: Sequence[float],
-          to_pixels: Callable[[float, float], Tuple[float, float]], limits: Tuple[float, float],
-          low: float) -> str:
+def _axes(
+    y_marks: Sequence[float],
+    x_marks: Sequence[float],
+    to_pixels: Callable[[float, float], Tuple[float, float]],
+    limits: Tuple[float, float],
+    low: float,
+) -> str:
     elements = []
     for mark in y_marks:
         _, top = to_pixels(limits[0], mark)
         elements.append(
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>'
-            f'<text x="{_LEFT - 6}" y="{top + 3.5:.1f}" text-anchor="end">{number(mark)}</text>')
+            f'<text x="{_LEFT - 6}" y="{top + 3.5:.1f}" text-anchor="end">{number(mark)}</text>'
+        )
     for mark in x_marks:
         if limits[0] <= mark <= limits[1]:
             left, _ = to_pixels(mark, low)
-            elements.append(f'<text x="{left:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">'
-                            f'{number(mark)}</text>')
+            elements.append(
+                f'<text x="{left:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{number(mark)}</text>'
+            )
     return ''.join(elements)

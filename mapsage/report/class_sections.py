@@ -3,6 +3,7 @@
 Scores are compared with the run before only by the same evaluator. `sections.py` has the other
 sections of a page.
 """
+
 from __future__ import annotations
 
 from typing import Dict, Optional
@@ -21,19 +22,23 @@ def classes(run: Run, previous: Optional[Run]) -> str:
     if final is None:
         return section('Classes', '', 'No validation was run, so there are no scores by class.')
     if not final.tables:
-        return section('Classes', '', 'No evaluator recorded scores by class. IoUMetric and '
-                                      'ConfusionMatrixMetric do.')
+        return section(
+            'Classes',
+            '',
+            'No evaluator recorded scores by class. IoUMetric and ConfusionMatrixMetric do.',
+        )
     previous_final = previous.final() if previous else None
     body, warning = '', ''
     for index, scores in enumerate(final.tables):
         title = f'<h3>{text(scores.name)}</h3>' if scores.name else ''
         previous_scores = _counterpart(scores, index, previous_final)
         body += title + _class_table(scores, previous_scores)
-        warning = warning or (
-            not_comparable([scores, previous_scores]) if previous_scores else '')
+        warning = warning or (not_comparable([scores, previous_scores]) if previous_scores else '')
     if previous_final is not None and previous is not None:
-        note = (f'Changes are relative to the run before, of {date(previous.starts[0].started)}. '
-                f'{warning}')
+        note = (
+            f'Changes are relative to the run before, of {date(previous.starts[0].started)}. '
+            f'{warning}'
+        )
     else:
         note = 'There is no run before this one in the folder to compare with.'
     return section('Classes', body, _describe_evaluation(final) + note)
@@ -45,8 +50,9 @@ def _describe_evaluation(final: Evaluation) -> str:
     return f'Validation after {final.iteration:,} steps, in percent. '
 
 
-def _counterpart(scores: ClassTable, index: int,
-                 previous: Optional[Evaluation]) -> Optional[ClassTable]:
+def _counterpart(
+    scores: ClassTable, index: int, previous: Optional[Evaluation]
+) -> Optional[ClassTable]:
     """Return the previous run's table of the same evaluator: same prefix, then same position."""
     if previous is None:
         return None
@@ -83,12 +89,20 @@ def confusion(run: Run) -> str:
     final = run.final()
     tables = [scores for scores in (final.tables if final else []) if scores.matrix]
     if not tables:
-        return section('Confusion', '', 'No confusion matrix was recorded; ConfusionMatrixMetric '
-                                        'has one.' if final else '')
-    body = ''.join((f'<h3>{text(scores.name)}</h3>' if scores.name else '')
-                   + confusion_table(scores) for scores in tables)
-    return section('Confusion', body, 'Rows are the truth: the percentage of its pixels that were '
-                                      'predicted as each class.')
+        return section(
+            'Confusion',
+            '',
+            'No confusion matrix was recorded; ConfusionMatrixMetric has one.' if final else '',
+        )
+    body = ''.join(
+        (f'<h3>{text(scores.name)}</h3>' if scores.name else '') + confusion_table(scores)
+        for scores in tables
+    )
+    return section(
+        'Confusion',
+        body,
+        'Rows are the truth: the percentage of its pixels that were predicted as each class.',
+    )
 
 
 def confusion_table(scores: ClassTable) -> str:
@@ -106,10 +120,11 @@ def confusion_table(scores: ClassTable) -> str:
                 continue
             shade = ' class="dark"' if share > 55 else ''
             label = '' if small else f'{share:.1f}'
-            title = '' if small else \
-                f' title="{text(name)} as {text(predicted)}: {count:,} pixels"'
+            title = '' if small else f' title="{text(name)} as {text(predicted)}: {count:,} pixels"'
             cells.append(f'<td{shade} style="--s:{share:.0f}%"{title}>{label}</td>')
         rows.append(f'<tr><th>{text(name)}</th>{"".join(cells)}</tr>')
     head = ''.join(f'<th><span>{text(name)}</span></th>' for name in scores.classes)
-    return (f'<div class="wide"><table class="confusion{" small" if small else ""}"><thead><tr>'
-            f'<th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
+    return (
+        f'<div class="wide"><table class="confusion{" small" if small else ""}"><thead><tr>'
+        f'<th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )

@@ -3,6 +3,7 @@
 Columns are runs, in the order given. Scores are comparable only if the runs have the same classes
 and labels; a warning says so if they do not.
 """
+
 from __future__ import annotations
 
 from itertools import zip_longest
@@ -44,11 +45,18 @@ def compare_runs(paths: Sequence[Union[str, Path]], out: Union[str, Path]) -> Ru
     for index, run in enumerate(runs):
         for earlier, path in zip(runs[:index], paths):
             if earlier.starts[0].folder.resolve() == run.starts[0].folder.resolve():
-                raise ReportError(f'{path} and {paths[index]} are the same run, expected every run '
-                                  f'once; an earlier run of a folder is WORK_DIR/TIMESTAMP')
+                raise ReportError(
+                    f'{path} and {paths[index]} are the same run, expected every run '
+                    f'once; an earlier run of a folder is WORK_DIR/TIMESTAMP'
+                )
     section_makers = [
-        lambda: _overview(runs), lambda: _curves(runs), lambda: _classes(runs),
-        lambda: _config(runs), lambda: _confusion(runs), lambda: _previews(runs)]
+        lambda: _overview(runs),
+        lambda: _curves(runs),
+        lambda: _classes(runs),
+        lambda: _config(runs),
+        lambda: _confusion(runs),
+        lambda: _previews(runs),
+    ]
     html = page('Runs compared', [guarded(maker) for maker in section_makers])
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,18 +78,31 @@ def _scores(run: Run) -> Dict[str, float]:
 
 def _overview(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
-    rows = [['config', *(text(run.config_name) for run in runs)],
-            ['started', *(text(fragments.date(run.starts[0].started)) for run in runs)],
-            ['end', *(text(sections.status_words(run.last)) for run in runs)]]
+    rows = [
+        ['config', *(text(run.config_name) for run in runs)],
+        ['started', *(text(fragments.date(run.starts[0].started)) for run in runs)],
+        ['end', *(text(sections.status_words(run.last)) for run in runs)],
+    ]
     for name in names:
         values = [_scores(run).get(name) for run in runs]
-        rows.append([text(name), *(_with_best(values) if sections.is_percentage(name)
-                                   else map(fragments.figure, values))])
-    rows += [['steps', *(text(sections.steps_line(run)) for run in runs)],
-             ['time', *(text(sections.time_line(run)) for run in runs)],
-             ['devices', *(text(sections.device_line(run)) for run in runs)]]
-    return fragments.section('Runs', fragments.table(rows, _head(runs), 'config'),
-                             _not_comparable(runs))
+        rows.append(
+            [
+                text(name),
+                *(
+                    _with_best(values)
+                    if sections.is_percentage(name)
+                    else map(fragments.figure, values)
+                ),
+            ]
+        )
+    rows += [
+        ['steps', *(text(sections.steps_line(run)) for run in runs)],
+        ['time', *(text(sections.time_line(run)) for run in runs)],
+        ['devices', *(text(sections.device_line(run)) for run in runs)],
+    ]
+    return fragments.section(
+        'Runs', fragments.table(rows, _head(runs), 'config'), _not_comparable(runs)
+    )
 
 
 def _head(runs: Sequence[Run]) -> List[str]:
@@ -91,8 +112,12 @@ def _head(runs: Sequence[Run]) -> List[str]:
 def _with_best(values: Sequence[Optional[float]]) -> List[str]:
     known = [value for value in values if value is not None]
     best = max(known) if len(set(known)) > 1 else None
-    return [f'<span class="best">{value:.2f}</span>' if value is not None and value == best
-            else fragments.figure(value) for value in values]
+    return [
+        f'<span class="best">{value:.2f}</span>'
+        if value is not None and value == best
+        else fragments.figure(value)
+        for value in values
+    ]
 
 
 def _tables(runs: Sequence[Run]) -> List[Optional[ClassTable]]:
@@ -112,12 +137,30 @@ def _curves(runs: Sequence[Run]) -> str:
     scores = [run.score() for run in runs]
     metric = next((name for name, _ in scores if name), 'score')
     limits = (0.0, float(max(run.iterations for run in runs) or 1))
-    charts = [line_chart(metric, [ChartLine(label, points) for label, (_, points)
-                                  in zip(labels, scores)], '', limits)]
-    for key, title, unit in (('loss', 'Loss', ''), ('lr', 'Learning rate', ''),
-                             ('time', 'Time of a step', 's')):
-        charts.append(line_chart(title, [ChartLine(label, curves.get(key, ())) for label, curves
-                                         in zip(labels, curves_of_runs)], unit, limits))
+    charts = [
+        line_chart(
+            metric,
+            [ChartLine(label, points) for label, (_, points) in zip(labels, scores)],
+            '',
+            limits,
+        )
+    ]
+    for key, title, unit in (
+        ('loss', 'Loss', ''),
+        ('lr', 'Learning rate', ''),
+        ('time', 'Time of a step', 's'),
+    ):
+        charts.append(
+            line_chart(
+                title,
+                [
+                    ChartLine(label, curves.get(key, ()))
+                    for label, curves in zip(labels, curves_of_runs)
+                ],
+                unit,
+                limits,
+            )
+        )
     body = ''.join(charts)
     return fragments.section('Curves', f'<div class="charts">{body}</div>' if body else '')
 
@@ -128,7 +171,8 @@ def _class_rows(runs: Sequence[Run]) -> Dict[str, List[Optional[float]]]:
     names = dict.fromkeys(name for table in tables if table for name in table.classes)
     scores_of_runs = [
         dict(zip(table.classes, next(iter(table.columns.values()), ()))) if table else {}
-        for table in tables]
+        for table in tables
+    ]
     return {name: [scores.get(name) for scores in scores_of_runs] for name in names}
 
 
@@ -137,24 +181,33 @@ def _classes(runs: Sequence[Run]) -> str:
     column = next((next(iter(table.columns), 'IoU') for table in _tables(runs) if table), 'IoU')
     if not rows:
         return fragments.section('Classes', '', 'No run has scores by class.')
-    return fragments.section('Classes', fragments.table(rows, _head(runs), 'figures'),
-                             f'{column} of the last evaluation in percent; the best is bold.')
+    return fragments.section(
+        'Classes',
+        fragments.table(rows, _head(runs), 'figures'),
+        f'{column} of the last evaluation in percent; the best is bold.',
+    )
 
 
 def _config(runs: Sequence[Run]) -> str:
     unknown = [_label(runs, run) for run in runs if not run.config()]
     if unknown:
-        return fragments.section('Config', '', f'The config of {", ".join(unknown)} is not '
-                                               f'recorded.')
+        return fragments.section(
+            'Config', '', f'The config of {", ".join(unknown)} is not recorded.'
+        )
     rows = sections.config_rows(runs)
-    return fragments.section('Config', fragments.table(rows, _head(runs), 'config') if rows else '',
-                             '' if rows else 'The same settings.')
+    return fragments.section(
+        'Config',
+        fragments.table(rows, _head(runs), 'config') if rows else '',
+        '' if rows else 'The same settings.',
+    )
 
 
 def _confusion(runs: Sequence[Run]) -> str:
-    body = ''.join(f'<h3>{text(_label(runs, run))}</h3>{class_sections.confusion_table(table)}'
-                   for run, table in zip(runs, _tables(runs))
-                   if table is not None and table.matrix)
+    body = ''.join(
+        f'<h3>{text(_label(runs, run))}</h3>{class_sections.confusion_table(table)}'
+        for run, table in zip(runs, _tables(runs))
+        if table is not None and table.matrix
+    )
     return fragments.section('Confusion', body)
 
 
@@ -163,15 +216,19 @@ def _previews(runs: Sequence[Run]) -> str:
     for run in runs:
         preview = run.work_dir / 'preview.png'
         if run.is_last and preview.is_file():
-            body += (f'<h3>{text(_label(runs, run))}</h3>'
-                     f'{fragments.picture(picture_url(preview), "samples and predictions")}')
+            body += (
+                f'<h3>{text(_label(runs, run))}</h3>'
+                f'{fragments.picture(picture_url(preview), "samples and predictions")}'
+            )
     return fragments.section('Previews', body)
 
 
 def _as_text(runs: Sequence[Run]) -> str:
     """Return the comparison as text for a terminal, with the runs as numbered columns."""
-    lines = [f'[{index}] {_label(runs, run)}: {run.config_name}, {sections.status_words(run.last)}'
-             for index, run in enumerate(runs, 1)]
+    lines = [
+        f'[{index}] {_label(runs, run)}: {run.config_name}, {sections.status_words(run.last)}'
+        for index, run in enumerate(runs, 1)
+    ]
     warning = _not_comparable(runs)
     if warning:
         lines.append(warning)
@@ -180,8 +237,7 @@ def _as_text(runs: Sequence[Run]) -> str:
     for name in names:
         rows.append([name, *(fragments.figure(_scores(run).get(name)) for run in runs)])
     rows.append(['steps', *(number(run.iterations) for run in runs)])
-    rows.append(['time', *(fragments.duration(run.seconds) if run.seconds else ''
-                           for run in runs)])
+    rows.append(['time', *(fragments.duration(run.seconds) if run.seconds else '' for run in runs)])
     class_rows = _class_rows(runs)
     if class_rows:
         rows.append(['', *([''] * len(runs))])
@@ -191,6 +247,12 @@ def _as_text(runs: Sequence[Run]) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue='')]
-    return ['  '.join([f'{row[0]:<{widths[0]}}', *(f'{cell:>{width}}' for cell, width
-                                                  in zip(row[1:], widths[1:]))]).rstrip()
-            for row in rows]
+    return [
+        '  '.join(
+            [
+                f'{row[0]:<{widths[0]}}',
+                *(f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:])),
+            ]
+        ).rstrip()
+        for row in rows
+    ]

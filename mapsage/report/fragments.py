@@ -3,6 +3,7 @@
 Text from outside (names, errors, config values) must pass through `text` of `charts.py`, which
 escapes it. A cell of `table` is already HTML.
 """
+
 from __future__ import annotations
 
 import time
@@ -22,8 +23,10 @@ def section(title: str, body: str, note: str = '') -> str:
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = '') -> str:
     """Return a table with cells that are HTML; the first cell of a row is its heading."""
     top = f'<thead><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr></thead>' if head else ''
-    body = ''.join(f'<tr><th>{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
-                   for row in rows)
+    body = ''.join(
+        f'<tr><th>{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
     return f'<div class="wide"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
 
 

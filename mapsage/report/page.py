@@ -4,6 +4,7 @@
 that fails is replaced by a note, because the rest of the report is still useful. The page loads
 nothing and runs no script, so it can be mailed and opened offline.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,7 +19,7 @@ from .runs import find_run
 
 REPORT = 'report.html'
 
-_STYLE = '''
+_STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --faint: #5b636d; --paper: #fff; --line: #d5dae0;
   --fill: #0072b2; --up: #00734f; --down: #b8400a; --panel: #f5f7f9; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6ebf2; --faint: #9aa5b1; --paper: #161b22;
@@ -63,11 +64,12 @@ pre, code { font: 12.5px/1.4 ui-monospace, monospace; }
 pre { background: var(--panel); padding: 8px 10px; overflow-x: auto; margin: 4px 0; }
 code { overflow-wrap: anywhere; }
 .config td { max-width: 520px; overflow-wrap: anywhere; }
-'''
+"""
 
 
-def write_report(path: Union[str, Path], out: Union[str, Path, None] = None,
-                 brief: bool = False) -> Path:
+def write_report(
+    path: Union[str, Path], out: Union[str, Path, None] = None, brief: bool = False
+) -> Path:
     """Write the report of a run; a reader never sees a half-written file.
 
     Args:
@@ -85,11 +87,16 @@ def write_report(path: Union[str, Path], out: Union[str, Path, None] = None,
     """
     run, previous = find_run(path)
     section_makers: List[Callable[[], str]] = [
-        lambda: sections.overview(run, previous), lambda: sections.curves(run),
-        lambda: class_sections.classes(run, previous), lambda: class_sections.confusion(run),
-        lambda: sections.pictures(run), lambda: '' if brief else sections.sampling(run),
-        lambda: sections.config(run, previous), lambda: sections.devices(run),
-        lambda: sections.starts(run)]
+        lambda: sections.overview(run, previous),
+        lambda: sections.curves(run),
+        lambda: class_sections.classes(run, previous),
+        lambda: class_sections.confusion(run),
+        lambda: sections.pictures(run),
+        lambda: '' if brief else sections.sampling(run),
+        lambda: sections.config(run, previous),
+        lambda: sections.devices(run),
+        lambda: sections.starts(run),
+    ]
     html = page(run.name, [guarded(maker) for maker in section_makers])
     target = Path(path) / REPORT if out is None else Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,16 +111,20 @@ def guarded(make_section: Callable[[], str]) -> str:
     except Exception as error:
         # For example a damaged file or a record of another version: the other sections are still
         # useful, and the page names the error.
-        return (f'<section><p class="note">A part of the report could not be made: '
-                f'{text(type(error).__name__)}: {text(error)}</p></section>')
+        return (
+            f'<section><p class="note">A part of the report could not be made: '
+            f'{text(type(error).__name__)}: {text(error)}</p></section>'
+        )
 
 
 def page(title: str, sections_html: List[str], heading: Optional[str] = None) -> str:
     """Return a page that loads no other file and runs no script."""
-    return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-            f'img-src data:; style-src \'unsafe-inline\'">'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<title>{text(title)}</title><style>{_STYLE}</style></head><body>'
-            f'<h1>{text(heading or title)}</h1>{"".join(sections_html)}'
-            f'<footer>MapSage {text(__version__)}</footer></body></html>\n')
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        f"img-src data:; style-src 'unsafe-inline'\">"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{text(title)}</title><style>{_STYLE}</style></head><body>'
+        f'<h1>{text(heading or title)}</h1>{"".join(sections_html)}'
+        f'<footer>MapSage {text(__version__)}</footer></body></html>\n'
+    )

@@ -2,6 +2,7 @@
 
 Embedding keeps the report a single file. Files that are too large or cannot be decoded are skipped.
 """
+
 from __future__ import annotations
 
 import base64
@@ -50,10 +51,14 @@ def pixels_url(pixels: np.ndarray) -> str:
         ValueError: If OpenCV cannot encode the picture.
     """
     import cv2
+
     height, width = pixels.shape[:2]
     if width > _MAX_WIDTH:
-        pixels = cv2.resize(pixels, (_MAX_WIDTH, max(1, round(height * _MAX_WIDTH / width))),
-                            interpolation=cv2.INTER_AREA)
+        pixels = cv2.resize(
+            pixels,
+            (_MAX_WIDTH, max(1, round(height * _MAX_WIDTH / width))),
+            interpolation=cv2.INTER_AREA,
+        )
     encoded, data = cv2.imencode('.jpg', pixels, [cv2.IMWRITE_JPEG_QUALITY, 85])
     if not encoded:
         raise ValueError(f'OpenCV could not encode a picture of shape {pixels.shape} as JPEG')
@@ -68,8 +73,11 @@ def find_maps(work_dir: Path) -> List[MapPicture]:
         previews = [name for name in report.get('files', []) if name.endswith('preview.png')]
         maps = [name for name in report.get('files', []) if name.endswith('.tif')]
         if previews and maps:
-            pictures.append(MapPicture(f'{path.parent.name}/{maps[0]}', path.parent / previews[0],
-                                       path.stat().st_mtime))
+            pictures.append(
+                MapPicture(
+                    f'{path.parent.name}/{maps[0]}', path.parent / previews[0], path.stat().st_mtime
+                )
+            )
     return sorted(pictures, key=lambda picture: -picture.made)[:MAX_MAPS]
 
 
@@ -81,14 +89,18 @@ def _read_map_report(path: Path) -> Dict[str, Any]:
         report = parse_json(path.read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return {}
-    is_map_report = isinstance(report, dict) and 'settings' in report \
-        and isinstance(report.get('files'), list) \
+    is_map_report = (
+        isinstance(report, dict)
+        and 'settings' in report
+        and isinstance(report.get('files'), list)
         and all(isinstance(name, str) and Path(name).name == name for name in report['files'])
+    )
     return report if is_map_report else {}
 
 
 def _decode(data: bytes) -> np.ndarray:
     import cv2
+
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
     if pixels is None:
         raise ValueError('OpenCV cannot read this picture')

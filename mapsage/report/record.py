@@ -4,6 +4,7 @@ The report hook replaces the file after every evaluation, so a killed run leaves
 of its last evaluation. Configs are stored flat, as dotted keys, so that two of them can be
 compared.
 """
+
 from __future__ import annotations
 
 import ast
@@ -52,35 +53,51 @@ def _is_record(record: Any) -> bool:
     counts = ('begin_iter', 'end_iter', 'max_iters', 'world_size')
     times = [record.get(name) or 0 for name in ('started', 'ended', 'written')]
     evaluations = record.get('evaluations') or []
-    return (all(_is_number(record.get(name), int) for name in counts)
-            and all(_is_number(time) and 0 <= time < 1e11 for time in times)
-            and isinstance(evaluations, list) and all(map(_is_evaluation, evaluations)))
+    return (
+        all(_is_number(record.get(name), int) for name in counts)
+        and all(_is_number(time) and 0 <= time < 1e11 for time in times)
+        and isinstance(evaluations, list)
+        and all(map(_is_evaluation, evaluations))
+    )
 
 
 def _is_evaluation(stored: Any) -> bool:
     if not isinstance(stored, dict):
         return False
     metrics, tables = stored.get('metrics') or {}, stored.get('tables') or []
-    return (_is_number(stored.get('iteration'), int) and isinstance(metrics, dict)
-            and isinstance(tables, list) and all(map(_is_table, tables)))
+    return (
+        _is_number(stored.get('iteration'), int)
+        and isinstance(metrics, dict)
+        and isinstance(tables, list)
+        and all(map(_is_table, tables))
+    )
 
 
 def _is_table(table: Any) -> bool:
-    if not isinstance(table, dict) or not isinstance(table.get('classes'), list) \
-            or not isinstance(table.get('columns'), dict) or 'name' not in table:
+    if (
+        not isinstance(table, dict)
+        or not isinstance(table.get('classes'), list)
+        or not isinstance(table.get('columns'), dict)
+        or 'name' not in table
+    ):
         return False
     size, matrix = len(table['classes']), table.get('matrix')
     rows = [*table['columns'].values(), *(matrix if isinstance(matrix, list) else [])]
-    return ((matrix is None or isinstance(matrix, list) and len(matrix) == size
-             and all(isinstance(row, list) and None not in row for row in matrix))
-            and all(isinstance(row, list) and len(row) == size and all(map(_is_number, row))
-                    for row in rows))
+    return (
+        matrix is None
+        or isinstance(matrix, list)
+        and len(matrix) == size
+        and all(isinstance(row, list) and None not in row for row in matrix)
+    ) and all(
+        isinstance(row, list) and len(row) == size and all(map(_is_number, row)) for row in rows
+    )
 
 
 def _is_number(value: Any, kind: Any = (int, float)) -> bool:
     """Return whether a value is a number of a size that something may have, or None."""
-    return value is None or (isinstance(value, kind) and not isinstance(value, bool)
-                             and abs(value) < 1e18)
+    return value is None or (
+        isinstance(value, kind) and not isinstance(value, bool) and abs(value) < 1e18
+    )
 
 
 def flat_config(config: Mapping[str, Any]) -> Dict[str, str]:
@@ -126,12 +143,19 @@ def _literal(node: ast.expr) -> object:
     Raises:
         ValueError: If the expression is not a literal.
     """
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict' \
-            and not node.args and all(keyword.arg for keyword in node.keywords):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == 'dict'
+        and not node.args
+        and all(keyword.arg for keyword in node.keywords)
+    ):
         return {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
     if isinstance(node, ast.Dict) and None not in node.keys:
-        return {_literal(key): _literal(value)  # type: ignore[arg-type]
-                for key, value in zip(node.keys, node.values)}
+        return {
+            _literal(key): _literal(value)  # type: ignore[arg-type]
+            for key, value in zip(node.keys, node.values)
+        }
     if isinstance(node, (ast.List, ast.Tuple)):
         items = [_literal(element) for element in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)
@@ -155,7 +179,8 @@ def _contains_mapping(value: object) -> bool:
     Such a list is flattened, because the text of equal dictionaries depends on the order of keys.
     """
     return isinstance(value, Mapping) or (
-        isinstance(value, (list, tuple)) and any(map(_contains_mapping, value)))
+        isinstance(value, (list, tuple)) and any(map(_contains_mapping, value))
+    )
 
 
 def _plain(value: object) -> object:

@@ -5,6 +5,7 @@ run before it; any other training start is a new run. Facts come from ``run.json
 training curves from ``vis_data/scalars.json``. A folder that has only the latter, for example of a
 run without the report hook, still gets its curves.
 """
+
 from __future__ import annotations
 
 import re
@@ -96,9 +97,12 @@ class Start:
     @property
     def end(self) -> int:
         """Last recorded iteration."""
-        return max(self.begin, int(self.record.get('end_iter') or 0),
-                   *(evaluation.iteration for evaluation in self.evaluations),
-                   *(int(_step(row)) for row in self.scalars))
+        return max(
+            self.begin,
+            int(self.record.get('end_iter') or 0),
+            *(evaluation.iteration for evaluation in self.evaluations),
+            *(int(_step(row)) for row in self.scalars),
+        )
 
     @property
     def started(self) -> float:
@@ -128,8 +132,9 @@ class Start:
         """
         report: List[str] = []
         try:
-            with open(self.folder / f'{self.folder.name}.log', encoding='utf-8',
-                      errors='backslashreplace') as log:
+            with open(
+                self.folder / f'{self.folder.name}.log', encoding='utf-8', errors='backslashreplace'
+            ) as log:
                 for line in log:
                     stamped = _LOG_LINE.match(line)
                     if report and stamped:
@@ -217,8 +222,12 @@ class Run:
                 while evaluations and evaluations[-1].iteration > start.begin:
                     evaluations.pop()
             added = [evaluation for evaluation in start.evaluations if evaluation.phase == phase]
-            if phase == 'val' and added and evaluations \
-                    and evaluations[-1].iteration == added[0].iteration:
+            if (
+                phase == 'val'
+                and added
+                and evaluations
+                and evaluations[-1].iteration == added[0].iteration
+            ):
                 evaluations.pop()
             evaluations += added
         return evaluations
@@ -232,10 +241,14 @@ class Run:
         """Return the name and the points (iteration, value) of the main metric: mIoU if present."""
         evaluations = self.evaluations() or self.evaluations('test')
         names = [name for evaluation in evaluations for name in evaluation.metrics]
-        main = next((name for name in names if name.split('/')[-1] == 'mIoU'),
-                    names[0] if names else '')
-        return main, [(evaluation.iteration, evaluation.metrics[main])
-                      for evaluation in evaluations if main in evaluation.metrics]
+        main = next(
+            (name for name in names if name.split('/')[-1] == 'mIoU'), names[0] if names else ''
+        )
+        return main, [
+            (evaluation.iteration, evaluation.metrics[main])
+            for evaluation in evaluations
+            if main in evaluation.metrics
+        ]
 
 
 def read_runs(work_dir: Union[str, Path]) -> List[Run]:
@@ -247,13 +260,18 @@ def read_runs(work_dir: Union[str, Path]) -> List[Run]:
     folder = Path(work_dir)
     if not folder.is_dir():
         raise ReportError(f'the folder {folder} does not exist, expected the work dir of a run')
-    starts = [_read_start(path) for path in sorted(folder.iterdir())
-              if _STAMP.match(path.name) and path.is_dir()]
+    starts = [
+        _read_start(path)
+        for path in sorted(folder.iterdir())
+        if _STAMP.match(path.name) and path.is_dir()
+    ]
     starts = [start for start in starts if start.record or start.scalars]
     if not starts:
-        raise ReportError(f'{folder} has no folder of a run, named by its time such as '
-                          f'20261123_141116, with a run.json or scalars in it; expected the work '
-                          f'dir of a training or test')
+        raise ReportError(
+            f'{folder} has no folder of a run, named by its time such as '
+            f'20261123_141116, with a run.json or scalars in it; expected the work '
+            f'dir of a training or test'
+        )
     runs: List[Run] = []
     for start in starts:
         continues = runs and (not start.trains or (start.begin > 0 and runs[-1].last.trains))
@@ -278,11 +296,18 @@ def find_run(path: Union[str, Path]) -> Tuple[Run, Optional[Run]]:
     path = Path(path)
     if _STAMP.match(path.name) and path.is_dir():
         runs = read_runs(path.parent)
-        index = next((index for index, run in enumerate(runs)
-                      if any(start.folder.name == path.name for start in run.starts)), None)
+        index = next(
+            (
+                index
+                for index, run in enumerate(runs)
+                if any(start.folder.name == path.name for start in run.starts)
+            ),
+            None,
+        )
         if index is None:
-            raise ReportError(f'{path} has no run.json and no scalars, expected the folder of one '
-                              f'start')
+            raise ReportError(
+                f'{path} has no run.json and no scalars, expected the folder of one start'
+            )
     else:
         runs = read_runs(path)
         index = len(runs) - 1
@@ -298,11 +323,19 @@ def _read_start(folder: Path) -> Start:
 def _parse_evaluation(stored: Dict[str, Any]) -> Evaluation:
     values = {name: finite(value) for name, value in (stored.get('metrics') or {}).items()}
     return Evaluation(
-        str(stored.get('phase', 'val')), int(stored.get('iteration') or 0),
+        str(stored.get('phase', 'val')),
+        int(stored.get('iteration') or 0),
         {name: value for name, value in values.items() if value is not None},
-        [ClassTable(str(table['name']), [str(name) for name in table['classes']],
-                    table['columns'], table.get('matrix'))
-         for table in stored.get('tables') or []])
+        [
+            ClassTable(
+                str(table['name']),
+                [str(name) for name in table['classes']],
+                table['columns'],
+                table.get('matrix'),
+            )
+            for table in stored.get('tables') or []
+        ],
+    )
 
 
 def _read_scalars(folder: Path) -> List[Dict[str, Any]]:
@@ -310,8 +343,7 @@ def _read_scalars(folder: Path) -> List[Dict[str, Any]]:
 
     A line that is incomplete because the process was killed is left out.
     """
-    for path in (folder / 'vis_data' / 'scalars.json',
-                 folder / 'vis_data' / f'{folder.name}.json'):
+    for path in (folder / 'vis_data' / 'scalars.json', folder / 'vis_data' / f'{folder.name}.json'):
         if path.is_file():
             break
     else:
@@ -323,8 +355,11 @@ def _read_scalars(folder: Path) -> List[Dict[str, Any]]:
         except ValueError:
             continue
         # MMEngine's lines of an evaluation have data_time too, but no 'iter'.
-        if isinstance(row, dict) and finite(row.get('step')) is not None \
-                and ('iter' in row or 'data_time' not in row):
+        if (
+            isinstance(row, dict)
+            and finite(row.get('step')) is not None
+            and ('iter' in row or 'data_time' not in row)
+        ):
             rows.append(row)
     return rows
 

@@ -4,6 +4,7 @@ Every public function returns a piece of HTML, made of `fragments.py`, and reads
 and files in its work dir. The sections about classes are in `class_sections.py`; `page.py` puts all
 of them together, and `comparison.py` reuses some.
 """
+
 from __future__ import annotations
 
 from typing import Iterable, List, Optional, Sequence
@@ -22,26 +23,44 @@ from .pictures import find_maps, picture_url, pixels_url
 from .runs import Run, Start
 
 _STATUS = dict(
-    finished='finished', stopped='stopped at a request, and can be resumed', failed='failed',
-    interrupted='interrupted', running='no end recorded: it is running, or was killed')
+    finished='finished',
+    stopped='stopped at a request, and can be resumed',
+    failed='failed',
+    interrupted='interrupted',
+    running='no end recorded: it is running, or was killed',
+)
 _STATUS['not recorded'] = 'not recorded, there is no run.json'
-_PERCENT = ('mIoU', 'aAcc', 'mAcc', 'mDice', 'mFscore', 'mPrecision', 'mRecall', 'mFbeta',
-            'mBoundaryIoU', 'kappa')
+_PERCENT = (
+    'mIoU',
+    'aAcc',
+    'mAcc',
+    'mDice',
+    'mFscore',
+    'mPrecision',
+    'mRecall',
+    'mFbeta',
+    'mBoundaryIoU',
+    'kappa',
+)
 # Number of charts for keys without a chart of a fixed title; further keys are only named.
 _MAX_OTHER_CHARTS = 12
 
 
 def overview(run: Run, previous: Optional[Run]) -> str:
     """Return the table at the top: how the run ended, score, time, devices."""
-    rows = [['Run', text(f'{run.config_name}, {date(run.starts[0].started)}')],
-            ['End', text(status_words(run.last))]]
+    rows = [
+        ['Run', text(f'{run.config_name}, {date(run.starts[0].started)}')],
+        ['End', text(status_words(run.last))],
+    ]
     error = run.last.record.get('error')
     if error:
         rows.append(['Error', f'<pre>{text(error)}</pre>'])
-    rows += [['Score', score_line(run, previous)],
-             ['Steps', text(steps_line(run))],
-             ['Time', text(time_line(run))],
-             ['Devices', text(device_line(run))]]
+    rows += [
+        ['Score', score_line(run, previous)],
+        ['Steps', text(steps_line(run))],
+        ['Time', text(time_line(run))],
+        ['Devices', text(device_line(run))],
+    ]
     peak = run.last.record.get('peak_memory')
     if peak:
         rows.append(['Peak memory', text(f'{peak / 2**30:.2f} GiB on the device of rank 0')])
@@ -111,33 +130,49 @@ def curves(run: Run) -> str:
     charts: List[str] = []
     validations = run.evaluations()
     names = list(dict.fromkeys(name for evaluation in validations for name in evaluation.metrics))
-    lines = {name: ChartLine(name, [(evaluation.iteration, evaluation.metrics[name])
-                                    for evaluation in validations if name in evaluation.metrics])
-             for name in names}
+    lines = {
+        name: ChartLine(
+            name,
+            [
+                (evaluation.iteration, evaluation.metrics[name])
+                for evaluation in validations
+                if name in evaluation.metrics
+            ],
+        )
+        for name in names
+    }
     # The suffix also matches single_class_mIoU, the baseline of mIoU.
     percent = [line for name, line in lines.items() if name.endswith(_PERCENT)]
     charts.append(line_chart('Validation', percent, '%', limits))
     untitled = [line for line in lines.values() if line not in percent]
-    losses = sorted((key for key in scalars if 'loss' in key.split('.')[-1]),
-                    key=lambda key: key != 'loss')
+    losses = sorted(
+        (key for key in scalars if 'loss' in key.split('.')[-1]), key=lambda key: key != 'loss'
+    )
     # A single loss term equals the total.
     if len(losses) == 2 and scalars[losses[0]] == scalars[losses[1]]:
         losses = losses[:1]
     for title, keys_of_chart, unit in (
-            ('Loss', losses, ''), ('Learning rate', _keys_named(scalars, 'lr'), ''),
-            ('Time of a step', [key for key in ('time', 'data_time') if key in scalars], 's'),
-            ('Memory', _keys_named(scalars, 'memory'), 'MiB'),
-            ('Gradient norm', _keys_named(scalars, 'grad_norm'), '')):
+        ('Loss', losses, ''),
+        ('Learning rate', _keys_named(scalars, 'lr'), ''),
+        ('Time of a step', [key for key in ('time', 'data_time') if key in scalars], 's'),
+        ('Memory', _keys_named(scalars, 'memory'), 'MiB'),
+        ('Gradient norm', _keys_named(scalars, 'grad_norm'), ''),
+    ):
         lines_of_chart = [ChartLine(key, scalars.pop(key)) for key in keys_of_chart]
         charts.append(line_chart(title, lines_of_chart, unit, limits))
     # The charts of dynamic sampling are in a separate section.
-    untitled += [ChartLine(key, points) for key, points in scalars.items()
-                 if 'loss' not in key.split('.')[-1] and not key.startswith('dynamic_sampling/')]
+    untitled += [
+        ChartLine(key, points)
+        for key, points in scalars.items()
+        if 'loss' not in key.split('.')[-1] and not key.startswith('dynamic_sampling/')
+    ]
     charts += [line_chart(line.name, [line], '', limits) for line in untitled[:_MAX_OTHER_CHARTS]]
     body = ''.join(charts)
     if not run.curves():
-        note = 'No training curves: there is no vis_data/scalars.json, which LocalVisBackend of ' \
-               'vis_backends writes at every log interval.'
+        note = (
+            'No training curves: there is no vis_data/scalars.json, which LocalVisBackend of '
+            'vis_backends writes at every log interval.'
+        )
     else:
         names_only = [line.name for line in untitled[_MAX_OTHER_CHARTS:]]
         note = f'Also logged: {", ".join(names_only)}.' if names_only else ''
@@ -163,8 +198,10 @@ def pictures(run: Run) -> str:
     maps = ''
     for map_picture in find_maps(run.work_dir):
         old = ', made before this run' if map_picture.made < run.starts[0].started - 1 else ''
-        maps += (f'<h3>{text(map_picture.name)}{old}</h3>'
-                 f'{picture(picture_url(map_picture.preview), map_picture.name)}')
+        maps += (
+            f'<h3>{text(map_picture.name)}{old}</h3>'
+            f'{picture(picture_url(map_picture.preview), map_picture.name)}'
+        )
     return section('Preview', body, note) + section('Map', maps)
 
 
@@ -175,6 +212,7 @@ def sampling(run: Run) -> str:
         return ''
     try:
         from mapsage.drawing.sampling_plot import render_sampling
+
         rows = read_steps(folder / 'steps.jsonl')
         pixels = render_sampling(merged(rows, MAX_POINTS), read_tiles(folder / 'tiles.npz'))
         body = picture(pixels_url(pixels[:, :, ::-1]), 'charts and samples of dynamic sampling')
@@ -189,8 +227,10 @@ def config(run: Run, previous: Optional[Run]) -> str:
     if previous is not None:
         rows = config_rows([previous, run])
         body += '<h3>Against the run before</h3>' + (
-            table(rows, ['setting', 'before', 'now'], 'config') if rows
-            else '<p class="note">The same settings.</p>')
+            table(rows, ['setting', 'before', 'now'], 'config')
+            if rows
+            else '<p class="note">The same settings.</p>'
+        )
     against_bases = run.last.config_report()
     if against_bases:
         body += f'<h3>Against its bases</h3><pre>{text(against_bases)}</pre>'
@@ -206,9 +246,17 @@ def config_rows(runs: Sequence[Run]) -> List[List[str]]:
     for key in dict.fromkeys(key for config in configs for key in config):
         values = [config.get(key) for config in configs]
         if len(set(values)) > 1 and key not in ('work_dir', 'resume', 'filename'):
-            rows.append([text(key), *('<i>absent</i>' if value is None else
-                                      f'<code>{text(_shorten(value))}</code>'
-                                      for value in values)])
+            rows.append(
+                [
+                    text(key),
+                    *(
+                        '<i>absent</i>'
+                        if value is None
+                        else f'<code>{text(_shorten(value))}</code>'
+                        for value in values
+                    ),
+                ]
+            )
     return rows
 
 
@@ -219,12 +267,15 @@ def _shorten(value: str) -> str:
 def devices(run: Run) -> str:
     """Return devices and versions, one column per group of ranks with the same ones."""
     groups = run.last.record.get('groups') or []
-    columns = [f'ranks {_format_ranks(group["ranks"])} on {", ".join(group["hosts"])}'
-               for group in groups]
-    names = dict.fromkeys(name for group in groups for name in group['facts']
-                          if name != 'CPU flags')
-    rows = [[text(name), *(text(group['facts'].get(name, '')) for group in groups)]
-            for name in names]
+    columns = [
+        f'ranks {_format_ranks(group["ranks"])} on {", ".join(group["hosts"])}' for group in groups
+    ]
+    names = dict.fromkeys(
+        name for group in groups for name in group['facts'] if name != 'CPU flags'
+    )
+    rows = [
+        [text(name), *(text(group['facts'].get(name, '')) for group in groups)] for name in names
+    ]
     body = table(rows, ['', *map(text, columns)], 'config') if rows else ''
     strategy = str(run.last.record.get('strategy') or '')
     return section('Devices and versions', body, strategy)
@@ -242,10 +293,21 @@ def starts(run: Run) -> str:
     for start in run.starts:
         activity = f'steps {start.begin:,} to {start.end:,}' if start.trains else 'test'
         ranks = start.record.get('world_size') or ''
-        tests = '; '.join(', '.join(f'{name} {value:.2f}' for name, value in test.metrics.items())
-                          for test in start.evaluations if test.phase == 'test')
-        rows.append([text(start.folder.name), text(activity), str(ranks),
-                     text(status_words(start)),
-                     text(duration(start.seconds) if start.seconds else ''), text(tests)])
-    return section('Starts', table(rows, ['folder', 'did', 'ranks', 'end', 'time', 'test'],
-                                   'config'))
+        tests = '; '.join(
+            ', '.join(f'{name} {value:.2f}' for name, value in test.metrics.items())
+            for test in start.evaluations
+            if test.phase == 'test'
+        )
+        rows.append(
+            [
+                text(start.folder.name),
+                text(activity),
+                str(ranks),
+                text(status_words(start)),
+                text(duration(start.seconds) if start.seconds else ''),
+                text(tests),
+            ]
+        )
+    return section(
+        'Starts', table(rows, ['folder', 'did', 'ranks', 'end', 'time', 'test'], 'config')
+    )

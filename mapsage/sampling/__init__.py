@@ -5,6 +5,7 @@ seconds of ``import mapsage``, which registers the rest of MapSage with them.
 
 `dynamic_sampler.py` is the class to start with, `sampler.py` the loop that all ranks run.
 """
+
 from .dynamic_sampler import DynamicSampler
 from .exchange import SampleMismatchError, Traffic, exchange
 from .gloo_channel import GlooChannel, GlooGroupError, default_channel
@@ -22,10 +23,37 @@ from .step import EndOfData, SampledBatch
 from .validity import Scores, Validity, Verdict
 
 __all__ = [
-    'BatchShare', 'BlockSampler', 'Candidate', 'Decision', 'DynamicSampler', 'EndOfData',
-    'ExchangePlan', 'GlooChannel', 'GlooGroupError', 'LockstepError', 'Move', 'OtherRankError',
-    'POLICIES', 'PassRate', 'SampleMismatchError', 'SampledBatch', 'ScoreWindow', 'Scorer',
-    'Scores', 'ShortfallError', 'StepStatistics', 'SurplusPool', 'TileHistory', 'Totals', 'Traffic',
-    'Validity', 'Verdict', 'WeightedRewards', 'as_scorer', 'decide_shortfall', 'default_channel',
-    'exchange', 'plan_exchange'
+    'BatchShare',
+    'BlockSampler',
+    'Candidate',
+    'Decision',
+    'DynamicSampler',
+    'EndOfData',
+    'ExchangePlan',
+    'GlooChannel',
+    'GlooGroupError',
+    'LockstepError',
+    'Move',
+    'OtherRankError',
+    'POLICIES',
+    'PassRate',
+    'SampleMismatchError',
+    'SampledBatch',
+    'ScoreWindow',
+    'Scorer',
+    'Scores',
+    'ShortfallError',
+    'StepStatistics',
+    'SurplusPool',
+    'TileHistory',
+    'Totals',
+    'Traffic',
+    'Validity',
+    'Verdict',
+    'WeightedRewards',
+    'as_scorer',
+    'decide_shortfall',
+    'default_channel',
+    'exchange',
+    'plan_exchange',
 ]

@@ -1,4 +1,5 @@
 """Warn, with the numbers, when dynamic sampling drops nearly everything that it draws."""
+
 from __future__ import annotations
 
 import logging
@@ -71,20 +72,32 @@ class CollapseWatch:
         latest = self._scores.latest()
         # Every rank sends the same number of scores; NaN fills the rest.
         padded = torch.full((_SIZE,), float('nan'), dtype=torch.float64)
-        padded[:len(latest)] = torch.tensor(latest, dtype=torch.float64)
+        padded[: len(latest)] = torch.tensor(latest, dtype=torch.float64)
         gathered = torch.cat(channel.gather(padded))
         return sorted(gathered[torch.isfinite(gathered)].tolist())
 
     def _warning(self, sums: Totals, short: int, scores: Sequence[float]) -> str:
-        text = (f'[DynSample] The pass rate has collapsed: {sums.pass_rate:.1%} of {sums.judged} '
-                f'samples were valid in the last {_STEPS} steps ({self._validity.criteria()}). A '
-                f'step drew {sums.judged / sums.goal:.1f} times as many samples as it needs, and '
-                f'{short} of {_STEPS} steps fell short (shortfall={self._shortfall!r}). ')
+        text = (
+            f'[DynSample] The pass rate has collapsed: {sums.pass_rate:.1%} of {sums.judged} '
+            f'samples were valid in the last {_STEPS} steps ({self._validity.criteria()}). A '
+            f'step drew {sums.judged / sums.goal:.1f} times as many samples as it needs, and '
+            f'{short} of {_STEPS} steps fell short (shortfall={self._shortfall!r}). '
+        )
         if scores:
-            text += 'Latest scores of the groups: ' + ', '.join(
-                f'{name} {scores[int(share * (len(scores) - 1))]:.4g}' for name, share in
-                (('lowest', 0), ('10 %', 0.1), ('median', 0.5), ('90 %', 0.9), ('highest', 1))
-            ) + '. '
+            text += (
+                'Latest scores of the groups: '
+                + ', '.join(
+                    f'{name} {scores[int(share * (len(scores) - 1))]:.4g}'
+                    for name, share in (
+                        ('lowest', 0),
+                        ('10 %', 0.1),
+                        ('median', 0.5),
+                        ('90 %', 0.9),
+                        ('highest', 1),
+                    )
+                )
+                + '. '
+            )
         return text + self._advice(sums, scores) + f' Next look in {self._pause} steps.'
 
     def _advice(self, sums: Totals, scores: Sequence[float]) -> str:
@@ -94,21 +107,29 @@ class CollapseWatch:
         too_high = 0.0 if high is None else sum(score >= high for score in scores) / count
         worst = max(not_finite, too_low, too_high)
         if worst < 0.5:
-            advice = ('No bound of the mean score explains that: look at the reasons for dropping '
-                      'in the summaries')
+            advice = (
+                'No bound of the mean score explains that: look at the reasons for dropping '
+                'in the summaries'
+            )
             if self._validity.eps:
                 return f'{advice}, and lower eps if it is no_spread.'
             if self._validity.eps is None:
                 return f'{advice}.'
-            return (f'{advice}. With eps=0, no_spread means that all scores of a group are equal: '
-                    f'larger groups, or a score with finer steps, have some.')
+            return (
+                f'{advice}. With eps=0, no_spread means that all scores of a group are equal: '
+                f'larger groups, or a score with finer steps, have some.'
+            )
         if worst == not_finite:
             return 'Most scores are NaN or infinite: look at the score.'
         median = scores[len(scores) // 2]
         if worst == too_high:
-            return (f'{too_high:.0%} of the groups score {high:g} or more: half of them pass with '
-                    f'high={median:.4g}.')
-        return (f'{too_low:.0%} of the groups score {low:g} or less: half of them pass with '
-                f'low={median:.4g}. Where the scores fall as the model learns, give '
-                f'validity=dict(quantile=0.3) in place of low: it drops the lowest 30 % at any '
-                f'time.')
+            return (
+                f'{too_high:.0%} of the groups score {high:g} or more: half of them pass with '
+                f'high={median:.4g}.'
+            )
+        return (
+            f'{too_low:.0%} of the groups score {low:g} or less: half of them pass with '
+            f'low={median:.4g}. Where the scores fall as the model learns, give '
+            f'validity=dict(quantile=0.3) in place of low: it drops the lowest 30 % at any '
+            f'time.'
+        )

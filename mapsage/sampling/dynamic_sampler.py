@@ -2,6 +2,7 @@
 
 `sampler.py` has the loop, also for processes that run several virtual ranks.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional, Sequence
@@ -67,11 +68,21 @@ class DynamicSampler(BlockSampler):
         LockstepError: On every rank, if a rank has different settings.
     """
 
-    def __init__(self, fetch: Callable[[int], Sequence[Any]],
-                 score: Callable[[Sequence[Any]], Any],
-                 validity: Validity, local_target: int, **settings: Any) -> None:
-        super().__init__(lambda rank, wanted: fetch(wanted), lambda rank, samples: score(samples),
-                         validity, local_target, **settings)
+    def __init__(
+        self,
+        fetch: Callable[[int], Sequence[Any]],
+        score: Callable[[Sequence[Any]], Any],
+        validity: Validity,
+        local_target: int,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            lambda rank, wanted: fetch(wanted),
+            lambda rank, samples: score(samples),
+            validity,
+            local_target,
+            **settings,
+        )
 
     def sample(self, initial: Optional[Sequence[Any]] = None) -> SampledBatch:
         """Return this rank's share of the next step. Collective.

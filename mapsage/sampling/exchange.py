@@ -3,6 +3,7 @@
 Only samples that move are sent. `plan.py` decides which ones, `packing.py` turns them into bytes.
 Their weights are few numbers, so every process gets all of them.
 """
+
 from __future__ import annotations
 
 import copy
@@ -65,9 +66,13 @@ class _Letter(NamedTuple):
     payload_bytes: int
 
 
-def exchange(samples: Sequence[Any], plan: ExchangePlan, channel: Optional[Channel] = None,
-             place: Optional[Callable[[Any], Any]] = None,
-             traffic: Optional[Traffic] = None) -> List[Any]:
+def exchange(
+    samples: Sequence[Any],
+    plan: ExchangePlan,
+    channel: Optional[Channel] = None,
+    place: Optional[Callable[[Any], Any]] = None,
+    traffic: Optional[Traffic] = None,
+) -> List[Any]:
     """Return this rank's batch of a plan. Collective, unless nothing moves.
 
     Only samples that move are sent. Each destination gets one byte buffer: a header with the
@@ -95,14 +100,20 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan, channel: Optional[Chann
         RankLostError: Naming the ranks that did not come.
     """
     world = len(plan.targets)
-    [batch] = exchange_blocks([samples], plan, VirtualRanks(world, world),
-                              channel or default_channel(), place, traffic)
+    [batch] = exchange_blocks(
+        [samples], plan, VirtualRanks(world, world), channel or default_channel(), place, traffic
+    )
     return batch
 
 
-def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks: VirtualRanks,
-                    channel: Channel, place: Optional[Callable[[Any], Any]] = None,
-                    traffic: Optional[Traffic] = None) -> List[List[Any]]:
+def exchange_blocks(
+    samples: Sequence[Sequence[Any]],
+    plan: ExchangePlan,
+    ranks: VirtualRanks,
+    channel: Channel,
+    place: Optional[Callable[[Any], Any]] = None,
+    traffic: Optional[Traffic] = None,
+) -> List[List[Any]]:
     """Return the batches of this process's virtual ranks.
 
     Collective, unless no sample moves to another process. Samples that move between two virtual
@@ -139,8 +150,12 @@ def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks:
     return batches
 
 
-def exchange_weights(channel: Channel, plan: ExchangePlan, local_weights: Sequence[Sequence[float]],
-                     ranks: VirtualRanks) -> List[List[float]]:
+def exchange_weights(
+    channel: Channel,
+    plan: ExchangePlan,
+    local_weights: Sequence[Sequence[float]],
+    ranks: VirtualRanks,
+) -> List[List[float]]:
     """Return the weight of each sample in the batches of this process's virtual ranks. Collective.
 
     Args:
@@ -155,17 +170,25 @@ def exchange_weights(channel: Channel, plan: ExchangePlan, local_weights: Sequen
     """
     block = ranks.block(channel.ranks.index(channel.rank))
     table = gather_rows(channel, ranks, local_weights, max(plan.valid_counts), 0.0)
-    weights = [table[rank][:plan.kept(rank)] + [0.0] * (plan.targets[rank] - plan.kept(rank))
-               for rank in block]
+    weights = [
+        table[rank][: plan.kept(rank)] + [0.0] * (plan.targets[rank] - plan.kept(rank))
+        for rank in block
+    ]
     for move in plan.moves:
         if move.destination_rank in block:
-            weights[move.destination_rank - block.start][move.destination_index] = \
-                table[move.source_rank][move.source_index]
+            weights[move.destination_rank - block.start][move.destination_index] = table[
+                move.source_rank
+            ][move.source_index]
     return weights
 
 
-def gather_rows(channel: Channel, ranks: VirtualRanks, local_rows: Sequence[Sequence[float]],
-                length: int, padding: float) -> List[List[float]]:
+def gather_rows(
+    channel: Channel,
+    ranks: VirtualRanks,
+    local_rows: Sequence[Sequence[float]],
+    length: int,
+    padding: float,
+) -> List[List[float]]:
     """Return the numbers of every virtual rank, in order, padded to a length. Collective.
 
     Args:
@@ -177,9 +200,12 @@ def gather_rows(channel: Channel, ranks: VirtualRanks, local_rows: Sequence[Sequ
     """
     rows = torch.full((len(ranks.block(0)), length), padding, dtype=torch.float64)
     for row, numbers in zip(rows, local_rows):
-        row[:len(numbers)] = torch.tensor(list(numbers), dtype=torch.float64)
-    return [row for table, block in zip(channel.gather(rows), ranks.blocks)
-            for row in table[:len(block)].tolist()]
+        row[: len(numbers)] = torch.tensor(list(numbers), dtype=torch.float64)
+    return [
+        row
+        for table, block in zip(channel.gather(rows), ranks.blocks)
+        for row in table[: len(block)].tolist()
+    ]
 
 
 class _Routes:
@@ -232,32 +258,40 @@ class _Routes:
             if len(rank_samples) != self.plan.valid_counts[rank]:
                 raise ValueError(
                     f'rank {rank} of the plan has {self.plan.valid_counts[rank]} samples, got '
-                    f'{len(rank_samples)}: plan and samples belong to different steps.')
+                    f'{len(rank_samples)}: plan and samples belong to different steps.'
+                )
 
 
-def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes
-             ) -> Tuple[List[Parcel], List[_Letter], Optional[Exception]]:
+def _prepare(
+    samples: Sequence[Sequence[Any]], routes: _Routes
+) -> Tuple[List[Parcel], List[_Letter], Optional[Exception]]:
     """Return a parcel and a letter for every process, and the exception if that failed."""
     world = routes.processes
     try:
         routes.check(samples)
-        outgoing = [[routes.source_of(samples, move) for move in routes.sent_to(process)]
-                    for process in range(world)]
+        outgoing = [
+            [routes.source_of(samples, move) for move in routes.sent_to(process)]
+            for process in range(world)
+        ]
         secret = job_secret(os.environ)
         parcels = [pack_samples(sent, secret) if sent else Parcel(b'', []) for sent in outgoing]
         kinds = _kinds(samples)
         # A rank whose dataset mixes several kinds is not compared.
         keys = zlib.crc32(kinds[0].encode()) if len(kinds) == 1 else 0
-        letters = [_Letter(0, keys, len(parcel.header), parcel.payload_bytes)
-                   for parcel in parcels]
+        letters = [_Letter(0, keys, len(parcel.header), parcel.payload_bytes) for parcel in parcels]
         return parcels, letters, None
     except Exception as error:
         # All ranks learn of it and raise.
         return [], [_Letter(_FAILED, 0, 0, 0)] * world, error
 
 
-def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequence[_Letter],
-              buffer: torch.Tensor, place: Optional[Callable[[Any], Any]]) -> List[List[Any]]:
+def _assemble(
+    samples: Sequence[Sequence[Any]],
+    routes: _Routes,
+    letters: Sequence[_Letter],
+    buffer: torch.Tensor,
+    place: Optional[Callable[[Any], Any]],
+) -> List[List[Any]]:
     """Return the batches of this process's virtual ranks."""
     routes.check(samples)
     plan, first = routes.plan, routes.block.start
@@ -266,16 +300,18 @@ def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequen
         stays = plan.kept(rank)
         batches.append(list(rank_samples[:stays]) + [None] * (plan.targets[rank] - stays))
     for move in routes.local:
-        batches[move.destination_rank - first][move.destination_index] = \
-            routes.source_of(samples, move)
+        batches[move.destination_rank - first][move.destination_index] = routes.source_of(
+            samples, move
+        )
     offset = 0
     for process, letter in enumerate(letters):
         moves = routes.got_from(process)
         if moves:
             arrivals = unpack_samples(buffer, offset, letter.header_bytes, job_secret(os.environ))
             for move, sample in zip(moves, arrivals):
-                batches[move.destination_rank - first][move.destination_index] = \
+                batches[move.destination_rank - first][move.destination_index] = (
                     sample if place is None else place(sample)
+                )
         offset += letter.header_bytes + letter.payload_bytes
     make_distinct(batches)
     return batches
@@ -289,8 +325,9 @@ def _trade_letters(channel: Channel, letters: Sequence[_Letter]) -> List[_Letter
     return [_Letter(*row) for row in channel.trade(torch.tensor(letters)).tolist()]
 
 
-def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
-                   letters: Sequence[_Letter]) -> torch.Tensor:
+def _trade_parcels(
+    channel: Channel, parcels: Sequence[Parcel], letters: Sequence[_Letter]
+) -> torch.Tensor:
     """Send each rank its parcel; return the parcels of all ranks in one buffer, in rank order."""
     sizes = [len(parcel.header) + parcel.payload_bytes for parcel in parcels]
     sent, offset = torch.empty(sum(sizes), dtype=torch.uint8), 0
@@ -309,15 +346,25 @@ def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Sequenc
     raise SampleMismatchError(
         'ranks hold samples of different keys: '
         + '; '.join(f'rank {rank}: {text}' for rank, text in zip(channel.ranks, texts))
-        + '. They cannot meet in one batch: give every rank the same data pipeline.')
+        + '. They cannot meet in one batch: give every rank the same data pipeline.'
+    )
 
 
 def _kinds(samples: Iterable[Iterable[Any]]) -> List[str]:
-    undated = (sample.sample if isinstance(sample, DatedSample) else sample
-               for rank_samples in samples for sample in rank_samples)
+    undated = (
+        sample.sample if isinstance(sample, DatedSample) else sample
+        for rank_samples in samples
+        for sample in rank_samples
+    )
     bare = (sample.sample if isinstance(sample, Candidate) else sample for sample in undated)
-    return sorted({f'({", ".join(sorted(map(str, sample)))})' if isinstance(sample, Mapping) else
-                   type(sample).__name__ for sample in bare})
+    return sorted(
+        {
+            f'({", ".join(sorted(map(str, sample)))})'
+            if isinstance(sample, Mapping)
+            else type(sample).__name__
+            for sample in bare
+        }
+    )
 
 
 def make_distinct(batches: List[List[Any]]) -> None:

@@ -4,6 +4,7 @@ Every rank sends its rows directly to every other rank. So each rank sees for it
 not answer, and the error names them. MapSage's own channel (``mapsage/distributed/channels``) needs
 fewer messages and is what `DynamicSamplingHook` passes in.
 """
+
 from __future__ import annotations
 
 from datetime import timedelta
@@ -25,8 +26,9 @@ class GlooGroupError(UserError, ValueError):
     on_every_rank = True
 
 
-def default_channel(group: Optional[dist.ProcessGroup] = None,
-                    timeout: Optional[float] = None) -> Channel:
+def default_channel(
+    group: Optional[dist.ProcessGroup] = None, timeout: Optional[float] = None
+) -> Channel:
     """Return a channel over gloo; a :class:`SerialChannel` in a single process. Collective.
 
     Args:
@@ -52,7 +54,8 @@ def default_channel(group: Optional[dist.ProcessGroup] = None,
         raise GlooGroupError(
             f'group has backend {dist.get_backend(group)!r} and {dist.get_world_size(group)} of '
             f'{dist.get_world_size()} ranks: expected a gloo group. Make one on all ranks with '
-            f"dist.new_group(ranks, backend='gloo').")
+            f"dist.new_group(ranks, backend='gloo')."
+        )
     return GlooChannel(group, seconds)
 
 
@@ -90,8 +93,13 @@ class GlooChannel(Channel):
         self._swap(list(tensor.contiguous()), list(received), None)
         return received
 
-    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                   input_sizes: List[int]) -> None:
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: List[int],
+        input_sizes: List[int],
+    ) -> None:
         """Send each rank its rows of a tensor, see :meth:`Channel.all_to_all`."""
         received = output.detach().contiguous()
         self._swap(tensor.contiguous().split(input_sizes), received.split(output_sizes), None)
@@ -112,8 +120,12 @@ class GlooChannel(Channel):
         self._swap([local] * len(self.ranks), received, timeout)
         return received
 
-    def _swap(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor],
-              timeout: Optional[float]) -> None:
+    def _swap(
+        self,
+        sent: Sequence[torch.Tensor],
+        received: Sequence[torch.Tensor],
+        timeout: Optional[float],
+    ) -> None:
         """Send a tensor to every rank and receive one from every rank; skip empty tensors.
 
         Raises:
@@ -126,14 +138,19 @@ class GlooChannel(Channel):
         seconds = self.timeout if timeout is None else min(timeout, self.timeout)
         lost = {}
         try:
-            works = [(position, work([tensors[position]], position, 0))
-                     for tensors, work in ((received, self._group.recv), (sent, self._group.send))
-                     for position in peers if tensors[position].numel()]
+            works = [
+                (position, work([tensors[position]], position, 0))
+                for tensors, work in ((received, self._group.recv), (sent, self._group.send))
+                for position in peers
+                if tensors[position].numel()
+            ]
         # A connection that broke in an earlier collective. Who is lost is not known any more.
         except RuntimeError as error:
-            raise RankLostError(f'rank {self.rank} cannot reach the other ranks: one of them has '
-                                f'ended or has given up waiting ({_first_line(error)}). Look at '
-                                f'their logs first.') from error
+            raise RankLostError(
+                f'rank {self.rank} cannot reach the other ranks: one of them has '
+                f'ended or has given up waiting ({_first_line(error)}). Look at '
+                f'their logs first.'
+            ) from error
         for position, pending in works:
             try:
                 pending.wait(timedelta(seconds=seconds))
@@ -145,11 +162,15 @@ class GlooChannel(Channel):
             symptom = next(iter(lost.values()))
             raise RankLostError(
                 self._describe(f'rank {self.rank} waited at most {seconds:g} s, and')
-                + f' ({_first_line(symptom)})', self._lost) from symptom
+                + f' ({_first_line(symptom)})',
+                self._lost,
+            ) from symptom
 
     def _describe(self, event: str) -> str:
-        return (f'{event} rank(s) {self._lost} did not come: they have ended, are late, or run '
-                f'other code. Look at their logs first.')
+        return (
+            f'{event} rank(s) {self._lost} did not come: they have ended, are late, or run '
+            f'other code. Look at their logs first.'
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ Nothing here communicates with other ranks: `sampler.py` calls it between two co
 that is not valid may be kept at random; the draw depends on seed, rank, step and resample only, so
 a resumed run draws the same groups.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
@@ -34,18 +35,32 @@ class Judge:
         observe: Function called with the samples of each group and the reason why it is dropped.
     """
 
-    def __init__(self, fetch: Callable[[int, int], Sequence[Any]],
-                 score: Callable[[int, Sequence[Any]], Scores], validity: Validity, *,
-                 local_target: int, group_size: int, scores_per_sample: int,
-                 keep_fraction: float, seed: int,
-                 observe: Optional[Callable[[Sequence[Any], str], None]]) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[int, int], Sequence[Any]],
+        score: Callable[[int, Sequence[Any]], Scores],
+        validity: Validity,
+        *,
+        local_target: int,
+        group_size: int,
+        scores_per_sample: int,
+        keep_fraction: float,
+        seed: int,
+        observe: Optional[Callable[[Sequence[Any], str], None]],
+    ) -> None:
         self._fetch, self._score, self._validity = fetch, score, validity
         self._local_target, self._group_size = local_target, group_size
         self._scores_per_sample = scores_per_sample
         self._keep_fraction, self._seed, self._observe = keep_fraction, seed, observe
 
-    def fetch_and_judge(self, step: StepInProgress, findings: Findings, wanted: int,
-                        initial: Optional[Sequence[Any]], threshold: Optional[float]) -> None:
+    def fetch_and_judge(
+        self,
+        step: StepInProgress,
+        findings: Findings,
+        wanted: int,
+        initial: Optional[Sequence[Any]],
+        threshold: Optional[float],
+    ) -> None:
         """Add the groups of the next batch to the findings of a virtual rank.
 
         Args:
@@ -68,12 +83,25 @@ class Judge:
         drawn = self._draw_random_keep(step, findings.rank, len(verdict.reasons))
         for index, reason in enumerate(verdict.reasons):
             at_random = bool(reason) and reason != NOT_FINITE and drawn[index]
-            self._add_group(step, findings, Group(
-                samples[index * size:(index + 1) * size], step.stats.step,
-                '' if at_random else reason, at_random), reason)
+            self._add_group(
+                step,
+                findings,
+                Group(
+                    samples[index * size : (index + 1) * size],
+                    step.stats.step,
+                    '' if at_random else reason,
+                    at_random,
+                ),
+                reason,
+            )
 
-    def fetch(self, step: StepInProgress, findings: Findings, wanted: int,
-              initial: Optional[Sequence[Any]]) -> Tuple[List[Any], torch.Tensor]:
+    def fetch(
+        self,
+        step: StepInProgress,
+        findings: Findings,
+        wanted: int,
+        initial: Optional[Sequence[Any]],
+    ) -> Tuple[List[Any], torch.Tensor]:
         """Return the next samples of a virtual rank and their scores, float64, flat.
 
         Arguments and errors are as in :meth:`fetch_and_judge`.
@@ -94,12 +122,20 @@ class Judge:
             raise ValueError(incomplete_groups(len(samples), self._group_size))
         scores = to_float64(self._score(findings.rank, samples))
         if len(scores) != len(samples) * self._scores_per_sample:
-            raise ValueError(f'{len(scores) // self._scores_per_sample} scores for {len(samples)} '
-                             f'samples, expected one per sample.')
+            raise ValueError(
+                f'{len(scores) // self._scores_per_sample} scores for {len(samples)} '
+                f'samples, expected one per sample.'
+            )
         return samples, scores
 
-    def add_keyed(self, step: StepInProgress, findings: Findings, samples: Sequence[Any],
-                  keys: Sequence[int], verdicts: Mapping[int, KeyedVerdict]) -> None:
+    def add_keyed(
+        self,
+        step: StepInProgress,
+        findings: Findings,
+        samples: Sequence[Any],
+        keys: Sequence[int],
+        verdicts: Mapping[int, KeyedVerdict],
+    ) -> None:
         """Add the samples of a virtual rank, each by the verdict about its group.
 
         Args:
@@ -115,11 +151,16 @@ class Judge:
         findings.scores += [verdicts[key].mean for key in dict.fromkeys(keys)]
         for sample, key in zip(samples, keys):
             verdict = verdicts[key]
-            self._add_group(step, findings, Group(
-                [sample], step.stats.step, verdict.reason, scores=verdict.scores), verdict.reason)
+            self._add_group(
+                step,
+                findings,
+                Group([sample], step.stats.step, verdict.reason, scores=verdict.scores),
+                verdict.reason,
+            )
 
-    def _add_group(self, step: StepInProgress, findings: Findings, group: Group,
-                   verdict: str) -> None:
+    def _add_group(
+        self, step: StepInProgress, findings: Findings, group: Group, verdict: str
+    ) -> None:
         """Add a judged group to the findings, or count it as dropped.
 
         Args:
@@ -135,8 +176,9 @@ class Judge:
         if self._observe is not None:
             self._observe(group.samples, group.reason)
         # The fallback policy may use the first groups, whether valid or not.
-        original = (not step.attempt
-                    or len(findings.original) * self._group_size < self._local_target)
+        original = (
+            not step.attempt or len(findings.original) * self._group_size < self._local_target
+        )
         if original:
             findings.original.append(group)
         if not group.reason:
@@ -151,11 +193,14 @@ class Judge:
         if not self._keep_fraction:
             return [False] * groups
         generator = torch.Generator().manual_seed(
-            derived_seed(self._seed, rank, step.stats.step, step.attempt, 0))
+            derived_seed(self._seed, rank, step.stats.step, step.attempt, 0)
+        )
         return (torch.rand(groups, generator=generator) < self._keep_fraction).tolist()
 
 
 def incomplete_groups(samples: int, group_size: int) -> str:
     """Return the message about a batch that does not consist of whole groups."""
-    return (f'a batch of {samples} samples does not make whole groups of group_size={group_size}. '
-            f'Set a batch size that it divides, and drop_last.')
+    return (
+        f'a batch of {samples} samples does not make whole groups of group_size={group_size}. '
+        f'Set a batch size that it divides, and drop_last.'
+    )

@@ -3,6 +3,7 @@
 Every rank tells the others the key and the scores of the samples that it drew in a round. So all
 ranks judge the same groups, and each rank knows all scores of the groups of its samples.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -39,16 +40,23 @@ def key_number(key: Hashable) -> int:
         TypeError: If the key is an object without a text of its own, which has its address.
     """
     if type(key).__repr__ is object.__repr__:
-        raise TypeError(f'group_key returned {key!r}, whose text differs between processes; '
-                        f'expected a number, a text, or a tuple of these.')
+        raise TypeError(
+            f'group_key returned {key!r}, whose text differs between processes; '
+            f'expected a number, a text, or a tuple of these.'
+        )
     digest = hashlib.sha256(repr(key).encode('utf-8', 'backslashreplace')).digest()
     return int.from_bytes(digest[:8], 'little') >> 1
 
 
-def judge_across_ranks(channel: Channel, ranks: VirtualRanks, validity: Validity,
-                       keys: Sequence[Sequence[int]], scores: Sequence[torch.Tensor],
-                       drawn: Sequence[int], threshold: Optional[float]
-                       ) -> Dict[int, KeyedVerdict]:
+def judge_across_ranks(
+    channel: Channel,
+    ranks: VirtualRanks,
+    validity: Validity,
+    keys: Sequence[Sequence[int]],
+    scores: Sequence[torch.Tensor],
+    drawn: Sequence[int],
+    threshold: Optional[float],
+) -> Dict[int, KeyedVerdict]:
     """Return the verdict about every group of a round, by key. Collective.
 
     Args:
@@ -72,14 +80,14 @@ def judge_across_ranks(channel: Channel, ranks: VirtualRanks, validity: Validity
     rows = torch.zeros((len(ranks.block(0)), longest, 1 + width), dtype=torch.int64)
     for row, rank_keys, table in zip(rows, keys, scores):
         if len(table):
-            row[:len(table), 0] = torch.tensor(list(rank_keys))
-            row[:len(table), 1:] = table.contiguous().view(torch.int64)
+            row[: len(table), 0] = torch.tensor(list(rank_keys))
+            row[: len(table), 1:] = table.contiguous().view(torch.int64)
     members: Dict[int, List[float]] = {}
     rank = 0
     for gathered, block in zip(channel.gather(rows), ranks.blocks):
-        for row in gathered[:len(block)]:
-            table = row[:drawn[rank], 1:].contiguous().view(torch.float64).tolist()
-            for key, sample_scores in zip(row[:drawn[rank], 0].tolist(), table):
+        for row in gathered[: len(block)]:
+            table = row[: drawn[rank], 1:].contiguous().view(torch.float64).tolist()
+            for key, sample_scores in zip(row[: drawn[rank], 0].tolist(), table):
                 members.setdefault(key, []).extend(sample_scores)
             rank += 1
     verdicts = {}

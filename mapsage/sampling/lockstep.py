@@ -4,6 +4,7 @@ A round fetches and scores samples; a step has as many rounds as it needs for a 
 each round every process sends three facts of its own, and five counts for each virtual rank that it
 carries out. So all processes make the same decision about the next round.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -59,12 +60,21 @@ def round_fields(ranks: VirtualRanks) -> Tuple[str, ...]:
     A process carries out a block of virtual ranks. Process 0 has the longest block, which decides
     the number of fields; a process with a shorter block leaves the last fields at 0.
     """
-    return ('step', 'attempt', 'status', *(
-        f'{name} {position}' for position in range(len(ranks.block(0))) for name in COUNTS))
+    return (
+        'step',
+        'attempt',
+        'status',
+        *(f'{name} {position}' for position in range(len(ranks.block(0))) for name in COUNTS),
+    )
 
 
-def compare_round(consensus: Consensus, ranks: VirtualRanks, error: Optional[Exception],
-                  counts: Sequence[Mapping[str, int]], **facts: int) -> Round:
+def compare_round(
+    consensus: Consensus,
+    ranks: VirtualRanks,
+    error: Optional[Exception],
+    counts: Sequence[Mapping[str, int]],
+    **facts: int,
+) -> Round:
     """Return what all ranks found in a round. Collective: one gather when all is well.
 
     Args:
@@ -79,17 +89,26 @@ def compare_round(consensus: Consensus, ranks: VirtualRanks, error: Optional[Exc
         LockstepError: On every rank, if they are in different steps or attempts.
         RankLostError: Naming the ranks that did not come.
     """
-    facts.update({f'{name} {position}': rank_counts[name]
-                  for position, rank_counts in enumerate(counts) for name in COUNTS})
+    facts.update(
+        {
+            f'{name} {position}': rank_counts[name]
+            for position, rank_counts in enumerate(counts)
+            for name in COUNTS
+        }
+    )
     answers = consensus.tick(**facts)
     if FAILED in answers.by_rank('status').values():
         raise_together(consensus.channel, error, 'fetching or scoring samples')
     if not (answers.agree('step') and answers.agree('attempt')):
         attempts = answers.by_rank('attempt')
-        where = ', '.join(f'rank {rank}: step {step}, resample {attempts[rank]}'
-                          for rank, step in answers.by_rank('step').items())
-        raise LockstepError(f'ranks sample in different steps ({where}). Each must call sample() '
-                            f'equally often and resume from the same checkpoint.')
+        where = ', '.join(
+            f'rank {rank}: step {step}, resample {attempts[rank]}'
+            for rank, step in answers.by_rank('step').items()
+        )
+        raise LockstepError(
+            f'ranks sample in different steps ({where}). Each must call sample() '
+            f'equally often and resume from the same checkpoint.'
+        )
     blocks = list(zip(consensus.channel.ranks, ranks.blocks))
     positions = range(len(ranks.block(0)))
     counts_by_name = []
@@ -97,8 +116,13 @@ def compare_round(consensus: Consensus, ranks: VirtualRanks, error: Optional[Exc
         # `by_rank` walks over all processes. Calling it for every virtual rank would make this
         # quadratic in the number of ranks.
         by_position = [answers.by_rank(f'{name} {position}') for position in positions]
-        counts_by_name.append([by_position[position][process] for process, block in blocks
-                               for position in range(len(block))])
+        counts_by_name.append(
+            [
+                by_position[position][process]
+                for process, block in blocks
+                for position in range(len(block))
+            ]
+        )
     # ENDED is the largest status, so the smallest one is ENDED if all loaders have ended.
     return Round(answers.min('status') == ENDED, *counts_by_name)
 
@@ -111,6 +135,7 @@ def check_equal_settings(channel: Channel, settings: str) -> None:
     """
     texts = channel.gather_texts(settings)
     if len(set(texts)) > 1:
-        raise LockstepError('dynamic sampling has different settings on different ranks: '
-                            + '; '.join(f'rank {rank}: {text}'
-                                        for rank, text in zip(channel.ranks, texts)))
+        raise LockstepError(
+            'dynamic sampling has different settings on different ranks: '
+            + '; '.join(f'rank {rank}: {text}' for rank, text in zip(channel.ranks, texts))
+        )

@@ -3,6 +3,7 @@
 The header is pickle, which runs code when it is read. So it is sealed with the secret of the job,
 and must never be read from a file.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -74,8 +75,9 @@ def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
     return offset
 
 
-def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int,
-                   secret: bytes) -> List[Any]:
+def unpack_samples(
+    buffer: torch.Tensor, offset: int, header_bytes: int, secret: bytes
+) -> List[Any]:
     """Return the samples that lie in a uint8 buffer from ``offset`` on.
 
     Their arrays are copied out of the buffer.
@@ -84,15 +86,20 @@ def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int,
         BrokenSealError: If the header does not come from a rank of this job.
     """
     if not 0 <= header_bytes <= buffer.numel() - offset:
-        raise BrokenSealError(f'a header of {header_bytes} bytes in {buffer.numel() - offset}: the '
-                              f'numbers were changed on their way between two ranks.')
+        raise BrokenSealError(
+            f'a header of {header_bytes} bytes in {buffer.numel() - offset}: the '
+            f'numbers were changed on their way between two ranks.'
+        )
     header = unseal(ctypes.string_at(buffer.data_ptr() + offset, header_bytes), secret, _PURPOSE)
     table, stream = pickle.loads(header)
     offset += header_bytes
     arrays = []
     for kind, dtype, shape in table:
-        array: Array = (torch.empty(shape, dtype=getattr(torch, dtype)) if kind == 'tensor' else
-                        np.empty(shape, np.dtype(dtype)))
+        array: Array = (
+            torch.empty(shape, dtype=getattr(torch, dtype))
+            if kind == 'tensor'
+            else np.empty(shape, np.dtype(dtype))
+        )
         size = _size(array)
         if size:
             ctypes.memmove(_address(array), buffer.data_ptr() + offset, size)
@@ -102,7 +109,6 @@ def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int,
 
 
 class _Pickler(pickle.Pickler):
-
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
         self.arrays: List[Array] = []
@@ -110,7 +116,8 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: object) -> Optional[int]:
         if not (type(obj) is torch.Tensor and not obj.__dict__) and not (
-                type(obj) is np.ndarray and obj.dtype.kind in 'biufc'):
+            type(obj) is np.ndarray and obj.dtype.kind in 'biufc'
+        ):
             return None
         if id(obj) not in self._known:
             # Keep the object alive, so that no other object gets its id.
@@ -121,15 +128,19 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         # A class that computes by itself (__torch_dispatch__) also knows how it is pickled.
         if not isinstance(obj, torch.Tensor) or _dispatch_of(type(obj)) != _dispatch_of(
-                torch.Tensor):
+            torch.Tensor
+        ):
             return NotImplemented
         plain = obj.detach().as_subclass(torch.Tensor)
-        return _with_class, (plain, type(obj), dict(obj.__dict__),
-                             isinstance(obj, nn.Parameter) and obj.requires_grad)
+        return _with_class, (
+            plain,
+            type(obj),
+            dict(obj.__dict__),
+            isinstance(obj, nn.Parameter) and obj.requires_grad,
+        )
 
 
 class _Unpickler(pickle.Unpickler):
-
     def __init__(self, file: io.BytesIO, arrays: List[Array]) -> None:
         super().__init__(file)
         self._arrays = arrays
@@ -138,8 +149,9 @@ class _Unpickler(pickle.Unpickler):
         return self._arrays[pid]
 
 
-def _with_class(plain: torch.Tensor, kind: type, attributes: Dict[str, Any],
-                requires_grad: bool) -> torch.Tensor:
+def _with_class(
+    plain: torch.Tensor, kind: type, attributes: Dict[str, Any], requires_grad: bool
+) -> torch.Tensor:
     """Return a tensor as one of a subclass, with the attributes that it had."""
     tensor: Any = plain.as_subclass(kind)
     tensor.requires_grad_(requires_grad)
@@ -156,8 +168,10 @@ def _to_host(array: Array) -> Array:
         # ascontiguousarray turns a 0-dimensional array into a 1-dimensional one.
         return np.ascontiguousarray(array).reshape(array.shape)
     if array.layout is not torch.strided or array.is_quantized:
-        raise TypeError(f'a sample holds a {array.layout} tensor of dtype {array.dtype}: only '
-                        f'dense tensors can move to another rank. Call to_dense() or dequantize().')
+        raise TypeError(
+            f'a sample holds a {array.layout} tensor of dtype {array.dtype}: only '
+            f'dense tensors can move to another rank. Call to_dense() or dequantize().'
+        )
     return array.detach().cpu().resolve_conj().contiguous()
 
 

@@ -3,6 +3,7 @@
 A plan follows from counts that are equal on all ranks, so every rank computes the same one.
 `exchange.py` carries it out.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -52,8 +53,9 @@ class ExchangePlan:
         return begin, begin + self.targets[rank]
 
 
-def plan_exchange(valid_counts: Sequence[int], target: Union[int, Sequence[int]],
-                  group_size: int = 1) -> ExchangePlan:
+def plan_exchange(
+    valid_counts: Sequence[int], target: Union[int, Sequence[int]], group_size: int = 1
+) -> ExchangePlan:
     """Plan the smallest number of moves after which every rank has its target. Pure.
 
     A rank keeps its first samples, up to its target, in their order. Ranks with the largest surplus
@@ -82,16 +84,19 @@ def plan_exchange(valid_counts: Sequence[int], target: Union[int, Sequence[int]]
     want = [count // group_size for count in targets]
     lacking = sum(max(0, w - h) for h, w in zip(have, want))
     gift_counts = _level([max(0, h - w) for h, w in zip(have, want)], lacking)
-    gifts = ((rank, want[rank] + k) for rank, count in enumerate(gift_counts)
-             for k in range(count))
+    gifts = ((rank, want[rank] + k) for rank, count in enumerate(gift_counts) for k in range(count))
     slots = ((rank, k) for rank, (h, w) in enumerate(zip(have, want)) for k in range(h, w))
-    return ExchangePlan(tuple(valid_counts), tuple(targets),
-                        tuple(count * group_size for count in gift_counts),
-                        tuple(_moves(gifts, slots, group_size)))
+    return ExchangePlan(
+        tuple(valid_counts),
+        tuple(targets),
+        tuple(count * group_size for count in gift_counts),
+        tuple(_moves(gifts, slots, group_size)),
+    )
 
 
-def _moves(gifts: Iterator[Tuple[int, int]], slots: Iterator[Tuple[int, int]],
-           group_size: int) -> Iterator[Move]:
+def _moves(
+    gifts: Iterator[Tuple[int, int]], slots: Iterator[Tuple[int, int]], group_size: int
+) -> Iterator[Move]:
     for (source, gift), (destination, slot) in zip(gifts, slots):
         for k in range(group_size):
             yield Move(source, gift * group_size + k, destination, slot * group_size + k)
@@ -120,13 +125,19 @@ def _check(valid_counts: Sequence[int], targets: Sequence[int], group_size: int)
     if group_size < 1:
         raise ValueError(f'group_size={group_size}, expected 1 or more.')
     if len(targets) != len(valid_counts):
-        raise ValueError(f'{len(valid_counts)} counts and {len(targets)} targets, expected one '
-                         f'count and one target per rank.')
+        raise ValueError(
+            f'{len(valid_counts)} counts and {len(targets)} targets, expected one '
+            f'count and one target per rank.'
+        )
     for name, numbers in (('valid_counts', valid_counts), ('target', targets)):
         wrong = [number for number in numbers if number < 0 or number % group_size]
         if wrong:
-            raise ValueError(f'{name} has {wrong[0]}, expected whole groups: a multiple of '
-                             f'group_size={group_size} that is not negative.')
+            raise ValueError(
+                f'{name} has {wrong[0]}, expected whole groups: a multiple of '
+                f'group_size={group_size} that is not negative.'
+            )
     if sum(valid_counts) < sum(targets):
-        raise ValueError(f'{sum(valid_counts)} valid samples for targets of {sum(targets)}: decide '
-                         f'the shortfall first, see mapsage.sampling.decide_shortfall.')
+        raise ValueError(
+            f'{sum(valid_counts)} valid samples for targets of {sum(targets)}: decide '
+            f'the shortfall first, see mapsage.sampling.decide_shortfall.'
+        )

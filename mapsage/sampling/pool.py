@@ -1,4 +1,5 @@
 """Samples before a step uses them: one by one, in groups, and in the pool for the next steps."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -94,12 +95,24 @@ class SurplusPool:
 
     def state_dict(self) -> List[Dict[str, Any]]:
         """Return samples, step and reason of every group."""
-        return [dict(samples=list(group.samples), found_at=group.found_at,
-                     at_random=group.at_random, scores=list(group.scores))
-                for group in self._groups]
+        return [
+            dict(
+                samples=list(group.samples),
+                found_at=group.found_at,
+                at_random=group.at_random,
+                scores=list(group.scores),
+            )
+            for group in self._groups
+        ]
 
     def load_state_dict(self, state: Sequence[Dict[str, Any]]) -> None:
         """Replace the groups by the ones that :meth:`state_dict` returned."""
-        self._groups = [Group(list(group['samples']), group['found_at'],
-                              at_random=group.get('at_random', False),
-                              scores=tuple(group.get('scores', ()))) for group in state]
+        self._groups = [
+            Group(
+                list(group['samples']),
+                group['found_at'],
+                at_random=group.get('at_random', False),
+                scores=tuple(group.get('scores', ())),
+            )
+            for group in state
+        ]

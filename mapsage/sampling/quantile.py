@@ -1,4 +1,5 @@
 """The latest scores, and a threshold that follows them."""
+
 from __future__ import annotations
 
 import itertools
@@ -45,7 +46,7 @@ class ScoreWindow:
 
     def latest(self) -> List[float]:
         """Return the latest scores, ``size`` of them in a full window."""
-        return list(itertools.chain(*self._rounds))[-self._size:]
+        return list(itertools.chain(*self._rounds))[-self._size :]
 
     def state_dict(self) -> List[List[float]]:
         """Return the scores by round."""

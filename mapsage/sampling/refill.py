@@ -1,4 +1,5 @@
 """Estimate how many samples to fetch when valid ones are missing."""
+
 from __future__ import annotations
 
 import math
@@ -74,7 +75,7 @@ def refill_size(deficit: int, pass_rate: float, limit: int, deviations: float = 
         return limit
     # The positive root of rate * x**2 + shift * x = deficit, with x = sqrt(n).
     shift = deviations * math.sqrt(rate * (1 - rate))
-    groups = ((math.sqrt(shift**2 + 4 * rate * deficit) - shift) / (2 * rate))**2
+    groups = ((math.sqrt(shift**2 + 4 * rate * deficit) - shift) / (2 * rate)) ** 2
     # Rounding errors must not ask for one group more.
     whole = math.floor(groups + 0.5) if deviations > 0 else math.ceil(groups * (1 - 1e-12))
     return max(1, min(whole, limit))

@@ -5,6 +5,7 @@ A step is a number of rounds: every rank fetches, scores and judges batches, and
 decisions: whether to draw more (`refill.py`), what to do without enough (`shortfall.py`) and which
 samples move (`plan.py`, `exchange.py`). What a rank does by itself in a round is in `judging.py`.
 """
+
 from __future__ import annotations
 
 import logging
@@ -71,19 +72,31 @@ class BlockSampler:
             ``local_target`` when None.
     """
 
-    def __init__(self, fetch: Callable[[int, int], Sequence[Any]],
-                 score: Callable[[int, Sequence[Any]], Any], validity: Validity, local_target: int,
-                 ranks: Optional[VirtualRanks] = None, group_size: int = 1,
-                 max_resample_times: int = 3, shortfall: str = 'fallback',
-                 max_age: Optional[int] = None, max_refill_rounds: int = 4,
-                 keep_fraction: float = 0.0, unbiased: bool = False, scores_per_sample: int = 1,
-                 seed: int = 0, channel: Optional[Channel] = None,
-                 group: Optional[Any] = None, timeout: Optional[float] = None,
-                 place: Optional[Callable[[Any], Any]] = None,
-                 observe: Optional[Callable[[Sequence[Any], str], None]] = None,
-                 logger: Optional[logging.Logger] = None,
-                 group_key: Optional[Callable[[Any], Hashable]] = None,
-                 initial_size: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[int, int], Sequence[Any]],
+        score: Callable[[int, Sequence[Any]], Any],
+        validity: Validity,
+        local_target: int,
+        ranks: Optional[VirtualRanks] = None,
+        group_size: int = 1,
+        max_resample_times: int = 3,
+        shortfall: str = 'fallback',
+        max_age: Optional[int] = None,
+        max_refill_rounds: int = 4,
+        keep_fraction: float = 0.0,
+        unbiased: bool = False,
+        scores_per_sample: int = 1,
+        seed: int = 0,
+        channel: Optional[Channel] = None,
+        group: Optional[Any] = None,
+        timeout: Optional[float] = None,
+        place: Optional[Callable[[Any], Any]] = None,
+        observe: Optional[Callable[[Sequence[Any], str], None]] = None,
+        logger: Optional[logging.Logger] = None,
+        group_key: Optional[Callable[[Any], Hashable]] = None,
+        initial_size: Optional[int] = None,
+    ) -> None:
         self.local_target, self.group_size, self._validity = local_target, group_size, validity
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
         self.shortfall = shortfall
@@ -96,15 +109,20 @@ class BlockSampler:
         self._ranks = ranks or VirtualRanks(processes, processes)
         self._block = self._ranks.block(channel.ranks.index(channel.rank))
         self._consensus = Consensus(round_fields(self._ranks), channel=channel)
-        check_equal_settings(channel, (
-            f'local_target={local_target}, group_size={group_size}, '
-            f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
-            f'max_age={max_age}, initial_size={self._initial_size}, '
-            f'max_refill_rounds={max_refill_rounds}, group_key={group_key is not None}, '
-            f'keep_fraction={keep_fraction}, unbiased={unbiased}, '
-            f'scores_per_sample={scores_per_sample}, {validity}'))
-        check_settings(local_target, group_size, max_resample_times, max_refill_rounds,
-                       keep_fraction, unbiased)
+        check_equal_settings(
+            channel,
+            (
+                f'local_target={local_target}, group_size={group_size}, '
+                f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
+                f'max_age={max_age}, initial_size={self._initial_size}, '
+                f'max_refill_rounds={max_refill_rounds}, group_key={group_key is not None}, '
+                f'keep_fraction={keep_fraction}, unbiased={unbiased}, '
+                f'scores_per_sample={scores_per_sample}, {validity}'
+            ),
+        )
+        check_settings(
+            local_target, group_size, max_resample_times, max_refill_rounds, keep_fraction, unbiased
+        )
         check_policy(shortfall)
         if group_key is None:
             validity.check_group_size(group_size * scores_per_sample)
@@ -112,9 +130,17 @@ class BlockSampler:
             check_keyed_settings(group_size, max_age, keep_fraction)
         self._group_key = group_key
         self._world = self._ranks.count
-        self._judge = Judge(fetch, score, validity, local_target=local_target,
-                            group_size=group_size, scores_per_sample=scores_per_sample,
-                            keep_fraction=keep_fraction, seed=seed, observe=observe)
+        self._judge = Judge(
+            fetch,
+            score,
+            validity,
+            local_target=local_target,
+            group_size=group_size,
+            scores_per_sample=scores_per_sample,
+            keep_fraction=keep_fraction,
+            seed=seed,
+            observe=observe,
+        )
         logger = logger or logging.getLogger(__name__)
         # Numbers in the log: global ranks where every process runs one virtual rank.
         names = channel.ranks if self._ranks.one_each else range(self._world)
@@ -140,8 +166,7 @@ class BlockSampler:
         """Number of the step in progress or of the last one; the first is 1."""
         return self._step
 
-    def sample_block(self, initial: Optional[Sequence[Sequence[Any]]] = None
-                     ) -> List[SampledBatch]:
+    def sample_block(self, initial: Optional[Sequence[Sequence[Any]]] = None) -> List[SampledBatch]:
         """Return the next step's batch of every virtual rank of this process. Collective.
 
         Args:
@@ -160,8 +185,9 @@ class BlockSampler:
         carried = self._surplus() + self._not_restored
         usable, expired = zip(*[pool.take(self._step) for pool in self._pools])
         stats = StepStatistics(step=self._step, goal=self.global_target, carried=carried)
-        step = StepInProgress(stats, [Findings(rank, groups)
-                                      for rank, groups in zip(self._block, usable)])
+        step = StepInProgress(
+            stats, [Findings(rank, groups) for rank, groups in zip(self._block, usable)]
+        )
         try:
             decision = self._collect(step, initial)
             batches = self._hand_out(step, decision)
@@ -204,17 +230,22 @@ class BlockSampler:
         step.stats.surplus = self._surplus() + self._not_restored
         self.totals.add_unfinished(step.stats)
 
-    def _collect(self, step: StepInProgress,
-                 initial: Optional[Sequence[Sequence[Any]]]) -> Decision:
+    def _collect(
+        self, step: StepInProgress, initial: Optional[Sequence[Sequence[Any]]]
+    ) -> Decision:
         """Fetch and judge until there are enough samples or no attempts are left. Collective."""
         result = self._round(step, [self._initial_size] * self._world, initial)
         if result.ended:
-            raise EndOfData(f'step {step.stats.step}: the loaders of all {self._world} rank(s) '
-                            f'have ended.')
+            raise EndOfData(
+                f'step {step.stats.step}: the loaders of all {self._world} rank(s) have ended.'
+            )
         step.stats.initial = step.stats.valid
         step.stats.first_judged, step.stats.first_passed = step.stats.judged, step.stats.passed
-        self._log.line(step, '[DynSample] Initial batch: collected %s valid samples globally',
-                       self._log.format_progress(step))
+        self._log.line(
+            step,
+            '[DynSample] Initial batch: collected %s valid samples globally',
+            self._log.format_progress(step),
+        )
         while self._wants_more(step, result):
             result = self._resample(step)
         return self._decide(step, result)
@@ -226,10 +257,14 @@ class BlockSampler:
         counted yet) belong to this process; the rest is equal on all processes. ``ranks`` are the
         first virtual rank of this process, the one after its last, and the number of all.
         """
-        return dict(step=self._step, rate=self._rate.state_dict(),
-                    ranks=[self._block.start, self._block.stop, self._world],
-                    pools=[pool.state_dict() for pool in self._pools],
-                    scores=self._scores.state_dict(), not_restored=self._not_restored)
+        return dict(
+            step=self._step,
+            rate=self._rate.state_dict(),
+            ranks=[self._block.start, self._block.stop, self._world],
+            pools=[pool.state_dict() for pool in self._pools],
+            scores=self._scores.state_dict(),
+            not_restored=self._not_restored,
+        )
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`, with samples left out of its pools as not_restored.
@@ -245,7 +280,8 @@ class BlockSampler:
                 f'{_describe_ranks(*ranks)}: its pool would be trained on twice, and another one '
                 f"not at all. Save the state of every rank, in a file with the rank's number in "
                 f"its name (accelerate's register_for_checkpointing saves that of rank 0 only). To "
-                f"continue without the pools, set state['pool'] = [] and delete state['ranks'].")
+                f"continue without the pools, set state['pool'] = [] and delete state['ranks']."
+            )
         self._step, self._not_restored = state['step'], state.get('not_restored', 0)
         self._rate.load_state_dict(state['rate'])
         for pool, groups in zip(self._pools, state['pools']):
@@ -253,30 +289,49 @@ class BlockSampler:
         self._scores.load_state_dict(state.get('scores', ()))
 
     def _wants_more(self, step: StepInProgress, result: Round) -> bool:
-        return (step.stats.missing > 0 and step.attempt < self.max_resample_times
-                and not result.ended)
+        return (
+            step.stats.missing > 0 and step.attempt < self.max_resample_times and not result.ended
+        )
 
     def _resample(self, step: StepInProgress) -> Round:
         step.attempt += 1
         rate = self._rate.value
         groups = refill_size(
-            step.stats.missing // self.group_size, rate + (1 - rate) * self.keep_fraction,
+            step.stats.missing // self.group_size,
+            rate + (1 - rate) * self.keep_fraction,
             self.max_refill_rounds * max(1, self._initial_size // self.group_size) * self._world,
-            self._deviations(step))
+            self._deviations(step),
+        )
         if self._group_key is not None:
             # A group may need a part of every rank.
             groups = math.ceil(groups / self._world) * self._world
-        wanted = [count * self.group_size
-                  for count in divide_groups(groups, self._world, step.stats.step % self._world)]
-        self._log.line(step, '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
-                       step.attempt, self.max_resample_times, self._log.format_progress(step),
-                       step.stats.missing)
-        self._log.line(step, '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d',
-                       self._log.name, step.attempt)
+        wanted = [
+            count * self.group_size
+            for count in divide_groups(groups, self._world, step.stats.step % self._world)
+        ]
+        self._log.line(
+            step,
+            '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
+            step.attempt,
+            self.max_resample_times,
+            self._log.format_progress(step),
+            step.stats.missing,
+        )
+        self._log.line(
+            step,
+            '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d',
+            self._log.name,
+            step.attempt,
+        )
         result = self._round(step, wanted, None)
         step.stats.attempts, step.stats.wanted = step.attempt, step.stats.wanted + sum(wanted)
-        self._log.line(step, '[DynSample-SYNC] Rank %d: After resample #%d, global_pool=%s',
-                       self._log.name, step.attempt, self._log.format_progress(step))
+        self._log.line(
+            step,
+            '[DynSample-SYNC] Rank %d: After resample #%d, global_pool=%s',
+            self._log.name,
+            step.attempt,
+            self._log.format_progress(step),
+        )
         return result
 
     def _deviations(self, step: StepInProgress) -> float:
@@ -287,8 +342,12 @@ class BlockSampler:
             return -2.0 if last else 0.0
         return 0.0 if last else 1.0
 
-    def _round(self, step: StepInProgress, wanted: Sequence[int],
-               initial: Optional[Sequence[Sequence[Any]]]) -> Round:
+    def _round(
+        self,
+        step: StepInProgress,
+        wanted: Sequence[int],
+        initial: Optional[Sequence[Sequence[Any]]],
+    ) -> Round:
         """Fetch and judge on this process, and return the counts of all ranks. Collective.
 
         Args:
@@ -305,26 +364,42 @@ class BlockSampler:
             if self._group_key is None:
                 for position, findings in enumerate(step.findings):
                     self._judge.fetch_and_judge(
-                        step, findings, wanted[findings.rank],
-                        None if initial is None else initial[position], threshold)
+                        step,
+                        findings,
+                        wanted[findings.rank],
+                        None if initial is None else initial[position],
+                        threshold,
+                    )
             else:
                 self._draw_keyed(step, wanted, initial, threshold)
         # From a score, a loop would take it for the end of the data.
         except StopIteration as error:
-            failure = RuntimeError(f'the score or its observer raised {error!r}: '
-                                   f'look for a next() in it without a default.')
+            failure = RuntimeError(
+                f'the score or its observer raised {error!r}: '
+                f'look for a next() in it without a default.'
+            )
         except Exception as error:
             # All ranks learn of it and raise.
             failure = error
         ended = all(findings.ended for findings in step.findings)
         result = compare_round(
-            self._consensus, self._ranks, failure, [dict(
-                valid=len(findings.usable) * self.group_size, judged=findings.judged,
-                passed=findings.passed, not_finite=findings.not_finite,
-                original=len(findings.original) * self.group_size)
-                for findings in step.findings],
-            step=self._step, attempt=step.attempt,
-            status=FAILED if failure else ENDED if ended else OK)
+            self._consensus,
+            self._ranks,
+            failure,
+            [
+                dict(
+                    valid=len(findings.usable) * self.group_size,
+                    judged=findings.judged,
+                    passed=findings.passed,
+                    not_finite=findings.not_finite,
+                    original=len(findings.original) * self.group_size,
+                )
+                for findings in step.findings
+            ],
+            step=self._step,
+            attempt=step.attempt,
+            status=FAILED if failure else ENDED if ended else OK,
+        )
         stats = step.stats
         judged, passed = sum(result.judged), sum(result.passed)
         self._rate.add(judged, passed, sum(result.not_finite))
@@ -335,9 +410,13 @@ class BlockSampler:
         stats.missing = max(0, self.global_target - stats.valid)
         return result
 
-    def _draw_keyed(self, step: StepInProgress, wanted: Sequence[int],
-                    initial: Optional[Sequence[Sequence[Any]]], threshold: Optional[float]
-                    ) -> None:
+    def _draw_keyed(
+        self,
+        step: StepInProgress,
+        wanted: Sequence[int],
+        initial: Optional[Sequence[Sequence[Any]]],
+        threshold: Optional[float],
+    ) -> None:
         """Fetch on this process, and judge the groups of all ranks by their keys. Collective.
 
         Raises:
@@ -352,10 +431,14 @@ class BlockSampler:
         try:
             for position, findings in enumerate(step.findings):
                 samples[position], scores = self._judge.fetch(
-                    step, findings, wanted[findings.rank],
-                    None if initial is None else initial[position])
-                keys[position] = [key_number(self._group_key(sample))
-                                  for sample in samples[position]]
+                    step,
+                    findings,
+                    wanted[findings.rank],
+                    None if initial is None else initial[position],
+                )
+                keys[position] = [
+                    key_number(self._group_key(sample)) for sample in samples[position]
+                ]
                 if samples[position]:
                     tables[position] = scores.view(len(samples[position]), -1)
         # All ranks learn of it and raise.
@@ -363,14 +446,22 @@ class BlockSampler:
             failure = error
         # Whoever has failed has no scores to share.
         drawn = compare_round(
-            self._consensus, self._ranks, failure, [dict(
-                valid=0, judged=len(rank_samples), passed=0, not_finite=0, original=0)
-                for rank_samples in samples], step=self._step, attempt=step.attempt,
-            status=FAILED if failure else OK).judged
+            self._consensus,
+            self._ranks,
+            failure,
+            [
+                dict(valid=0, judged=len(rank_samples), passed=0, not_finite=0, original=0)
+                for rank_samples in samples
+            ],
+            step=self._step,
+            attempt=step.attempt,
+            status=FAILED if failure else OK,
+        ).judged
         if not max(drawn):
             return
-        verdicts = judge_across_ranks(self._consensus.channel, self._ranks, self._validity, keys,
-                                      tables, drawn, threshold)
+        verdicts = judge_across_ranks(
+            self._consensus.channel, self._ranks, self._validity, keys, tables, drawn, threshold
+        )
         for findings, rank_samples, rank_keys in zip(step.findings, samples, keys):
             self._judge.add_keyed(step, findings, rank_samples, rank_keys, verdicts)
 
@@ -387,12 +478,16 @@ class BlockSampler:
 
     def _decide(self, step: StepInProgress, result: Round) -> Decision:
         if step.stats.missing:
-            self._log.line(step, '[DynSample] Shortage: %d/%d samples missing', step.stats.missing,
-                           self.global_target)
+            self._log.line(
+                step,
+                '[DynSample] Shortage: %d/%d samples missing',
+                step.stats.missing,
+                self.global_target,
+            )
         try:
             decision = decide_shortfall(
-                self.shortfall, result.valid, result.original, self.local_target,
-                self.group_size)
+                self.shortfall, result.valid, result.original, self.local_target, self.group_size
+            )
         except ShortfallError:
             step.stats.outcome = self.shortfall
             # Store the groups, so that none is lost if the caller continues.
@@ -412,22 +507,26 @@ class BlockSampler:
         for findings in step.findings:
             source = findings.original if fallen_back else findings.usable
             supply = decision.supplies[findings.rank]
-            samples = [DatedSample(sample, group.found_at, group.scores)
-                       for group in source for sample in group.samples]
+            samples = [
+                DatedSample(sample, group.found_at, group.scores)
+                for group in source
+                for sample in group.samples
+            ]
             supplied.append([samples[index] for index in supply])
             groups.append([source[index // size] for index in supply])
             stats.replicated += len(supply) - len(samples)
             # Groups are left over only where none is replicated.
             left = len(plan.leftover(findings.rank)) // size
-            used.update(id(group) for group in source[:len(source) - left])
+            used.update(id(group) for group in source[: len(source) - left])
             repeats += len(supply) - len(set(supply))
-            invalid += sum(bool(group.reason) for group in source[:len(source) - left])
+            invalid += sum(bool(group.reason) for group in source[: len(source) - left])
         if stats.missing:
             local_counts = torch.tensor([repeats, invalid])
             counts = torch.stack(self._consensus.channel.gather(local_counts)).sum(0).tolist()
             self._log.shortfall(step, *counts)
-        dated = exchange_blocks(supplied, plan, self._ranks, self._consensus.channel,
-                                self._place_dated, stats.traffic)
+        dated = exchange_blocks(
+            supplied, plan, self._ranks, self._consensus.channel, self._place_dated, stats.traffic
+        )
         weights = self._weights(groups, decision)
         samples_by_rank = [[sample.sample for sample in batch] for batch in dated]
         make_distinct(samples_by_rank)
@@ -437,18 +536,26 @@ class BlockSampler:
             stats.received += len(batch) - plan.kept(rank)
             self._log.batch(step, rank, len(batch), None if fallen_back else plan.slice_of(rank))
         self._store_unused(step, used)
-        return [SampledBatch(
-            rank_samples, decision.loss_weights[rank], stats, rank_weights,
-            tuple(stats.step - sample.found_at for sample in batch),
-            tuple(sample.group_scores for sample in batch) if self._group_key else ())
-            for rank, rank_samples, rank_weights, batch
-            in zip(self._block, samples_by_rank, weights, dated)]
+        return [
+            SampledBatch(
+                rank_samples,
+                decision.loss_weights[rank],
+                stats,
+                rank_weights,
+                tuple(stats.step - sample.found_at for sample in batch),
+                tuple(sample.group_scores for sample in batch) if self._group_key else (),
+            )
+            for rank, rank_samples, rank_weights, batch in zip(
+                self._block, samples_by_rank, weights, dated
+            )
+        ]
 
     def _place_dated(self, dated: DatedSample) -> DatedSample:
         return dated if self._place is None else dated._replace(sample=self._place(dated.sample))
 
-    def _weights(self, supplied: Sequence[Sequence[Group]],
-                 decision: Decision) -> List[Tuple[float, ...]]:
+    def _weights(
+        self, supplied: Sequence[Sequence[Group]], decision: Decision
+    ) -> List[Tuple[float, ...]]:
         """Return the weight of each sample in the batches. Collective where they may differ.
 
         A group that was kept with probability k weighs 1/k, times the mean of k over all groups, so
@@ -465,14 +572,21 @@ class BlockSampler:
         local_weights = [[1.0] * len(groups) for groups in supplied]
         if unbiased:
             share = self._rate.kept(self.keep_fraction)
-            local_weights = [[share / self.keep_fraction if group.at_random else share
-                              for group in groups] for groups in supplied]
+            local_weights = [
+                [share / self.keep_fraction if group.at_random else share for group in groups]
+                for groups in supplied
+            ]
         if decision.sample_weights:
             local_weights = [
                 [weight * factor for weight, factor in zip(weights, decision.sample_weights[rank])]
-                for rank, weights in zip(self._block, local_weights)]
-        return [tuple(weights) for weights in exchange_weights(
-            self._consensus.channel, decision.plan, local_weights, self._ranks)]
+                for rank, weights in zip(self._block, local_weights)
+            ]
+        return [
+            tuple(weights)
+            for weights in exchange_weights(
+                self._consensus.channel, decision.plan, local_weights, self._ranks
+            )
+        ]
 
     def _store_unused(self, step: StepInProgress, used: Set[int]) -> None:
         """Store the unused groups in the pools, and count the ones that the pools refuse."""
@@ -486,5 +600,8 @@ class BlockSampler:
 
 def _describe_ranks(start: int, stop: int, count: int) -> str:
     """Return the virtual ranks of a process in words."""
-    return (f'rank {start} of {count}' if stop == start + 1 else
-            f'ranks {start} to {stop - 1} of {count}')
+    return (
+        f'rank {start} of {count}'
+        if stop == start + 1
+        else f'ranks {start} to {stop - 1} of {count}'
+    )

@@ -5,6 +5,7 @@ A scorer overrides one of two methods: ``score`` judges one sample in the loader
 Users may also pass a plain function, or an object with only the members that it needs:
 :func:`as_scorer` wraps these, so that the sampling code deals with a :class:`Scorer` only.
 """
+
 from __future__ import annotations
 
 import math
@@ -115,8 +116,9 @@ class Scorer:
             first: Whether it is the first batch of the step.
         """
 
-    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any],
-                      channels: Optional[Tuple[int, ...]]) -> None:
+    def save_pictures(
+        self, folder: Path, metainfo: Mapping[str, Any], channels: Optional[Tuple[int, ...]]
+    ) -> None:
         """Write pictures of recently scored samples. Called on the first rank, with the gallery.
 
         Args:
@@ -174,8 +176,9 @@ class _AdaptedScorer(Scorer):
     def begin_batch(self, slot: int, first: bool) -> None:
         self._call('begin_batch', slot, first)
 
-    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any],
-                      channels: Optional[Tuple[int, ...]]) -> None:
+    def save_pictures(
+        self, folder: Path, metainfo: Mapping[str, Any], channels: Optional[Tuple[int, ...]]
+    ) -> None:
         self._call('save_pictures', folder, metainfo, channels)
 
     def _call(self, method: str, *args: Any) -> Any:
@@ -199,6 +202,8 @@ def as_scorer(score: Any) -> Scorer:
     if isinstance(score, Scorer):
         return score
     if not callable(score) and not hasattr(score, 'score'):
-        raise ValueError(f'score={score!r}, expected a config such as '
-                         f"dict(type='LabelScore', metric='class_entropy') or a callable.")
+        raise ValueError(
+            f'score={score!r}, expected a config such as '
+            f"dict(type='LabelScore', metric='class_entropy') or a callable."
+        )
     return _AdaptedScorer(score)

@@ -1,4 +1,5 @@
 """Combine scores: weighted sums of reward functions, and moving averages per tile."""
+
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -30,13 +31,16 @@ class WeightedRewards:
         ValueError: If there is no function, or a different number of weights.
     """
 
-    def __init__(self, functions: Sequence[ScoreFunction],
-                 weights: Optional[Sequence[float]] = None) -> None:
+    def __init__(
+        self, functions: Sequence[ScoreFunction], weights: Optional[Sequence[float]] = None
+    ) -> None:
         self._functions = [as_scorer(function) for function in functions]
         self._weights = [1.0] * len(functions) if weights is None else list(weights)
         if not functions or len(self._weights) != len(functions):
-            raise ValueError(f'{len(functions)} reward function(s) and {len(self._weights)} '
-                             f'weight(s), expected one weight for each of one or more.')
+            raise ValueError(
+                f'{len(functions)} reward function(s) and {len(self._weights)} '
+                f'weight(s), expected one weight for each of one or more.'
+            )
 
     def __call__(self, samples: Sequence[Any]) -> torch.Tensor:
         """Return float64 rewards of shape ``(len(samples),)`` in host memory.
@@ -48,8 +52,10 @@ class WeightedRewards:
         for function, weight in zip(self._functions, self._weights):
             rewards = to_float64(function(samples))
             if len(rewards) != len(samples):
-                raise ValueError(f'{function.name} returned {len(rewards)} rewards for '
-                                 f'{len(samples)} samples, expected one per sample.')
+                raise ValueError(
+                    f'{function.name} returned {len(rewards)} rewards for '
+                    f'{len(samples)} samples, expected one per sample.'
+                )
             total += weight * rewards
         return total
 
@@ -70,8 +76,9 @@ class TileHistory:
         ValueError: For a setting out of range.
     """
 
-    def __init__(self, scorer: ScoreFunction, momentum: float = 0.5, recheck: int = 200,
-                 turns: int = 1) -> None:
+    def __init__(
+        self, scorer: ScoreFunction, momentum: float = 0.5, recheck: int = 200, turns: int = 1
+    ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f'momentum={momentum}, expected a share from 0 to less than 1.')
         if recheck < 1:
@@ -92,19 +99,26 @@ class TileHistory:
             slot: Position of the virtual rank in the block of this process.
         """
         self._calls[slot] += 1
-        stale = [position for position, candidate in enumerate(candidates)
-                 if not self._is_fresh(candidate.index, slot)]
+        stale = [
+            position
+            for position, candidate in enumerate(candidates)
+            if not self._is_fresh(candidate.index, slot)
+        ]
         fresh: Dict[int, float] = {}
         if stale:
             self.looks += len(stale)
             scores = to_float64(self._scorer([candidates[position].sample for position in stale]))
             if len(scores) != len(stale):
-                raise ValueError(f'{len(scores)} scores for {len(stale)} samples, expected one '
-                                 f'per sample.')
+                raise ValueError(
+                    f'{len(scores)} scores for {len(stale)} samples, expected one per sample.'
+                )
             fresh = dict(zip(stale, scores.tolist()))
-        return [self._observe(candidate.index, fresh[position], slot) if position in fresh else
-                self._known(candidate.index, slot)[0]
-                for position, candidate in enumerate(candidates)]
+        return [
+            self._observe(candidate.index, fresh[position], slot)
+            if position in fresh
+            else self._known(candidate.index, slot)[0]
+            for position, candidate in enumerate(candidates)
+        ]
 
     def share(self, channel: Channel) -> None:
         """Make the scores of every rank known to all ranks. Collective.
@@ -115,8 +129,7 @@ class TileHistory:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        gathered = _gather_rows(channel, torch.cat([_as_rows(scores)
-                                                    for scores in self._unshared]))
+        gathered = _gather_rows(channel, torch.cat([_as_rows(scores) for scores in self._unshared]))
         self._unshared = [{} for _ in self._unshared]
         newest: Dict[int, Tuple[float, int]] = {}
         for index, score, when in torch.cat(gathered).tolist():
@@ -163,8 +176,9 @@ class TileHistory:
 
 
 def _as_rows(table: Dict[int, Tuple[float, int]]) -> torch.Tensor:
-    return torch.tensor([[index, *entry] for index, entry in table.items()],
-                        dtype=torch.float64).reshape(-1, 3)
+    return torch.tensor(
+        [[index, *entry] for index, entry in table.items()], dtype=torch.float64
+    ).reshape(-1, 3)
 
 
 def _from_rows(rows: Sequence[Sequence[float]]) -> Dict[int, Tuple[float, int]]:
@@ -176,5 +190,5 @@ def _gather_rows(channel: Channel, local_rows: torch.Tensor) -> List[torch.Tenso
     count = torch.tensor([len(local_rows)])
     channel.max(count)
     padded = torch.full((int(count), 3), -1.0, dtype=torch.float64)
-    padded[:len(local_rows)] = local_rows
+    padded[: len(local_rows)] = local_rows
     return [rows[rows[:, 0] >= 0] for rows in channel.gather(padded)]

@@ -1,4 +1,5 @@
 """Decide what a step trains on when valid samples are missing after the last attempt. Pure."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -47,8 +48,13 @@ def check_policy(policy: str) -> None:
         raise ValueError(f'shortfall={policy!r}, expected one of {", ".join(POLICIES)}.')
 
 
-def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: Sequence[int],
-                     target: int, group_size: int = 1) -> Decision:
+def decide_shortfall(
+    policy: str,
+    valid_counts: Sequence[int],
+    original_counts: Sequence[int],
+    target: int,
+    group_size: int = 1,
+) -> Decision:
     """Decide how the ranks' batches are made from the valid samples. Pure.
 
     With enough valid samples the policy does not matter. With none, every policy but ``raise``
@@ -84,7 +90,8 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
         raise ShortfallError(
             f'{total}/{world * target} valid samples after all attempts, and shortfall=raise. '
             f'Allow more of them (max_resample_times), widen the validity, or choose '
-            f"shortfall='mask', 'pad', 'shrink' or 'fallback'.")
+            f"shortfall='mask', 'pad', 'shrink' or 'fallback'."
+        )
     if policy == FALLBACK or not total:
         return _fall_back(original_counts, total, target, group_size)
     groups = [count // group_size for count in valid_counts]
@@ -93,33 +100,44 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
     if policy == 'mask':
         padded = _replicate('mask', groups, target, group_size)
         # The first samples that a rank supplies are its valid ones, the others repeat them.
-        return replace(padded, sample_weights=tuple(
-            tuple(world * target / total if position < count else 0.0
-                  for position in range(len(supply)))
-            for count, supply in zip(valid_counts, padded.supplies)))
+        return replace(
+            padded,
+            sample_weights=tuple(
+                tuple(
+                    world * target / total if position < count else 0.0
+                    for position in range(len(supply))
+                )
+                for count, supply in zip(valid_counts, padded.supplies)
+            ),
+        )
     return _shrink(groups, group_size)
 
 
-def _fall_back(original_counts: Sequence[int], valid: int, target: int,
-               group_size: int) -> Decision:
+def _fall_back(
+    original_counts: Sequence[int], valid: int, target: int, group_size: int
+) -> Decision:
     world, total = len(original_counts), sum(original_counts)
     if not total:
         raise ShortfallError(
             f'{valid}/{world * target} valid samples, and no rank drew a batch to fall back to: '
             f'their loaders ended or gave empty batches. Look at the length of the dataset and at '
-            f'drop_last.')
+            f'drop_last.'
+        )
     if total < world * target:
-        return _replicate(FALLBACK, [count // group_size for count in original_counts], target,
-                          group_size)
+        return _replicate(
+            FALLBACK, [count // group_size for count in original_counts], target, group_size
+        )
     plain = tuple(tuple(range(count)) for count in original_counts)
-    return Decision(FALLBACK, plan_exchange(original_counts, target, group_size), plain,
-                    (1.0,) * world)
+    return Decision(
+        FALLBACK, plan_exchange(original_counts, target, group_size), plain, (1.0,) * world
+    )
 
 
 def _replicate(outcome: str, groups: Sequence[int], target: int, group_size: int) -> Decision:
     copies = _pad(groups, target // group_size)
-    plan = plan_exchange([len(groups_of_rank) * group_size for groups_of_rank in copies], target,
-                         group_size)
+    plan = plan_exchange(
+        [len(groups_of_rank) * group_size for groups_of_rank in copies], target, group_size
+    )
     return Decision(outcome, plan, _samples(copies, group_size), (1.0,) * len(groups))
 
 
@@ -159,17 +177,23 @@ def _pad(groups: Sequence[int], target: int) -> List[List[int]]:
         added = min(more, count - extra[rank])
         extra[rank] += added
         more -= added
-    return [list(range(count)) * times + list(range(extra[rank]))
-            for rank, count in enumerate(groups)]
+    return [
+        list(range(count)) * times + list(range(extra[rank])) for rank, count in enumerate(groups)
+    ]
 
 
 def _first_source(plan: ExchangePlan, rank: int) -> Tuple[int, int]:
     if plan.kept(rank):
         return rank, 0
-    return next((move.source_rank, move.source_index) for move in plan.moves
-                if move.destination_rank == rank)
+    return next(
+        (move.source_rank, move.source_index)
+        for move in plan.moves
+        if move.destination_rank == rank
+    )
 
 
 def _samples(copies: Sequence[Sequence[int]], group_size: int) -> Tuple[Tuple[int, ...], ...]:
-    return tuple(tuple(group * group_size + k for group in groups for k in range(group_size))
-                 for groups in copies)
+    return tuple(
+        tuple(group * group_size + k for group in groups for k in range(group_size))
+        for groups in copies
+    )

@@ -1,4 +1,5 @@
 """Counts and times of dynamic sampling, of one step and summed over several."""
+
 from __future__ import annotations
 
 import math
@@ -18,8 +19,16 @@ EXPIRED, SURPLUS, FAILED, NOT_RESTORED = 'expired', 'surplus', 'failed', 'not_re
 REASONS = (NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH, EXPIRED, SURPLUS, FAILED, NOT_RESTORED)
 
 # Figures of Totals that differ between ranks.
-_LOCAL = ('carried', 'fetched', 'used', 'replicated', 'unfiltered', 'surplus', 'sent_bytes',
-          'received_bytes')
+_LOCAL = (
+    'carried',
+    'fetched',
+    'used',
+    'replicated',
+    'unfiltered',
+    'surplus',
+    'sent_bytes',
+    'received_bytes',
+)
 
 
 @dataclass
@@ -179,16 +188,20 @@ class Totals:
             RankLostError: Naming the ranks that did not come.
         """
         figures = asdict(self)
-        local = torch.tensor([self.seconds] + [figures[name] or 0 for name in _LOCAL]
-                             + [self.dropped.get(reason, 0) for reason in REASONS],
-                             dtype=torch.float64)
+        local = torch.tensor(
+            [self.seconds]
+            + [figures[name] or 0 for name in _LOCAL]
+            + [self.dropped.get(reason, 0) for reason in REASONS],
+            dtype=torch.float64,
+        )
         rows = torch.stack(channel.gather(local))
         sums = [int(value) for value in rows[:, 1:].sum(0).tolist()]
         values: Dict[str, Any] = dict(zip(_LOCAL, sums), seconds=float(rows[:, 0].max()))
         together = replace(self, **values)
         together.shortfalls = dict(self.shortfalls)
-        together.dropped = {reason: count for reason, count in zip(REASONS, sums[len(_LOCAL):])
-                            if count}
+        together.dropped = {
+            reason: count for reason, count in zip(REASONS, sums[len(_LOCAL) :]) if count
+        }
         return together
 
     @property
@@ -199,16 +212,24 @@ class Totals:
     @property
     def lost(self) -> int:
         """Number of samples without a record. In the sums over all ranks it is always 0."""
-        return ((self.carried or 0) + self.fetched - (self.used - self.replicated)
-                - sum(self.dropped.values()) - self.surplus)
+        return (
+            (self.carried or 0)
+            + self.fetched
+            - (self.used - self.replicated)
+            - sum(self.dropped.values())
+            - self.surplus
+        )
 
     def summary(self) -> str:
         """Return one line for the log."""
+
         def listed(counts: Dict[str, int]) -> str:
             return ', '.join(f'{name} {counts[name]}' for name in sorted(counts)) or 'none'
 
-        return (f'[DynSample] {self.steps} step(s): pass rate {self.pass_rate:.1%} of '
-                f'{self.judged} samples, {self.attempts} resample(s) of {self.wanted} sample(s), '
-                f'{self.moved_samples} sample(s) moved ({self.sent_bytes / 2**20:.1f} MiB), '
-                f'surplus {self.surplus}, shortfalls: {listed(self.shortfalls)}, '
-                f'dropped: {listed(self.dropped)}, {self.seconds:.1f} s')
+        return (
+            f'[DynSample] {self.steps} step(s): pass rate {self.pass_rate:.1%} of '
+            f'{self.judged} samples, {self.attempts} resample(s) of {self.wanted} sample(s), '
+            f'{self.moved_samples} sample(s) moved ({self.sent_bytes / 2**20:.1f} MiB), '
+            f'surplus {self.surplus}, shortfalls: {listed(self.shortfalls)}, '
+            f'dropped: {listed(self.dropped)}, {self.seconds:.1f} s'
+        )

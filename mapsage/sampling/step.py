@@ -1,4 +1,5 @@
 """The state of a sampling step in progress, and the batch that results."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -83,14 +84,22 @@ class StepInProgress:
     unjudged: int = 0
 
 
-def check_settings(local_target: int, group_size: int, max_resample_times: int,
-                   max_refill_rounds: int, keep_fraction: float, unbiased: bool) -> None:
+def check_settings(
+    local_target: int,
+    group_size: int,
+    max_resample_times: int,
+    max_refill_rounds: int,
+    keep_fraction: float,
+    unbiased: bool,
+) -> None:
     """Raise ValueError for a setting of :class:`DynamicSampler` that is out of range."""
     if group_size < 1 or local_target < 1 or local_target % group_size:
         size = max(1, group_size)
-        raise ValueError(f'local_target={local_target}, group_size={group_size}: expected a whole '
-                         f'number of groups on each rank, for example local_target='
-                         f'{max(1, local_target // size) * size}, group_size={size}.')
+        raise ValueError(
+            f'local_target={local_target}, group_size={group_size}: expected a whole '
+            f'number of groups on each rank, for example local_target='
+            f'{max(1, local_target // size) * size}, group_size={size}.'
+        )
     if max_resample_times < 0:
         raise ValueError(f'max_resample_times={max_resample_times}, expected 0 or more.')
     if max_refill_rounds < 1:
@@ -98,18 +107,24 @@ def check_settings(local_target: int, group_size: int, max_resample_times: int,
     if not 0 <= keep_fraction <= 1:
         raise ValueError(f'keep_fraction={keep_fraction}, expected a share from 0 to 1.')
     if unbiased and not keep_fraction:
-        raise ValueError('unbiased=True with keep_fraction=0: what is never trained on cannot be '
-                         'weighed up. Set keep_fraction, for example 0.3.')
+        raise ValueError(
+            'unbiased=True with keep_fraction=0: what is never trained on cannot be '
+            'weighed up. Set keep_fraction, for example 0.3.'
+        )
 
 
 def check_keyed_settings(group_size: int, max_age: int, keep_fraction: float) -> None:
     """Raise ValueError for a setting that does not go together with ``group_key``."""
     for name, value, expected, reason in (
-            ('group_size', group_size, 1, 'the keys say what belongs together'),
-            ('max_age', max_age, 0, 'a group may lie on several ranks and is used in the step that '
-                                    'judged it'),
-            ('keep_fraction', keep_fraction, 0, 'parts of a group would be kept without the '
-                                                'others')):
+        ('group_size', group_size, 1, 'the keys say what belongs together'),
+        (
+            'max_age',
+            max_age,
+            0,
+            'a group may lie on several ranks and is used in the step that judged it',
+        ),
+        ('keep_fraction', keep_fraction, 0, 'parts of a group would be kept without the others'),
+    ):
         if value != expected:
             raise ValueError(f'group_key with {name}={value}: {reason}. Set {name}={expected}.')
 
@@ -117,9 +132,13 @@ def check_keyed_settings(group_size: int, max_age: int, keep_fraction: float) ->
 def describe_random_keep(keep_fraction: float, unbiased: bool) -> str:
     """Return a line for the log: how groups that are kept at random weigh."""
     if unbiased:
-        return (f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=True: a group that is not '
-                f'valid and is kept weighs 1/{keep_fraction:g} times as much in the loss as '
-                f'a valid one, so that the class prior is that of the data.')
-    return (f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=False: a group that is not '
-            f'valid and is kept weighs as much as a valid one, so that the class prior moves '
-            f'toward that of the valid ones.')
+        return (
+            f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=True: a group that is not '
+            f'valid and is kept weighs 1/{keep_fraction:g} times as much in the loss as '
+            f'a valid one, so that the class prior is that of the data.'
+        )
+    return (
+        f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=False: a group that is not '
+        f'valid and is kept weighs as much as a valid one, so that the class prior moves '
+        f'toward that of the valid ones.'
+    )

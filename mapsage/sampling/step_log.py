@@ -3,6 +3,7 @@
 Steps in which samples were missing get INFO lines on the first rank, as long as the run is young;
 everything else is logged at DEBUG.
 """
+
 from __future__ import annotations
 
 import logging
@@ -25,8 +26,14 @@ class StepLog:
         group_size: Number of samples in a group.
     """
 
-    def __init__(self, logger: logging.Logger, names: Sequence[int], block: range,
-                 global_target: int, group_size: int) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        names: Sequence[int],
+        block: range,
+        global_target: int,
+        group_size: int,
+    ) -> None:
         self._logger, self._names, self._block = logger, names, block
         self._global_target, self._group_size = global_target, group_size
 
@@ -39,8 +46,9 @@ class StepLog:
         """Return the number of valid samples and the number that is needed, as `30/32`."""
         return f'{min(step.stats.valid, self._global_target)}/{self._global_target}'
 
-    def line(self, step: StepInProgress, line: str, *values: Any, rank: Optional[int] = None
-             ) -> None:
+    def line(
+        self, step: StepInProgress, line: str, *values: Any, rank: Optional[int] = None
+    ) -> None:
         """Log a line about a step.
 
         Args:
@@ -54,8 +62,9 @@ class StepLog:
         shown = work and first and step.stats.step <= _SHOWN_STEPS
         self._logger.log(logging.INFO if shown else logging.DEBUG, line, *values)
 
-    def batch(self, step: StepInProgress, rank: int, count: int,
-              pool_slice: Optional[Tuple[int, int]]) -> None:
+    def batch(
+        self, step: StepInProgress, rank: int, count: int, pool_slice: Optional[Tuple[int, int]]
+    ) -> None:
         """Log the batch that a virtual rank trains on.
 
         Args:
@@ -67,16 +76,36 @@ class StepLog:
         """
         name = self._names[rank]
         if pool_slice is None:
-            self.line(step, '[DynSample] Rank %d: Using %d samples of the original batch after %d '
-                      'resample(s)', name, count, step.attempt, rank=rank)
+            self.line(
+                step,
+                '[DynSample] Rank %d: Using %d samples of the original batch after %d resample(s)',
+                name,
+                count,
+                step.attempt,
+                rank=rank,
+            )
             return
-        self.line(step, '[DynSample-FINAL] Rank %d: Slicing global pool [%d:%d], got %d samples',
-                  name, *pool_slice, count, rank=rank)
+        self.line(
+            step,
+            '[DynSample-FINAL] Rank %d: Slicing global pool [%d:%d], got %d samples',
+            name,
+            *pool_slice,
+            count,
+            rank=rank,
+        )
         repeated = step.stats.outcome in ('pad', 'mask')
-        self.line(step, '[DynSample] Rank %d: Using %d %ssamples (%d groups) from global pool%s '
-                  'after %d resample(s)', name, count, '' if repeated else 'valid ',
-                  count // self._group_size, ', in which valid ones repeat,' if repeated else '',
-                  step.attempt, rank=rank)
+        self.line(
+            step,
+            '[DynSample] Rank %d: Using %d %ssamples (%d groups) from global pool%s '
+            'after %d resample(s)',
+            name,
+            count,
+            '' if repeated else 'valid ',
+            count // self._group_size,
+            ', in which valid ones repeat,' if repeated else '',
+            step.attempt,
+            rank=rank,
+        )
 
     def shortfall(self, step: StepInProgress, repeats: int, invalid: int) -> None:
         """Warn on the first rank of what a short step trains on.
@@ -90,5 +119,11 @@ class StepLog:
             self._logger.warning(
                 '[DynSample] Step %d fell short: %s valid samples after %d resample(s), '
                 'shortfall=%s. Of the samples it trains on %d repeat others, and %d group(s) are '
-                'not valid.', step.stats.step, self.format_progress(step), step.attempt,
-                step.stats.outcome, repeats, invalid)
+                'not valid.',
+                step.stats.step,
+                self.format_progress(step),
+                step.attempt,
+                step.stats.outcome,
+                repeats,
+                invalid,
+            )

@@ -1,4 +1,5 @@
 """Decide from scores which groups of samples are valid. Pure."""
+
 from __future__ import annotations
 
 import math
@@ -55,20 +56,27 @@ class Validity:
 
     def __post_init__(self) -> None:
         if self.eps is self.low is self.high is self.quantile is None:
-            raise ValueError('Validity() has no criterion: give eps (spread over a group), low or '
-                             'high (band of its mean score), or quantile (share of the lowest). '
-                             'Validity(eps=1e-6) is a common one.')
+            raise ValueError(
+                'Validity() has no criterion: give eps (spread over a group), low or '
+                'high (band of its mean score), or quantile (share of the lowest). '
+                'Validity(eps=1e-6) is a common one.'
+            )
         if self.eps is not None and not self.eps >= 0:
             raise ValueError(f'eps={self.eps}, expected 0 or a small positive number.')
         if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f'low={self.low}, high={self.high}: no score is in this band. '
-                             f'Expected low < high.')
+            raise ValueError(
+                f'low={self.low}, high={self.high}: no score is in this band. Expected low < high.'
+            )
         if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ValueError(f'quantile={self.quantile}, expected a share between 0 and 1, for '
-                             f'example 0.3 to drop the lowest 30 %.')
+            raise ValueError(
+                f'quantile={self.quantile}, expected a share between 0 and 1, for '
+                f'example 0.3 to drop the lowest 30 %.'
+            )
         if self.quantile is not None and self.low is not None:
-            raise ValueError(f'quantile={self.quantile} and low={self.low} are both lower bounds. '
-                             f'Set one of them.')
+            raise ValueError(
+                f'quantile={self.quantile} and low={self.low} are both lower bounds. '
+                f'Set one of them.'
+            )
 
     @property
     def default_max_age(self) -> int:
@@ -82,15 +90,18 @@ class Validity:
     def check_group_size(self, group_size: int) -> None:
         """Raise ValueError if no group of this size can ever be valid."""
         if self.eps is not None and group_size < 2:
-            raise ValueError(f'eps={self.eps} asks for a spread over the scores of a group, and '
-                             f'group_size={group_size} has none. Use low and high for single '
-                             f'samples, or group_size >= 2.')
+            raise ValueError(
+                f'eps={self.eps} asks for a spread over the scores of a group, and '
+                f'group_size={group_size} has none. Use low and high for single '
+                f'samples, or group_size >= 2.'
+            )
 
     def criteria(self) -> str:
         """Return the criteria as in a config, for example ``'low=0.2, high=3'``."""
         criteria = dict(eps=self.eps, low=self.low, high=self.high, quantile=self.quantile)
-        return ', '.join(f'{name}={value:g}' for name, value in criteria.items()
-                         if value is not None)
+        return ', '.join(
+            f'{name}={value:g}' for name, value in criteria.items() if value is not None
+        )
 
     def judge(self, scores: Scores, group_size: int, threshold: Optional[float] = None) -> Verdict:
         """Decide about every group. Pure.
@@ -116,16 +127,22 @@ class Validity:
         bound = None if self.quantile is None else threshold
         reasons = [''] * len(groups)
         for reason, meets in (
-                (NOT_FINITE, finite),
-                (NO_SPREAD, None if self.eps is None else highest - lowest > self.eps),
-                (TOO_LOW, None if self.low is None else mean > self.low),
-                (TOO_LOW, None if bound is None else mean >= bound),
-                (TOO_HIGH, None if self.high is None else mean < self.high)):
+            (NOT_FINITE, finite),
+            (NO_SPREAD, None if self.eps is None else highest - lowest > self.eps),
+            (TOO_LOW, None if self.low is None else mean > self.low),
+            (TOO_LOW, None if bound is None else mean >= bound),
+            (TOO_HIGH, None if self.high is None else mean < self.high),
+        ):
             if meets is not None:
-                reasons = [known or ('' if good else reason)
-                           for known, good in zip(reasons, meets.tolist())]
-        return Verdict(torch.tensor([not reason for reason in reasons], dtype=torch.bool), reasons,
-                       torch.where(finite, mean, torch.full_like(mean, math.nan)))
+                reasons = [
+                    known or ('' if good else reason)
+                    for known, good in zip(reasons, meets.tolist())
+                ]
+        return Verdict(
+            torch.tensor([not reason for reason in reasons], dtype=torch.bool),
+            reasons,
+            torch.where(finite, mean, torch.full_like(mean, math.nan)),
+        )
 
 
 def to_float64(scores: Scores) -> torch.Tensor:

@@ -4,6 +4,7 @@
 hold. The datasets write this tensor, and the models read it; neither knows the other. PyTorch is
 imported in functions only, because maps from an exported model do without it.
 """
+
 from .dates import NO_DAY, calendar, day_number, day_of_year
 from .layout import (
     SceneStack,
@@ -15,6 +16,14 @@ from .layout import (
 )
 
 __all__ = [
-    'NO_DAY', 'SceneStack', 'SensorImages', 'SensorLayout', 'StackLayout', 'StackLayoutError',
-    'calendar', 'canonical_band', 'day_number', 'day_of_year',
+    'NO_DAY',
+    'SceneStack',
+    'SensorImages',
+    'SensorLayout',
+    'StackLayout',
+    'StackLayoutError',
+    'calendar',
+    'canonical_band',
+    'day_number',
+    'day_of_year',
 ]

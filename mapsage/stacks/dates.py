@@ -3,6 +3,7 @@
 A day number counts days since 1899-12-31, so 1900-01-01 is 1 and every date of an image is
 positive. 0 marks a missing date.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -45,15 +46,21 @@ def calendar(days: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tens
         Three int32 tensors of the same shape.
     """
     import torch
+
     since_march = days.to(torch.int32) + _DAYS_FROM_MARCH_OF_YEAR_0
     era = _divide(since_march, 146097)
     day_of_era = since_march - era * 146097
     year_of_era = _divide(
-        day_of_era - _divide(day_of_era, 1460) + _divide(day_of_era, 36524)
-        - _divide(day_of_era, 146096), 365)
+        day_of_era
+        - _divide(day_of_era, 1460)
+        + _divide(day_of_era, 36524)
+        - _divide(day_of_era, 146096),
+        365,
+    )
     # Years begin in March here, so that the leap day is the last day of a year.
-    day_in_year = day_of_era - (365 * year_of_era + _divide(year_of_era, 4)
-                                - _divide(year_of_era, 100))
+    day_in_year = day_of_era - (
+        365 * year_of_era + _divide(year_of_era, 4) - _divide(year_of_era, 100)
+    )
     shifted_month = _divide(5 * day_in_year + 2, 153)
     day = day_in_year - _divide(153 * shifted_month + 2, 5) + 1
     month = torch.where(shifted_month < 10, shifted_month + 3, shifted_month - 9)
@@ -64,6 +71,7 @@ def calendar(days: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tens
 def day_of_year(days: torch.Tensor) -> torch.Tensor:
     """Return the day of the year, 1 to 366, of day numbers; int32, of the same shape."""
     import torch
+
     year, month, day = calendar(days)
     is_leap = ((year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))).to(torch.int32)
     # Days before a month, counted from March and moved to January.
@@ -73,4 +81,5 @@ def day_of_year(days: torch.Tensor) -> torch.Tensor:
 
 def _divide(values: torch.Tensor, divisor: int) -> torch.Tensor:
     import torch
+
     return torch.div(values, divisor, rounding_mode='floor')

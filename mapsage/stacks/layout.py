@@ -15,6 +15,7 @@ The loading transforms write `pixels` and `valid` (the image); `StackDataPreProc
 rest, which flips and crops do not change. Dates of a sensor are in order of time, missing dates at
 the end.
 """
+
 from __future__ import annotations
 
 import math
@@ -38,7 +39,7 @@ from mapsage.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-_LONGITUDE_OFFSET, _LATITUDE_OFFSET = 360., 180.
+_LONGITUDE_OFFSET, _LATITUDE_OFFSET = 360.0, 180.0
 
 
 def canonical_band(band: str) -> str:
@@ -125,7 +126,8 @@ class StackLayout:
             if not sensor.bands or sensor.max_dates < 1:
                 raise StackLayoutError(
                     f'sensor {sensor.name!r} with bands={list(sensor.bands)} and max_dates='
-                    f'{sensor.max_dates}, expected at least one band and one date.')
+                    f'{sensor.max_dates}, expected at least one band and one date.'
+                )
 
     @classmethod
     def of_config(cls, sensors: Mapping[str, Mapping[str, Any]]) -> StackLayout:
@@ -143,20 +145,27 @@ class StackLayout:
         """
         layouts = []
         if not isinstance(sensors, Mapping):
-            raise StackLayoutError(f"sensors={sensors!r}, expected settings by the sensor's name, "
-                                   "such as sensors=dict(s2=dict(bands=[1, 2, 3])).")
+            raise StackLayoutError(
+                f"sensors={sensors!r}, expected settings by the sensor's name, "
+                'such as sensors=dict(s2=dict(bands=[1, 2, 3])).'
+            )
         for name, sensor in sorted(sensors.items()):
             if not isinstance(sensor, Mapping):
-                raise StackLayoutError(f'sensor {name!r} is {sensor!r}, expected its settings, '
-                                       'such as dict(bands=[1, 2, 3]).')
+                raise StackLayoutError(
+                    f'sensor {name!r} is {sensor!r}, expected its settings, '
+                    'such as dict(bands=[1, 2, 3]).'
+                )
             if 'bands' not in sensor:
-                raise StackLayoutError(f'sensor {name!r} has the keys {sorted(sensor)}, expected '
-                                       "bands, such as bands=['B02', 'B03', 'B04'].")
+                raise StackLayoutError(
+                    f'sensor {name!r} has the keys {sorted(sensor)}, expected '
+                    "bands, such as bands=['B02', 'B03', 'B04']."
+                )
             bands, max_dates = sensor['bands'], sensor.get('max_dates', 1)
             if not isinstance(bands, (list, tuple)) or not isinstance(max_dates, int):
                 raise StackLayoutError(
                     f'sensor {name!r} has bands={bands!r} and max_dates={max_dates!r}, expected a '
-                    'list of bands and a whole number.')
+                    'list of bands and a whole number.'
+                )
             layouts.append(SensorLayout(name, tuple(map(str, bands)), max_dates))
         return cls(layouts)
 
@@ -188,8 +197,10 @@ class StackLayout:
         for sensor in self.sensors:
             dates, pixels = sensor.max_dates, sensor.max_dates * len(sensor.bands)
             channels[sensor.name] = SensorChannels(
-                slice(pixel, pixel + pixels), slice(date, date + dates),
-                slice(date + self.dates, date + self.dates + dates))
+                slice(pixel, pixel + pixels),
+                slice(date, date + dates),
+                slice(date + self.dates, date + self.dates + dates),
+            )
             pixel, date = pixel + pixels, date + dates
         return channels
 
@@ -200,14 +211,18 @@ class StackLayout:
             StackLayoutError: If a sensor lacks values, or has another number of them than bands.
         """
         if set(values) != {sensor.name for sensor in self.sensors}:
-            raise StackLayoutError(f'values of the sensors {sorted(values)}, expected those of '
-                                   f'{[sensor.name for sensor in self.sensors]}.')
+            raise StackLayoutError(
+                f'values of the sensors {sorted(values)}, expected those of '
+                f'{[sensor.name for sensor in self.sensors]}.'
+            )
         channels: List[float] = []
         for sensor in self.sensors:
             numbers = list(values[sensor.name])
             if len(numbers) != len(sensor.bands):
-                raise StackLayoutError(f'{len(numbers)} values of sensor {sensor.name!r}, expected '
-                                       f'{len(sensor.bands)}, one for each of {sensor.bands}.')
+                raise StackLayoutError(
+                    f'{len(numbers)} values of sensor {sensor.name!r}, expected '
+                    f'{len(sensor.bands)}, one for each of {sensor.bands}.'
+                )
             channels += numbers * sensor.max_dates
         return channels
 
@@ -219,11 +234,15 @@ class StackLayout:
             site: Longitude and latitude in degrees; NaN if unknown.
         """
         known = not any(math.isnan(angle) for angle in site)
-        return [*map(float, days), site[0] + _LONGITUDE_OFFSET if known else 0.,
-                site[1] + _LATITUDE_OFFSET if known else 0.]
+        return [
+            *map(float, days),
+            site[0] + _LONGITUDE_OFFSET if known else 0.0,
+            site[1] + _LATITUDE_OFFSET if known else 0.0,
+        ]
 
-    def append_planes(self, image: np.ndarray, days: Sequence[int], site: Tuple[float, float]
-                      ) -> np.ndarray:
+    def append_planes(
+        self, image: np.ndarray, days: Sequence[int], site: Tuple[float, float]
+    ) -> np.ndarray:
         """Return the model's input of one stack: its image with planes of days and site behind it.
 
         Args:
@@ -235,8 +254,12 @@ class StackLayout:
             (input_channels, H, W), float32.
         """
         planes = np.array(self.plane_values(days, site), np.float32)[:, None, None]
-        return np.concatenate([image.astype(np.float32, copy=False), np.broadcast_to(
-            planes, (len(planes), *image.shape[1:]))])
+        return np.concatenate(
+            [
+                image.astype(np.float32, copy=False),
+                np.broadcast_to(planes, (len(planes), *image.shape[1:])),
+            ]
+        )
 
     def site_of(self, inputs: np.ndarray) -> np.ndarray:
         """Return longitude and latitude in degrees of stacks, float32 (N, 2); NaN if unknown.
@@ -248,8 +271,9 @@ class StackLayout:
         offsets = np.array([_LONGITUDE_OFFSET, _LATITUDE_OFFSET], np.float32)
         return np.where(planes > 0, planes - offsets, np.float32('nan'))
 
-    def add_planes(self, images: torch.Tensor, days: torch.Tensor,
-                   site: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def add_planes(
+        self, images: torch.Tensor, days: torch.Tensor, site: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
         """Return the model's input: images with planes of days and site behind them.
 
         Args:
@@ -261,11 +285,13 @@ class StackLayout:
             (N, input_channels, H, W), float32.
         """
         import torch
+
         count, channels, height, width = images.shape
         if channels != self.image_channels or tuple(days.shape) != (count, self.dates):
             raise StackLayoutError(
                 f'images {tuple(images.shape)} and days {tuple(days.shape)}, expected (N, '
-                f'{self.image_channels}, H, W) and (N, {self.dates}).')
+                f'{self.image_channels}, H, W) and (N, {self.dates}).'
+            )
         # 16 bits would round days and degrees.
         images = images.float()
         offsets = images.new_tensor([_LONGITUDE_OFFSET, _LATITUDE_OFFSET])
@@ -290,28 +316,38 @@ class StackLayout:
             StackLayoutError: If the number of channels differs.
         """
         import torch
+
         if inputs.dim() != 4 or inputs.shape[1] != self.input_channels:
             raise StackLayoutError(
                 f'inputs {tuple(inputs.shape)}, expected (N, {self.input_channels}, H, W) for '
-                f'{self}. data_preprocessor and backbone need the same sensors.')
+                f'{self}. data_preprocessor and backbone need the same sensors.'
+            )
         count, _, height, width = inputs.shape
         sensors: Dict[str, SensorImages] = {}
         for sensor, channels in zip(self.sensors, self.channels.values()):
             sensors[sensor.name] = SensorImages(
                 inputs[:, channels.pixels].reshape(
-                    count, sensor.max_dates, len(sensor.bands), height, width),
+                    count, sensor.max_dates, len(sensor.bands), height, width
+                ),
                 # Interpolation mixes valid with other pixels, which then count as missing.
                 inputs[:, channels.valid] > 0.999,
                 # Planes are constant but for padding, which is 0.
-                inputs[:, channels.days].amax((2, 3)))
+                inputs[:, channels.days].amax((2, 3)),
+            )
         site = inputs[:, -2:].amax((2, 3))
         unknown = torch.full_like(site[:, 0], float('nan'))
         return SceneStack(
             sensors,
             torch.where(site[:, 0] > 0, site[:, 0] - _LONGITUDE_OFFSET, unknown),
-            torch.where(site[:, 1] > 0, site[:, 1] - _LATITUDE_OFFSET, unknown))
+            torch.where(site[:, 1] > 0, site[:, 1] - _LATITUDE_OFFSET, unknown),
+        )
 
     def __repr__(self) -> str:
-        return 'StackLayout(' + ', '.join(
-            f'{sensor.name}: {sensor.max_dates} dates of {len(sensor.bands)} bands'
-            for sensor in self.sensors) + ')'
+        return (
+            'StackLayout('
+            + ', '.join(
+                f'{sensor.name}: {sensor.max_dates} dates of {len(sensor.bands)} bands'
+                for sensor in self.sensors
+            )
+            + ')'
+        )

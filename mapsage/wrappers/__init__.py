@@ -5,6 +5,7 @@ gradients are averaged. ``mapsage/engine/wrapping.py`` chooses the wrapper of a 
 one virtual rank per process, `virtual_parallel.py` with several, `replica_parallel.py` for a head
 that is split over ranks, `model_parallel.py` for a model split over the devices of one process.
 """
+
 from .ddp import MMDistributedDataParallel
 from .device_map import DeviceMapError
 from .model_parallel import CrossDeviceError, MMModelParallel
@@ -14,7 +15,15 @@ from .replica_parallel import HeadReplicas, whole_model
 from .virtual_parallel import VirtualDataParallel
 
 __all__ = [
-    'AmpOptimWrapper', 'CrossDeviceError', 'DeviceMapError', 'HeadReplicas',
-    'MMDistributedDataParallel', 'MMModelParallel', 'OptimWrapper', 'PlacementError',
-    'VirtualDataParallel', 'place_module', 'whole_model'
+    'AmpOptimWrapper',
+    'CrossDeviceError',
+    'DeviceMapError',
+    'HeadReplicas',
+    'MMDistributedDataParallel',
+    'MMModelParallel',
+    'OptimWrapper',
+    'PlacementError',
+    'VirtualDataParallel',
+    'place_module',
+    'whole_model',
 ]

@@ -25,6 +25,7 @@ pass reads the sums; the first pass takes about a third of a step's time. The su
 and their bits do not depend on the number of processes. Outside of a training step,
 ``sum_over_ranks`` returns its argument.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -84,8 +85,9 @@ class BatchCounts:
         group: Process group of these processes; all ranks when None.
     """
 
-    def __init__(self, module: nn.Module, ranks: VirtualRanks,
-                 group: Optional[dist.ProcessGroup] = None) -> None:
+    def __init__(
+        self, module: nn.Module, ranks: VirtualRanks, group: Optional[dist.ProcessGroup] = None
+    ) -> None:
         self._label_counters: List[LabelCounter] = []
         self._prediction_counters: List[PredictionCounter] = []
         self._ranks, self._group = ranks, group
@@ -104,10 +106,12 @@ class BatchCounts:
     def watch(self, module: nn.Module) -> None:
         """Also serve a module that is not part of the model, such as a hook's loss. Collective."""
         known = {id(counter) for counter in (*self._label_counters, *self._prediction_counters)}
-        label_counters = [counter for counter in _label_counters(module)
-                          if id(counter) not in known]
-        prediction_counters = [counter for counter in _prediction_counters(module)
-                               if id(counter) not in known]
+        label_counters = [
+            counter for counter in _label_counters(module) if id(counter) not in known
+        ]
+        prediction_counters = [
+            counter for counter in _prediction_counters(module) if id(counter) not in known
+        ]
         if (label_counters or prediction_counters) and not known:
             # Not the group itself: some groups that carry gradients refuse CPU tensors.
             self._channel = open_channel(self._group, purpose='counts')
@@ -144,10 +148,12 @@ class BatchCounts:
         """
         if not self._label_counters:
             return
-        counts = [[_count_labels(counter, batch) for counter in self._label_counters]
-                  for batch in batches]
+        counts = [
+            [_count_labels(counter, batch) for counter in self._label_counters] for batch in batches
+        ]
         total = self._sum_over_virtual_ranks(
-            [torch.cat([count.reshape(-1) for count in rank_counts]) for rank_counts in counts])
+            [torch.cat([count.reshape(-1) for count in rank_counts]) for rank_counts in counts]
+        )
         shapes = [count.shape for count in counts[0]]
         sums = total.split([shape.numel() for shape in shapes])
         for counter, shape, counter_sum in zip(self._label_counters, shapes, sums):
@@ -170,21 +176,28 @@ class BatchCounts:
         Raises:
             VirtualRanksError: If the virtual ranks of this process called different losses.
         """
-        layouts = [[(index, count.shape) for index, count in calls]
-                   for calls in self._calls_of_ranks]
+        layouts = [
+            [(index, count.shape) for index, count in calls] for calls in self._calls_of_ranks
+        ]
         if any(layout != layouts[0] for layout in layouts):
             raise VirtualRanksError(
                 f'virtual ranks of this process have called {_names(self._prediction_counters)} '
                 f'with other counts than the first: {layouts}. Expected a model that computes the '
-                f'same losses for every batch.')
+                f'same losses for every batch.'
+            )
         self._totals = []
         if layouts[0]:
             total = self._sum_over_virtual_ranks(
-                [torch.cat([count.reshape(-1) for _, count in calls])
-                 for calls in self._calls_of_ranks])
+                [
+                    torch.cat([count.reshape(-1) for _, count in calls])
+                    for calls in self._calls_of_ranks
+                ]
+            )
             shapes = [shape for _, shape in layouts[0]]
-            self._totals = [values.reshape(shape) for values, shape in
-                            zip(total.split([shape.numel() for shape in shapes]), shapes)]
+            self._totals = [
+                values.reshape(shape)
+                for values, shape in zip(total.split([shape.numel() for shape in shapes]), shapes)
+            ]
         self._rank_index, self._call_index = 0, 0
 
     def next_virtual_rank(self) -> None:
@@ -216,22 +229,31 @@ class BatchCounts:
         calls, call_index = self._calls_of_ranks[self._rank_index], self._call_index
         self._call_index += 1
         name = type(self._prediction_counters[index]).__name__
-        if call_index >= len(calls) or calls[call_index][0] != index \
-                or calls[call_index][1].shape != host_count.shape:
+        if (
+            call_index >= len(calls)
+            or calls[call_index][0] != index
+            or calls[call_index][1].shape != host_count.shape
+        ):
             raise VirtualRanksError(
                 f'{name} was called otherwise in the second pass of a step than in the first: '
-                f'expected a model that computes the same losses twice for a batch.')
+                f'expected a model that computes the same losses twice for a batch.'
+            )
         first_count = calls[call_index][1]
         # Skipped on a lazy device, which would have to run its recorded operations twice.
         if not current_accelerator().lazy and not torch.allclose(
-                first_count, host_count, rtol=_TOLERANCE,
-                atol=_TOLERANCE * float(first_count.abs().max()), equal_nan=True):
+            first_count,
+            host_count,
+            rtol=_TOLERANCE,
+            atol=_TOLERANCE * float(first_count.abs().max()),
+            equal_nan=True,
+        ):
             raise VirtualRanksError(
                 f'{name} counted something else in the second pass of a step than in the first, '
                 f'by up to {float((first_count - host_count).abs().max()):g} of '
                 f'{float(first_count.abs().max()):g} pixels: the model keeps a state or draws '
                 f'random numbers that are not seeded. Start {self._ranks.count} processes, one for '
-                f'each virtual rank, where one pass suffices.')
+                f'each virtual rank, where one pass suffices.'
+            )
         return self._totals[call_index]
 
     def _sum_over_virtual_ranks(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -242,10 +264,10 @@ class BatchCounts:
         """
         # Processes may have blocks of different lengths, and the channel gathers equal shapes.
         padded = vectors[0].new_zeros(len(self._ranks.block(0)), len(vectors[0]))
-        padded[:len(vectors)] = torch.stack(list(vectors))
+        padded[: len(vectors)] = torch.stack(list(vectors))
         total = torch.zeros_like(vectors[0])
         for rows, block in zip(self._channel.gather(padded), self._ranks.blocks):
-            for row in rows[:len(block)]:
+            for row in rows[: len(block)]:
                 total += row
         return total
 
@@ -262,14 +284,19 @@ def gives_counts(wrapper: nn.Module) -> bool:
 
 def counters_of(module: nn.Module) -> List[Union[LabelCounter, PredictionCounter]]:
     """Return the losses of a module that need sums over the global batch, in its order."""
-    return [child for child in module.modules()
-            if isinstance(child, (LabelCounter, PredictionCounter))]
+    return [
+        child for child in module.modules() if isinstance(child, (LabelCounter, PredictionCounter))
+    ]
 
 
 def names_of_counters(module: nn.Module) -> List[str]:
     """Return the sorted names of the loss classes that need sums over the global batch."""
-    return sorted({type(counter).__name__ for counter in
-                   (*_label_counters(module), *_prediction_counters(module))})
+    return sorted(
+        {
+            type(counter).__name__
+            for counter in (*_label_counters(module), *_prediction_counters(module))
+        }
+    )
 
 
 def _label_counters(module: nn.Module) -> List[LabelCounter]:
@@ -277,8 +304,11 @@ def _label_counters(module: nn.Module) -> List[LabelCounter]:
 
 
 def _prediction_counters(module: nn.Module) -> List[PredictionCounter]:
-    return [child for child in module.modules()
-            if isinstance(child, PredictionCounter) and child.counts_predictions]
+    return [
+        child
+        for child in module.modules()
+        if isinstance(child, PredictionCounter) and child.counts_predictions
+    ]
 
 
 def _names(counters: Sequence[PredictionCounter]) -> str:
@@ -291,12 +321,14 @@ def _count_labels(counter: LabelCounter, batch: object) -> torch.Tensor:
     if samples is None:
         raise VirtualRanksError(
             f'{type(counter).__name__}.count_batch counts data samples, and the batch '
-            f'({type(batch).__name__}) has no key data_samples.')
+            f'({type(batch).__name__}) has no key data_samples.'
+        )
     count: object = counter.count_batch(samples)
     if not isinstance(count, torch.Tensor):
         raise VirtualRanksError(
             f'{type(counter).__name__}.count_batch gives {count!r}, expected a tensor of the '
-            f'same shape for every batch.')
+            f'same shape for every batch.'
+        )
     return count.detach().to('cpu', torch.float64)
 
 
@@ -307,7 +339,8 @@ def _label_summer(total: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]
                 f'sum_over_ranks was given a count of shape {tuple(count.shape)}: expected the '
                 f'shape that count_batch returns, {tuple(total.shape)}. Only counts of labels can '
                 f'be summed over virtual ranks, because one process carries them out one after '
-                f'the other.')
+                f'the other.'
+            )
         return total.to(count.device, count.dtype)
 
     return sum_over_ranks

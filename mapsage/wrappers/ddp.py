@@ -5,6 +5,7 @@ on any number of processes, a fixed order of additions; the wrappers here see to
 process that carries out several virtual ranks uses `virtual_parallel.py` instead; the order of the
 additions is in ``mapsage/distributed/ordered_sum.py``.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -61,9 +62,15 @@ class NativeDataParallel(nn.Module):
     test_step = _MMDistributedDataParallel.test_step
     _run_forward = _MMDistributedDataParallel._run_forward
 
-    def __init__(self, module: nn.Module, device_ids: Optional[Sequence[_Device]] = None,
-                 output_device: Optional[_Device] = None, detect_anomalous_params: bool = False,
-                 reduction: Optional[str] = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Optional[Sequence[_Device]] = None,
+        output_device: Optional[_Device] = None,
+        detect_anomalous_params: bool = False,
+        reduction: Optional[str] = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
         self.detect_anomalous_params = detect_anomalous_params
         accelerator = current_accelerator()
@@ -71,7 +78,8 @@ class NativeDataParallel(nn.Module):
             raise ValueError(
                 f"reduction='ordered' with the DDP of the vendor of {accelerator.name}, which adds "
                 f"gradients in its own order: expected 'native' or None. MapSageRunner takes "
-                f"VirtualDataParallel where env_cfg.reduction='ordered' is set.")
+                f"VirtualDataParallel where env_cfg.reduction='ordered' is set."
+            )
         this_rank = local_rank()
         _warn_ignored(accelerator, this_rank, device_ids=device_ids, output_device=output_device)
         module = place_module(module, accelerator, this_rank)
@@ -134,9 +142,15 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
             return NativeDataParallel(*args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(self, module: nn.Module, device_ids: Optional[Sequence[_Device]] = None,
-                 output_device: Optional[_Device] = None, detect_anomalous_params: bool = False,
-                 reduction: Optional[str] = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Optional[Sequence[_Device]] = None,
+        output_device: Optional[_Device] = None,
+        detect_anomalous_params: bool = False,
+        reduction: Optional[str] = None,
+        **kwargs: Any,
+    ) -> None:
         accelerator = current_accelerator()
         this_rank = local_rank()
         _warn_ignored(accelerator, this_rank, device_ids=device_ids, output_device=output_device)
@@ -152,7 +166,8 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
         check_equal_weights(self.module, 'after wrapping', self.process_group)
         world_size = dist.get_world_size(self.process_group)
         self.counts = BatchCounts(
-            self.module, VirtualRanks(world_size, world_size), self.process_group)
+            self.module, VirtualRanks(world_size, world_size), self.process_group
+        )
 
     def train_step(self, data: Batch, optim_wrapper: OptimWrapper) -> Dict[str, torch.Tensor]:
         """Train like MMEngine's wrapper, and give losses their sums over the global batch."""
@@ -192,7 +207,8 @@ class _BucketMeans:
         if buffer.is_sparse:
             raise VirtualRanksError(
                 "a gradient is sparse, and reduction='ordered' adds up only dense ones: set "
-                "env_cfg.reduction='native', or sparse=False in the embedding.")
+                "env_cfg.reduction='native', or sparse=False in the embedding."
+            )
         if bucket.index() == 0:
             # A failed backward pass may have left means behind.
             self._pending = []
@@ -201,7 +217,8 @@ class _BucketMeans:
         # no events to wait for.
         on_device = carries(buffer.device, self._group)
         future: torch.futures.Future = torch.futures.Future(
-            devices=[buffer.device] if on_device else None)
+            devices=[buffer.device] if on_device else None
+        )
         self._pending.append((self._ordered_sum.mean_in_steps([buffer], out=buffer), future))
         self._advance()
         while bucket.is_last() and self._pending:
@@ -220,8 +237,10 @@ class _BucketMeans:
 
 def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
     """Return rank 0's parameters and buffers in host memory, on every rank. Collective."""
-    weights = {name: tensor.detach().to('cpu', copy=True).contiguous()
-               for name, tensor in named_tensors(module).items()}
+    weights = {
+        name: tensor.detach().to('cpu', copy=True).contiguous()
+        for name, tensor in named_tensors(module).items()
+    }
     layout = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in weights.items()]
     layouts: List[List[Tuple[str, Tuple[int, ...], str]]] = [[]] * dist.get_world_size()
     dist.all_gather_object(layouts, layout)
@@ -230,7 +249,8 @@ def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
         names = sorted({name for name, _, _ in set(layouts[0]) ^ set(layouts[differing[0]])})
         raise WeightsDifferError(
             f'rank(s) {differing} built another model than rank 0: {names[:3]} differ in name, '
-            f'shape or dtype. Every rank must build the model from the same config and files.')
+            f'shape or dtype. Every rank must build the model from the same config and files.'
+        )
     broadcast_tensors(weights.values())
     return weights
 
@@ -245,4 +265,6 @@ def _warn_ignored(accelerator: Accelerator, local_rank: int, **options: object) 
         print_log(
             f'MMDistributedDataParallel ignores {option}={value!r}: this rank (local rank '
             f'{local_rank}) trains on {device}. Remove it from model_wrapper_cfg.',
-            logger='current', level=30)
+            logger='current',
+            level=30,
+        )

@@ -5,6 +5,7 @@ which modules those are (:func:`find_units`). ``device_map`` is a mapping from t
 to a device, in which the longest matching path decides; a config has it, or :func:`automatic_map`
 computes it. `model_parallel.py` carries the plan out.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -63,17 +64,22 @@ def find_units(model: nn.Module) -> List[Unit]:
 def _units(module: nn.Module, name: str) -> List[Unit]:
     direct = _direct_sizes(module)
     if not _is_chain(module, name):
-        sizes = {key: size for child in module.modules()
-                 for key, size in _direct_sizes(child).items()}
+        sizes = {
+            key: size for child in module.modules() for key, size in _direct_sizes(child).items()
+        }
         return [Unit(name, sizes)] if sizes else []
-    units = [unit for child_name, child in module.named_children()
-             if not isinstance(child, BaseDataPreprocessor)
-             for unit in _units(child, f'{name}.{child_name}' if name else child_name)]
+    units = [
+        unit
+        for child_name, child in module.named_children()
+        if not isinstance(child, BaseDataPreprocessor)
+        for unit in _units(child, f'{name}.{child_name}' if name else child_name)
+    ]
     if direct and not units:
         return [Unit(name, direct)]
     if direct:
-        units[0] = replace(units[0], sizes={**direct, **units[0].sizes},
-                           parents=(name, *units[0].parents))
+        units[0] = replace(
+            units[0], sizes={**direct, **units[0].sizes}, parents=(name, *units[0].parents)
+        )
     return units
 
 
@@ -81,19 +87,27 @@ def _is_chain(module: nn.Module, name: str) -> bool:
     kind = type(module)
     if name in ('', 'backbone'):
         return kind.__name__ not in _WHOLE_BACKBONES
-    return is_container(module) or kind.__name__ in _CHAINS \
+    return (
+        is_container(module)
+        or kind.__name__ in _CHAINS
         or (isinstance(module, nn.Sequential) and kind.forward is nn.Sequential.forward)
+    )
 
 
 def is_container(module: nn.Module) -> bool:
     """Return whether ``module`` only holds children and is never called itself."""
-    return (isinstance(module, (nn.ModuleList, nn.ModuleDict))
-            and type(module).forward is nn.Module.forward)
+    return (
+        isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        and type(module).forward is nn.Module.forward
+    )
 
 
 def _direct_sizes(module: nn.Module) -> Dict[int, int]:
-    sizes = {id(parameter): parameter.numel() * parameter.element_size()
-             for parameter in module._parameters.values() if parameter is not None}
+    sizes = {
+        id(parameter): parameter.numel() * parameter.element_size()
+        for parameter in module._parameters.values()
+        if parameter is not None
+    }
     buffers = {id(buffer): 0 for buffer in module._buffers.values() if buffer is not None}
     return {**sizes, **buffers}
 
@@ -118,8 +132,10 @@ def partition(sizes: Sequence[int], max_runs: int) -> List[int]:
     cuts: List[List[int]] = []
     for _ in range(max_runs):
         begins = [bisect_left(ends, end - limit) for end in ends]
-        best = [min(range(begin, i + 1), key=lambda j: costs[j] + (ends[i] - ends[j]) ** 2)
-                for i, begin in enumerate(begins)]
+        best = [
+            min(range(begin, i + 1), key=lambda j: costs[j] + (ends[i] - ends[j]) ** 2)
+            for i, begin in enumerate(begins)
+        ]
         costs = [costs[j] + (ends[i] - ends[j]) ** 2 for i, j in enumerate(best)]
         cuts.append(best)
     run_of_item = [0] * len(sizes)
@@ -165,13 +181,17 @@ def automatic_map(model: nn.Module, device_count: int) -> Dict[str, int]:
     if not units:
         raise DeviceMapError(f'{type(model).__name__} has no parameters to split.')
     groups = _tied_groups(units)
-    runs = partition([sum(_merged_sizes(units[i] for i in group).values()) for group in groups],
-                     device_count)
+    runs = partition(
+        [sum(_merged_sizes(units[i] for i in group).values()) for group in groups], device_count
+    )
     run_of_unit = {i: run for group, run in zip(groups, runs) for i in group}
     # Empty runs are skipped, so that device 0 is always the first in use.
     device_of_run = {run: device for device, run in enumerate(sorted(set(run_of_unit.values())))}
-    return {name: device_of_run[run_of_unit[i]] for i, unit in enumerate(units)
-            for name in (*unit.parents, unit.name)}
+    return {
+        name: device_of_run[run_of_unit[i]]
+        for i, unit in enumerate(units)
+        for name in (*unit.parents, unit.name)
+    }
 
 
 def _merged_sizes(units: Iterable[Unit]) -> Dict[int, int]:
@@ -193,8 +213,9 @@ def _tied_groups(units: Sequence[Unit]) -> List[List[int]]:
     return sorted((sorted(members) for _, members in groups), key=lambda members: members[0])
 
 
-def resolve_device_map(model: nn.Module, device_map: Mapping[str, object],
-                       devices: Sequence[torch.device]) -> Dict[str, torch.device]:
+def resolve_device_map(
+    model: nn.Module, device_map: Mapping[str, object], devices: Sequence[torch.device]
+) -> Dict[str, torch.device]:
     """Return the device of every module that ``device_map`` covers.
 
     Args:
@@ -221,15 +242,20 @@ def resolve_device_map(model: nn.Module, device_map: Mapping[str, object],
     uncovered = [name for name in owners if name not in module_devices]
     if uncovered:
         raise DeviceMapError(
-            f"device_map gives no device to {len(uncovered)} module(s) with parameters or buffers: "
-            f"{', '.join(uncovered[:5])}{', ...' if len(uncovered) > 5 else ''}. Add their paths, "
-            f"or '' for all that is not named.")
+            f'device_map gives no device to {len(uncovered)} module(s) with parameters or buffers: '
+            f'{", ".join(uncovered[:5])}{", ..." if len(uncovered) > 5 else ""}. Add their paths, '
+            f"or '' for all that is not named."
+        )
     _check_ties(modules, owners, module_devices)
     if owners:
         first_device = module_devices[owners[0]]
-        module_devices.update({
-            name: chosen.get(name, first_device) for name, module in modules.items()
-            if isinstance(module, BaseDataPreprocessor)})
+        module_devices.update(
+            {
+                name: chosen.get(name, first_device)
+                for name, module in modules.items()
+                if isinstance(module, BaseDataPreprocessor)
+            }
+        )
     return module_devices
 
 
@@ -239,10 +265,17 @@ def tensor_owners(model: nn.Module) -> List[str]:
     Data preprocessors are left out, because their batch may go to any device.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    preprocessing = {id(child) for module in modules.values()
-                     if isinstance(module, BaseDataPreprocessor) for child in module.modules()}
-    return [name for name, module in modules.items()
-            if _direct_sizes(module) and id(module) not in preprocessing]
+    preprocessing = {
+        id(child)
+        for module in modules.values()
+        if isinstance(module, BaseDataPreprocessor)
+        for child in module.modules()
+    }
+    return [
+        name
+        for name, module in modules.items()
+        if _direct_sizes(module) and id(module) not in preprocessing
+    ]
 
 
 def _longest_prefix(name: str, prefixes: Mapping[str, object]) -> Optional[str]:
@@ -261,7 +294,8 @@ def _check_path(path: str, modules: Mapping[str, nn.Module]) -> None:
     raise DeviceMapError(
         f'device_map names {path!r}, which is not a module of the model.'
         + (f' Did you mean {near[0]!r}?' if near else '')
-        + f" Expected paths of modules such as {top}, or '' for all that is not named.")
+        + f" Expected paths of modules such as {top}, or '' for all that is not named."
+    )
 
 
 def _find_device(path: str, value: object, devices: Sequence[torch.device]) -> torch.device:
@@ -273,11 +307,15 @@ def _find_device(path: str, value: object, devices: Sequence[torch.device]) -> t
                 return device
     raise DeviceMapError(
         f'device_map[{path!r}] is {value!r}: expected an index from 0 to {len(devices) - 1}, or '
-        f"one of {', '.join(map(str, devices))}.")
+        f'one of {", ".join(map(str, devices))}.'
+    )
 
 
-def _check_ties(modules: Mapping[str, nn.Module], owners: Sequence[str],
-                module_devices: Mapping[str, torch.device]) -> None:
+def _check_ties(
+    modules: Mapping[str, nn.Module],
+    owners: Sequence[str],
+    module_devices: Mapping[str, torch.device],
+) -> None:
     first_owners: Dict[int, str] = {}
     for name in owners:
         for key in _direct_sizes(modules[name]):
@@ -286,4 +324,5 @@ def _check_ties(modules: Mapping[str, nn.Module], owners: Sequence[str],
                 raise DeviceMapError(
                     f'{first!r} and {name!r} share a tensor, and device_map puts them on '
                     f'{module_devices[first]} and {module_devices[name]}: give both the same '
-                    f'device.')
+                    f'device.'
+                )

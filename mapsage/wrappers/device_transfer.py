@@ -4,6 +4,7 @@ A method is replaced by one that moves its arguments or its result. Forward hook
 ``loss`` and ``predict``, which are how MMSegmentation enters a head. `model_parallel.py` decides
 which methods of which modules are replaced.
 """
+
 from __future__ import annotations
 
 import functools
@@ -45,8 +46,9 @@ class TransferredFeatures(tuple, MovesItself):
         return (move(item, self.device) for item in super().__iter__())
 
 
-def bring_inputs(module: nn.Module, method: str, device: torch.device,
-                 lazily: bool = False) -> None:
+def bring_inputs(
+    module: nn.Module, method: str, device: torch.device, lazily: bool = False
+) -> None:
     """Make ``module.method`` move its arguments to ``device``.
 
     Args:
@@ -56,6 +58,7 @@ def bring_inputs(module: nn.Module, method: str, device: torch.device,
         lazily: Whether to move the items of the first argument, if it is a sequence, only when
             they are read.
     """
+
     def enter(call: _Call, *args: Any, **kwargs: Any) -> object:
         if lazily and args and isinstance(args[0], (list, tuple)):
             args = (TransferredFeatures.on(args[0], device), *args[1:])
@@ -66,16 +69,21 @@ def bring_inputs(module: nn.Module, method: str, device: torch.device,
 
 def bring_together(module: nn.Module, method: str) -> None:
     """Make ``module.method`` move its arguments to the device of the first tensor among them."""
+
     def enter(call: _Call, *args: Any, **kwargs: Any) -> object:
         first = next(tensors_in([args, kwargs]), None)
-        return call(*args, **kwargs) if first is None else \
-            call(*move(args, first.device), **move(kwargs, first.device))
+        return (
+            call(*args, **kwargs)
+            if first is None
+            else call(*move(args, first.device), **move(kwargs, first.device))
+        )
 
     _override(module, method, enter)
 
 
 def bring_outputs(module: nn.Module, method: str, device: torch.device) -> None:
     """Make ``module.method`` move its result to ``device``."""
+
     def enter(call: _Call, *args: Any, **kwargs: Any) -> object:
         return move(call(*args, **kwargs), device)
 

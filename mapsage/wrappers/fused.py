@@ -5,6 +5,7 @@ at once and ignore their strides. If a weight has its channels last, and its gra
 ranks) or its averages (from a checkpoint) have not, these kernels silently mix up the elements, and
 the CUDA kernels raise an error (torch 2.13). :func:`watch_fused_steps` prevents both.
 """
+
 from __future__ import annotations
 
 import copy
@@ -35,8 +36,7 @@ def _takes(kind: type, argument: str) -> bool:
     return argument in inspect.signature(kind).parameters
 
 
-def without_missing_fusion(config: _Config,
-                           accelerator: Accelerator) -> Tuple[_Config, List[str]]:
+def without_missing_fusion(config: _Config, accelerator: Accelerator) -> Tuple[_Config, List[str]]:
     """Return ``optim_wrapper`` of a config without ``fused=True`` where torch has no such kernels.
 
     Where steps over lists of tensors are wrong too, it has ``foreach=False``.
@@ -68,13 +68,21 @@ def without_missing_fusion(config: _Config,
     reason = why_not_fused(kind, accelerator) if fused else None
     if reason is not None:
         config['optimizer'] = {key: value for key, value in optimizer.items() if key != 'fused'}
-        notes.append(f'optimizer.fused=True has no effect: {reason}. The steps are the same, by '
-                     f'other kernels.')
-    if (not fused or reason is not None) and not accelerator.supports.foreach_optimizer \
-            and _takes(kind, 'foreach') and optimizer.get('foreach') is not False:
+        notes.append(
+            f'optimizer.fused=True has no effect: {reason}. The steps are the same, by '
+            f'other kernels.'
+        )
+    if (
+        (not fused or reason is not None)
+        and not accelerator.supports.foreach_optimizer
+        and _takes(kind, 'foreach')
+        and optimizer.get('foreach') is not False
+    ):
         config['optimizer'] = {**config['optimizer'], 'foreach': False}
-        notes.append(f'optimizer.foreach=False is set, because steps over lists of tensors are '
-                     f'wrong on this {accelerator.name} device.')
+        notes.append(
+            f'optimizer.foreach=False is set, because steps over lists of tensors are '
+            f'wrong on this {accelerator.name} device.'
+        )
     return config, notes
 
 
@@ -90,7 +98,8 @@ def watch_fused_steps(wrapper: OptimWrapper) -> OptimWrapper:
         ``wrapper``.
     """
     wrappers: Mapping[str, OptimWrapper] = (
-        wrapper.optim_wrappers if isinstance(wrapper, OptimWrapperDict) else {'': wrapper})
+        wrapper.optim_wrappers if isinstance(wrapper, OptimWrapperDict) else {'': wrapper}
+    )
     for optim_wrapper in wrappers.values():
         optimizer: object = optim_wrapper.optimizer
         # torch 2.0 introduced both this default and the hook.
@@ -125,9 +134,12 @@ class FusedStepPreparation:
             for group in groups:
                 group['fused'] = None
             return
-        parameters = [parameter for group in groups
-                      for parameter in dict.__getitem__(group, 'params')
-                      if parameter.grad is not None]
+        parameters = [
+            parameter
+            for group in groups
+            for parameter in dict.__getitem__(group, 'params')
+            if parameter.grad is not None
+        ]
         strides = [parameter.stride() for parameter in parameters]
         for parameter, stride in zip(parameters, strides):
             if parameter.grad.stride() != stride and not _same_layout(parameter.grad, parameter):
@@ -141,8 +153,11 @@ class FusedStepPreparation:
 def _lay_out_averages(state: Dict[str, object], parameter: torch.Tensor) -> None:
     """Give the averages of a parameter its layout."""
     for name, value in state.items():
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape \
-                and not _same_layout(value, parameter):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.shape == parameter.shape
+            and not _same_layout(value, parameter)
+        ):
             state[name] = _copy_in_layout(value, parameter)
 
 
@@ -150,10 +165,12 @@ def _same_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether the elements of two tensors of one shape lie in the same order in memory."""
     if first.stride() == second.stride() or (first.is_contiguous() and second.is_contiguous()):
         return True
-    return first.dim() == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last)
-                                    for tensor in (first, second))
+    return first.dim() == 4 and all(
+        tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (first, second)
+    )
 
 
 def _copy_in_layout(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype,
-                               device=tensor.device).copy_(tensor.detach())
+    return torch.empty_strided(
+        like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor.detach())

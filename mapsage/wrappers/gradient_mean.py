@@ -4,6 +4,7 @@ Used by `virtual_parallel.py`. Unlike DDP, which averages buckets during one bac
 up the gradients of one virtual rank after the other first, and then over the processes. The order
 of the additions is in ``mapsage/distributed/ordered_sum.py``.
 """
+
 from __future__ import annotations
 
 from typing import List, Optional, Sequence
@@ -41,8 +42,11 @@ class GradientMean:
 
     def begin(self, module: nn.Module) -> None:
         """Start a new sum, over the parameters that are trained now."""
-        trained = [(name, parameter) for name, parameter in module.named_parameters()
-                   if parameter.requires_grad]
+        trained = [
+            (name, parameter)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        ]
         self._names = [name for name, _ in trained]
         self._parameters = [parameter for _, parameter in trained]
         self._fold = Fold(self._ranks, self._ranks.block(self._rank))
@@ -64,10 +68,15 @@ class GradientMean:
                 raise VirtualRanksError(
                     f'the gradient of {self._names[index]} is sparse, and only dense ones are '
                     f'added up over virtual ranks: set sparse=False in the embedding, or start '
-                    f"{self._ranks.count} processes with env_cfg.reduction='native'.")
+                    f"{self._ranks.count} processes with env_cfg.reduction='native'."
+                )
             self._seen[int(gradient is None), index] = 1
-        self._fold.add([torch.zeros_like(parameter) if gradient is None else gradient
-                        for parameter, gradient in zip(self._parameters, gradients)])
+        self._fold.add(
+            [
+                torch.zeros_like(parameter) if gradient is None else gradient
+                for parameter, gradient in zip(self._parameters, gradients)
+            ]
+        )
 
     def finish(self) -> List[Optional[torch.Tensor]]:
         """Return the mean gradients, None where no virtual rank has one. Collective.
@@ -85,8 +94,9 @@ class GradientMean:
         means: List[Optional[torch.Tensor]] = [None] * len(has_gradient)
         for bucket in _divide_into_buckets([partials[0][index] for index in present]):
             indices = [present[position] for position in bucket]
-            bucket_means = self._mean([[partial[index] for index in indices]
-                                       for partial in partials])
+            bucket_means = self._mean(
+                [[partial[index] for index in indices] for partial in partials]
+            )
             for index, mean in zip(indices, bucket_means):
                 means[index] = mean
         return means
@@ -111,7 +121,8 @@ class GradientMean:
             f'{len(names)} parameter(s) got no gradient in a virtual rank: {shown}. Expected one '
             f'in each of the {self._ranks.count}, as under DistributedDataParallel. If parts of '
             f'the model take no part in some losses, set find_unused_parameters=True in the '
-            f'config; if they never do, freeze them (requires_grad=False) or remove them.')
+            f'config; if they never do, freeze them (requires_grad=False) or remove them.'
+        )
 
 
 class _NativeSum:
@@ -123,8 +134,9 @@ class _NativeSum:
         for partial in partials[1:]:
             total = total + partial
         # gloo of some versions lacks bfloat16.
-        wide = total.float() if total.device.type == 'cpu' and total.dtype == torch.bfloat16 \
-            else total
+        wide = (
+            total.float() if total.device.type == 'cpu' and total.dtype == torch.bfloat16 else total
+        )
         dist.all_reduce(wide)
         return wide.to(total.dtype)
 
@@ -139,8 +151,11 @@ def _divide_into_buckets(tensors: List[torch.Tensor]) -> List[List[int]]:
     bucket_bytes = 0
     for index, tensor in enumerate(tensors):
         tensor_bytes = tensor.numel() * tensor.element_size()
-        joins = buckets and bucket_bytes + tensor_bytes <= _BUCKET_BYTES \
+        joins = (
+            buckets
+            and bucket_bytes + tensor_bytes <= _BUCKET_BYTES
             and tensors[buckets[-1][0]].dtype == tensor.dtype
+        )
         if not joins:
             buckets.append([])
             bucket_bytes = 0

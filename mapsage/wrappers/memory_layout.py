@@ -3,6 +3,7 @@
 Only the strides of a weight change; shapes, values and checkpoints do not. Code that fills a weight
 element by element must see the default strides, see :func:`drawn_in_order`.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -32,14 +33,18 @@ def drawn_in_order(module: nn.Module) -> Iterator[None]:
     Random numbers fill the memory in its order, so the weights at the start of a run would depend
     on the layout. In addition, no backend broadcasts a tensor that is not contiguous.
     """
-    strides = {parameter: parameter.stride() for parameter in module.parameters()
-               if not parameter.is_contiguous()}
+    strides = {
+        parameter: parameter.stride()
+        for parameter in module.parameters()
+        if not parameter.is_contiguous()
+    }
     for parameter in strides:
         parameter.data = parameter.data.contiguous()
     try:
         yield
     finally:
         for parameter, stride in strides.items():
-            strided = torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype,
-                                          device=parameter.device)
+            strided = torch.empty_strided(
+                parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
+            )
             parameter.data = strided.copy_(parameter.data)

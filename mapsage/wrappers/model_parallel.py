@@ -8,6 +8,7 @@ The package ``accelerate`` (1.15 was tried on the simulated devices) does not fi
 "Expected all tensors to be on the same device"; it leaves the inputs on the CPU; and its planner
 does not see ``gcu`` devices.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -69,14 +70,19 @@ class MMModelParallel(nn.Module):
         PlacementError: If a parameter or buffer did not reach its device.
     """
 
-    def __init__(self, module: nn.Module, device_map: Optional[Mapping[str, _Device]] = None,
-                 devices: Optional[Sequence[_Device]] = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device_map: Optional[Mapping[str, _Device]] = None,
+        devices: Optional[Sequence[_Device]] = None,
+    ) -> None:
         super().__init__()
         self.module = revert_sync_batchnorm(module)
         self.devices = _find_devices(devices)
         model = self._model
         plan: Mapping[str, _Device] = (
-            device_map if device_map is not None else automatic_map(model, len(self.devices)))
+            device_map if device_map is not None else automatic_map(model, len(self.devices))
+        )
         self._module_devices = resolve_device_map(model, plan, self.devices)
         owners = tensor_owners(model)
         _move(model, owners, self._module_devices)
@@ -85,8 +91,10 @@ class MMModelParallel(nn.Module):
         self.output_device = self._find_output_device(owners)
         self.device_map: Dict[str, torch.device] = {}
         self._connect()
-        print_log(self.describe('device_map' if device_map is not None
-                                else 'equal parameter bytes'), logger='current')
+        print_log(
+            self.describe('device_map' if device_map is not None else 'equal parameter bytes'),
+            logger='current',
+        )
 
     @property
     def _model(self) -> nn.Module:
@@ -121,14 +129,21 @@ class MMModelParallel(nn.Module):
         sizes: Dict[torch.device, int] = dict.fromkeys(self.devices, 0)
         for parameter in self._model.parameters():
             sizes[parameter.device] += parameter.numel() * parameter.element_size()
-        lines = [f'{type(self._model).__name__} is split over {len(self.devices)} device(s) by '
-                 f'{basis}', f"{'device':<10}{'parameters':>14}{'share':>8}  parts"]
+        lines = [
+            f'{type(self._model).__name__} is split over {len(self.devices)} device(s) by {basis}',
+            f'{"device":<10}{"parameters":>14}{"share":>8}  parts',
+        ]
         total = max(sum(sizes.values()), 1)
         for device, size in sizes.items():
-            names = [name or '(the model itself)' for name, name_device in self.device_map.items()
-                     if name_device == device]
-            lines.append(f'{str(device):<10}{size / 2**20:>10.2f} MiB{size / total:>8.1%}  '
-                         + (', '.join(names) or '(nothing)'))
+            names = [
+                name or '(the model itself)'
+                for name, name_device in self.device_map.items()
+                if name_device == device
+            ]
+            lines.append(
+                f'{str(device):<10}{size / 2**20:>10.2f} MiB{size / total:>8.1%}  '
+                + (', '.join(names) or '(nothing)')
+            )
         return '\n'.join(lines)
 
     def _find_output_device(self, owners: List[str]) -> torch.device:
@@ -184,9 +199,10 @@ class MMModelParallel(nn.Module):
             kind = type(self._model.get_submodule(name)).__name__
             devices = ', '.join(sorted({str(device) for device in self._spans[name]}))
             raise CrossDeviceError(
-                f"{name or 'the model'} ({kind}) combines tensors of its parts, and they are on "
+                f'{name or "the model"} ({kind}) combines tensors of its parts, and they are on '
                 f'{devices}: it cannot be cut. Keep it on one device with a device_map that gives '
-                f'{name!r} one and names nothing inside it. PyTorch said: {error}') from error
+                f'{name!r} one and names nothing inside it. PyTorch said: {error}'
+            ) from error
 
     def _blame(self, trace: Optional[TracebackType]) -> Optional[str]:
         """Return the name of the innermost module in the traceback, if that module was cut."""
@@ -209,12 +225,15 @@ def _find_devices(devices: Optional[Sequence[_Device]]) -> Tuple[torch.device, .
     accelerator = current_accelerator()
     if devices is None:
         devices = list(range(accelerator.device_count()))
-    resolved = tuple(accelerator.device(device) if isinstance(device, int) else torch.device(device)
-                     for device in devices)
+    resolved = tuple(
+        accelerator.device(device) if isinstance(device, int) else torch.device(device)
+        for device in devices
+    )
     if not resolved or len(set(resolved)) < len(resolved):
         raise ValueError(
             f'MMModelParallel devices={devices!r}: expected at least one device and each of them '
-            f'once. Leave it out to use all {accelerator.device_count()} of {accelerator.name}.')
+            f'once. Leave it out to use all {accelerator.device_count()} of {accelerator.name}.'
+        )
     return resolved
 
 
@@ -250,11 +269,13 @@ def _move(model: nn.Module, owners: Sequence[str], devices: Mapping[str, torch.d
                 raise PlacementError(
                     f'{name}.{key} is on {tensor.device} and did not reach {devices[name]}. A '
                     f'module that pins its own device or overrides _apply() must leave placement '
-                    f'to the caller.')
+                    f'to the caller.'
+                )
 
 
-def _find_spans(owners: Sequence[str],
-                devices: Mapping[str, torch.device]) -> Dict[str, List[torch.device]]:
+def _find_spans(
+    owners: Sequence[str], devices: Mapping[str, torch.device]
+) -> Dict[str, List[torch.device]]:
     """Return the devices of the tensors in each module, in registration order."""
     spans: Dict[str, List[torch.device]] = {}
     for owner in owners:

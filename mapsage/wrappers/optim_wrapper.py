@@ -5,6 +5,7 @@ things differ from MMEngine: dropped gradients are None instead of zeros, a resu
 cycle continues with the gradients of the checkpoint, and lazy devices are flushed before a norm is
 read.
 """
+
 from __future__ import annotations
 
 import functools
@@ -23,19 +24,22 @@ from mapsage.accelerator import current_accelerator
 _DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
 
 
-def _initialize_counts(wrapper: _OptimWrapper, model: nn.Module, init_counts: int,
-                       max_counts: int) -> None:
+def _initialize_counts(
+    wrapper: _OptimWrapper, model: nn.Module, init_counts: int, max_counts: int
+) -> None:
     """Do what MMEngine does, without its warning of lost gradients if the checkpoint had them."""
     has_gradients = any(parameter.grad is not None for parameter in model.parameters())
     # MMEngine does not warn at the beginning of an accumulation cycle.
     cycle_start = init_counts - init_counts % wrapper._accumulative_counts
     _OptimWrapper.initialize_count_status(
-        wrapper, model, cycle_start if has_gradients else init_counts, max_counts)
+        wrapper, model, cycle_start if has_gradients else init_counts, max_counts
+    )
     wrapper._inner_count = init_counts
 
 
-def _zero_grad_options(optimizer: torch.optim.Optimizer,
-                       kwargs: Dict[str, object]) -> Dict[str, object]:
+def _zero_grad_options(
+    optimizer: torch.optim.Optimizer, kwargs: Dict[str, object]
+) -> Dict[str, object]:
     """Return the arguments of ``zero_grad`` that set gradients to None, updated with ``kwargs``.
 
     Zeros are not the same as no gradient: the optimizer would continue to decay a parameter that a
@@ -65,8 +69,7 @@ class OptimWrapper(_OptimWrapper):
         """Set the gradients to None, which torch 2 does by default and torch 1.10 on demand."""
         super().zero_grad(**_zero_grad_options(self.optimizer, kwargs))
 
-    def initialize_count_status(self, model: nn.Module, init_counts: int,
-                                max_counts: int) -> None:
+    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Start the count at a resumed iteration; see ``AccumulatedGradientsHook``."""
         _initialize_counts(self, model, init_counts, max_counts)
 
@@ -95,9 +98,13 @@ class AmpOptimWrapper(_AmpOptimWrapper):
         ValueError: If an argument has a value that is not allowed.
     """
 
-    def __init__(self, loss_scale: Union[str, float, Dict[str, Any]] = 'dynamic',
-                 dtype: Optional[Union[str, torch.dtype]] = None, use_fsdp: bool = False,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        loss_scale: Union[str, float, Dict[str, Any]] = 'dynamic',
+        dtype: Optional[Union[str, torch.dtype]] = None,
+        use_fsdp: bool = False,
+        **kwargs: Any,
+    ) -> None:
         if use_fsdp:
             raise ValueError('AmpOptimWrapper: use_fsdp=True is not supported; remove it.')
         # Not MMEngine's __init__ of this class, which asserts that the device is of one of four
@@ -107,8 +114,9 @@ class AmpOptimWrapper(_AmpOptimWrapper):
         self.cast_dtype = parse_dtype(dtype) or accelerator.amp_dtype
         scaler_args = _scaler_args(loss_scale)
         # A constant scale is set again after every step.
-        self._scale_update_param = (None if isinstance(loss_scale, dict) else
-                                    scaler_args.get('init_scale'))
+        self._scale_update_param = (
+            None if isinstance(loss_scale, dict) else scaler_args.get('init_scale')
+        )
         self.loss_scaler = accelerator.grad_scaler(self.cast_dtype, **scaler_args)
 
     def step(self, **kwargs: Any) -> None:
@@ -124,8 +132,7 @@ class AmpOptimWrapper(_AmpOptimWrapper):
         """Set the gradients to None, which torch 2 does by default and torch 1.10 on demand."""
         super().zero_grad(**_zero_grad_options(self.optimizer, kwargs))
 
-    def initialize_count_status(self, model: nn.Module, init_counts: int,
-                                max_counts: int) -> None:
+    def initialize_count_status(self, model: nn.Module, init_counts: int, max_counts: int) -> None:
         """Start the count at a resumed iteration; see ``AccumulatedGradientsHook``."""
         _initialize_counts(self, model, init_counts, max_counts)
 
@@ -143,8 +150,9 @@ class AmpOptimWrapper(_AmpOptimWrapper):
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Run the forward pass in :attr:`cast_dtype`; skip gradient sync while accumulating."""
-        with _OptimWrapper.optim_context(self, model), \
-                current_accelerator().autocast(self.cast_dtype):
+        with _OptimWrapper.optim_context(self, model), current_accelerator().autocast(
+            self.cast_dtype
+        ):
             yield
 
 
@@ -158,8 +166,9 @@ def parse_dtype(dtype: Optional[Union[str, torch.dtype]]) -> Optional[torch.dtyp
         return dtype  # type: ignore[return-value]
     if dtype not in _DTYPES:
         raise ValueError(
-            f"optim_wrapper.dtype is {dtype!r}: expected {' or '.join(map(repr, _DTYPES))}, or "
-            f'no dtype, to let the accelerator decide.')
+            f'optim_wrapper.dtype is {dtype!r}: expected {" or ".join(map(repr, _DTYPES))}, or '
+            f'no dtype, to let the accelerator decide.'
+        )
     return _DTYPES[str(dtype)]
 
 
@@ -172,4 +181,5 @@ def _scaler_args(loss_scale: Union[str, float, Dict[str, Any]]) -> Dict[str, Any
         return {'init_scale': float(loss_scale)}
     raise ValueError(
         f"optim_wrapper.loss_scale is {loss_scale!r}: expected 'dynamic', a number, or a dict of "
-        f'GradScaler arguments.')
+        f'GradScaler arguments.'
+    )

@@ -4,6 +4,7 @@
 no SyncBatchNorm, and a module may override ``to()``. The wrappers of this package call
 :func:`place_module` first; a model that is split over devices is placed by `model_parallel.py`.
 """
+
 from __future__ import annotations
 
 from typing import Dict, List, Tuple
@@ -31,20 +32,26 @@ def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -
         print_log(
             f'SyncBatchNorm does not compute on {accelerator.name}: every rank normalizes with its '
             f'own statistics (BatchNorm). Small batches may want GroupNorm.',
-            logger='current', level=30)
+            logger='current',
+            level=30,
+        )
         module = revert_sync_batchnorm(module)
     device = accelerator.device(local_rank)
     ties = find_tied_parameters(module)
     module = module.to(device)
     restore_ties(ties)
-    stray = [f'{name} on {tensor.device}' for name, tensor in named_tensors(module).items()
-             if tensor.device != device and not (device.index is None
-                                                 and tensor.device.type == device.type)]
+    stray = [
+        f'{name} on {tensor.device}'
+        for name, tensor in named_tensors(module).items()
+        if tensor.device != device
+        and not (device.index is None and tensor.device.type == device.type)
+    ]
     if stray:
         raise PlacementError(
             f'{len(stray)} tensor(s) of {type(module).__name__} did not reach {device}: '
-            f"{', '.join(stray[:3])}. A module that pins its own device or overrides .to() or "
-            f'_apply() must leave placement to the caller.')
+            f'{", ".join(stray[:3])}. A module that pins its own device or overrides .to() or '
+            f'_apply() must leave placement to the caller.'
+        )
     return module
 
 

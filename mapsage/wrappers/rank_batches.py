@@ -5,6 +5,7 @@ list or tuple that the collate function returned. The object is therefore the fi
 batch, and the batches of the other virtual ranks travel in one of its attributes. Code that needs
 all of them calls :func:`unpack_rank_batches`; a copy of the first batch does not have them.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Sequence, Tuple, TypeVar, Union
@@ -85,9 +86,10 @@ def unpack_rank_batches(batch: _AnyBatch, block: range) -> List[_AnyBatch]:
         raise VirtualRanksError(
             f'a step of virtual ranks {block.start} to {block.stop - 1} was given '
             f'{len(batches)} batch(es) ({type(batch).__name__}): expected one for each of them. A '
-            f'hook or loop that replaces the loader\'s batch loses the batches of the other '
+            f"hook or loop that replaces the loader's batch loses the batches of the other "
             f'virtual ranks: change the batch in place, in a data transform, or start as many '
-            f'processes as there are virtual ranks.')
+            f'processes as there are virtual ranks.'
+        )
     return batches
 
 
@@ -101,4 +103,5 @@ def _as_carrier(batch: Any) -> Any:
         return RankTuple(batch)
     raise VirtualRanksError(
         f'the collate function makes batches of type {type(batch).__name__}, which cannot carry '
-        f'the batches of other virtual ranks: expected a dict, list, tuple or tensor.')
+        f'the batches of other virtual ranks: expected a dict, list, tuple or tensor.'
+    )

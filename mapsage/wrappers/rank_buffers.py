@@ -4,6 +4,7 @@ The virtual ranks of a process share one module, and a forward pass changes its 
 :class:`RankBuffers` swaps the values in before a virtual rank's forward pass. The module keeps its
 buffer tensors; only their values are copied, because other code may refer to the tensors.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -82,17 +83,23 @@ class RankBuffers:
     def _read(self, memory: Buffers) -> Buffers:
         """Return a copy of the module's buffers, in the tensors of ``memory`` where they fit."""
         with torch.no_grad():
-            return {path: {name: _copy(buffer, memory.get(path, {}).get(name))
-                           for name, buffer in module._buffers.items()}
-                    for path, module in self._module.named_modules()}
+            return {
+                path: {
+                    name: _copy(buffer, memory.get(path, {}).get(name))
+                    for name, buffer in module._buffers.items()
+                }
+                for path, module in self._module.named_modules()
+            }
 
 
-def _copy(value: Optional[torch.Tensor],
-          target: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+def _copy(value: Optional[torch.Tensor], target: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """Return a copy of ``value``, in the memory of ``target`` if shape, dtype and device agree."""
     if value is None:
         return None
     if target is not None and (target.shape, target.dtype, target.device) == (
-            value.shape, value.dtype, value.device):
+        value.shape,
+        value.dtype,
+        value.device,
+    ):
         return target.copy_(value)
     return value.detach().clone()

@@ -4,6 +4,7 @@ The ranks of a replica train on the same samples, and each may hold a share of `
 Ranks that hold the same share, one in each replica, are peers: they average their gradients. How a
 head is split is in ``mapsage/features/split_head/``; this module sees it as :class:`Shares`.
 """
+
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,8 +33,9 @@ class Shares(Protocol):
 
     head: nn.Module
 
-    def parameters_of(self, optimizer: torch.optim.Optimizer
-                      ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
+    def parameters_of(
+        self, optimizer: torch.optim.Optimizer
+    ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
         """Return the parameters of ``optimizer``: this rank's shares, and unsplit parameters."""
 
     def take_gradients(self) -> None:
@@ -76,7 +78,8 @@ class HeadReplicas(nn.Module):
         self._assembled = False
         # The ranks of a replica have the same samples, which count once.
         self.counts = BatchCounts(
-            self.module, VirtualRanks(replicas.count, replicas.count), replicas.peers)
+            self.module, VirtualRanks(replicas.count, replicas.count), replicas.peers
+        )
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
@@ -139,14 +142,18 @@ class HeadReplicas(nn.Module):
         # Over all ranks: kernels with atomics give the ranks of one replica gradients that differ
         # in the last bits, and the weights would drift apart.
         average_gradients(unsplit, None)
-        if shares and isinstance(optim_wrapper, AmpOptimWrapper) \
-                and optim_wrapper.loss_scaler.is_enabled():
+        if (
+            shares
+            and isinstance(optim_wrapper, AmpOptimWrapper)
+            and optim_wrapper.loss_scaler.is_enabled()
+        ):
             self._agree_on_overflow(shares)
 
     def _agree_on_overflow(self, shares: List[nn.Parameter]) -> None:
         """Make the gradients of all ranks infinite if one rank's are, so that all skip the step."""
-        finite = torch.stack([share.grad.isfinite().all() for share in shares
-                              if share.grad is not None]).all()
+        finite = torch.stack(
+            [share.grad.isfinite().all() for share in shares if share.grad is not None]
+        ).all()
         overflow = (~finite).to(torch.float32).reshape(1)
         dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=self.replicas.group)
         if overflow.item():

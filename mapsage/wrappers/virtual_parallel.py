@@ -6,6 +6,7 @@ buffers (`rank_buffers.py`), random state (``AcceleratorHook``, a function in
 forward passes. The bits of a training therefore depend on the number of virtual ranks, and not on
 the number of processes. The batches of one step travel in one object (`rank_batches.py`).
 """
+
 from __future__ import annotations
 
 import copy
@@ -32,8 +33,14 @@ from .rank_batches import Batch, unpack_rank_batches
 from .rank_buffers import RankBuffers
 
 # Arguments of torch's DDP that change nothing here: there are no buckets during a backward pass.
-_WITHOUT_EFFECT = ('device_ids', 'output_device', 'bucket_cap_mb', 'gradient_as_bucket_view',
-                   'check_reduction', 'dim')
+_WITHOUT_EFFECT = (
+    'device_ids',
+    'output_device',
+    'bucket_cap_mb',
+    'gradient_as_bucket_view',
+    'check_reduction',
+    'dim',
+)
 # Gradients of one virtual rank in the order of the trained parameters.
 _Gradients = List[Optional[torch.Tensor]]
 
@@ -80,17 +87,25 @@ class VirtualDataParallel(nn.Module):
     test_step = _MMDistributedDataParallel.test_step
     _run_forward = _MMDistributedDataParallel._run_forward
 
-    def __init__(self, module: nn.Module, virtual_ranks: VirtualRanks, reduction: str = 'ordered',
-                 detect_anomalous_params: bool = False, find_unused_parameters: bool = False,
-                 static_graph: bool = False, broadcast_buffers: bool = True,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        virtual_ranks: VirtualRanks,
+        reduction: str = 'ordered',
+        detect_anomalous_params: bool = False,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        broadcast_buffers: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
         for name in kwargs:
             if name not in _WITHOUT_EFFECT:
                 raise VirtualRanksError(
                     f'model_wrapper_cfg.{name}={kwargs[name]!r} cannot be obeyed with '
                     f'{virtual_ranks.count} virtual ranks in {virtual_ranks.processes} '
-                    f'process(es): remove it, or start {virtual_ranks.count} processes.')
+                    f'process(es): remove it, or start {virtual_ranks.count} processes.'
+                )
         rank = dist.get_rank() if virtual_ranks.processes > 1 else 0
         self.module = place_module(module, current_accelerator(), local_rank())
         self.virtual_ranks, self.block = virtual_ranks, virtual_ranks.block(rank)
@@ -102,8 +117,9 @@ class VirtualDataParallel(nn.Module):
         self._broadcast_buffers = broadcast_buffers
         self._rank_buffers = RankBuffers(self.module, self.block)
         self.counts = BatchCounts(self.module, virtual_ranks)
-        self._mean = GradientMean(virtual_ranks, rank, reduction,
-                                  may_miss=find_unused_parameters or static_graph)
+        self._mean = GradientMean(
+            virtual_ranks, rank, reduction, may_miss=find_unused_parameters or static_graph
+        )
         # Within an accumulation cycle: gradients of the block's virtual ranks but the first, whose
         # gradients stay in the module.
         self._later_gradients: List[_Gradients] = []
@@ -141,13 +157,15 @@ class VirtualDataParallel(nn.Module):
                 f'{type(optim_wrapper).__name__} has an update_params of its own, and the virtual '
                 f'ranks of a process share one optimizer step that does not call it: expected a '
                 f"wrapper with OptimWrapper's. Start {self.virtual_ranks.count} processes, one for "
-                f"each virtual rank, with env_cfg.reduction='native', or override step() instead.")
+                f"each virtual rank, with env_cfg.reduction='native', or override step() instead."
+            )
         batches = unpack_rank_batches(data, self.block)
         with self.counts.step(batches):
             return self._train_step(batches, optim_wrapper)
 
-    def _train_step(self, batches: List[Batch],
-                    optim_wrapper: OptimWrapper) -> Dict[str, torch.Tensor]:
+    def _train_step(
+        self, batches: List[Batch], optim_wrapper: OptimWrapper
+    ) -> Dict[str, torch.Tensor]:
         if self._broadcast_buffers:
             self.share_buffers()
         self._rank_buffers.begin()
@@ -197,7 +215,8 @@ class VirtualDataParallel(nn.Module):
             raise VirtualRanksError(
                 'other parameters are trained than at the beginning of the accumulation cycle: '
                 'expected the same requires_grad throughout a cycle. Freeze or thaw them at an '
-                'iteration that is a multiple of accumulative_counts.')
+                'iteration that is a multiple of accumulative_counts.'
+            )
         self._cycle = identities
 
     def gradients_of_ranks(self) -> List[_Gradients]:
@@ -216,7 +235,8 @@ class VirtualDataParallel(nn.Module):
         gradients = [parameter.grad for parameter in self._trained_parameters()]
         self._later_gradients = [
             [None if gradient is None else gradient.detach().clone() for gradient in gradients]
-            for _ in self.block[1:]]
+            for _ in self.block[1:]
+        ]
 
     def share_buffers(self) -> None:
         """Give every virtual rank the buffers of the first one. Collective."""
@@ -247,8 +267,9 @@ class VirtualDataParallel(nn.Module):
                 self._rank_buffers.place(virtual_rank)
                 for function in self.on_virtual_rank_start:
                     function(virtual_rank, batch)
-                with self._rank_buffers.unchanged(), self.counts.collecting(), \
-                        optim_wrapper.optim_context(self):
+                with self._rank_buffers.unchanged(), self.counts.collecting(), optim_wrapper.optim_context(
+                    self
+                ):
                     # A copy, because the preprocessor pads in place.
                     inputs = module.data_preprocessor(_copy_first_batch(batch), training=True)
                     self._run_forward(inputs, mode='loss')
@@ -268,8 +289,10 @@ class VirtualDataParallel(nn.Module):
         if self.detect_anomalous_params:
             detect_anomalous_params(loss, model=self)
         # Detached, because the graph would otherwise live until the next step.
-        return {name: value.detach() if isinstance(value, torch.Tensor) else value
-                for name, value in log_vars.items()}
+        return {
+            name: value.detach() if isinstance(value, torch.Tensor) else value
+            for name, value in log_vars.items()
+        }
 
     def _store_gradients(self, trained: List[nn.Parameter], gradients: List[_Gradients]) -> None:
         """Keep the gradients of an unfinished accumulation cycle until the next step."""

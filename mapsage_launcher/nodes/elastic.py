@@ -7,6 +7,7 @@ the ranks start from the last checkpoint. The agent that does this is in `elasti
 
 Ranks import the names of variables and files from here, so this module does not import torch.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -115,7 +116,7 @@ def job_name(arguments: Sequence[str]) -> str:
         elif argument.startswith('--work-dir='):
             work_dir = argument.partition('=')[2]
     digest = hashlib.blake2b(os.path.normpath(work_dir).encode(), digest_size=4).hexdigest()
-    return f"{config or 'mapsage'}{f'-{digest}' if work_dir else ''}"
+    return f'{config or "mapsage"}{f"-{digest}" if work_dir else ""}'
 
 
 def read_settings(nodes: str, environ: Mapping[str, str], name: str = 'mapsage') -> Settings:
@@ -131,26 +132,40 @@ def read_settings(nodes: str, environ: Mapping[str, str], name: str = 'mapsage')
         ElasticError: If a value is not a valid number or address.
     """
     numbers = nodes.split(':')
-    if len(numbers) != 2 or not all(number.isdigit() for number in numbers) \
-            or not 1 <= int(numbers[0]) <= int(numbers[1]):
-        raise ElasticError(f'NNODES={nodes!r}: expected the smallest and the largest number of '
-                           f'machines, such as 2:4.')
+    if (
+        len(numbers) != 2
+        or not all(number.isdigit() for number in numbers)
+        or not 1 <= int(numbers[0]) <= int(numbers[1])
+    ):
+        raise ElasticError(
+            f'NNODES={nodes!r}: expected the smallest and the largest number of '
+            f'machines, such as 2:4.'
+        )
     address = environ.get('RENDEZVOUS', '')
-    host, _, port = address.rpartition(':') if address.rpartition(':')[2].isdigit() \
+    host, _, port = (
+        address.rpartition(':')
+        if address.rpartition(':')[2].isdigit()
         else (address, '', str(DEFAULT_PORT))
+    )
     if not host or not 0 < int(port) < 2**16:
         raise ElasticError(
             f'RENDEZVOUS={address!r}: expected HOST:PORT of the rendezvous store. Start it with '
             f'`python tools/rendezvous.py` on a machine that stays, and set RENDEZVOUS to what it '
-            f'prints.')
+            f'prints.'
+        )
     if ':' in host and not (host.startswith('[') and host.endswith(']')):
-        raise ElasticError(f'RENDEZVOUS={address!r}: an IPv6 address is written in brackets, such '
-                           f'as [fd00::1]:{DEFAULT_PORT}.')
+        raise ElasticError(
+            f'RENDEZVOUS={address!r}: an IPv6 address is written in brackets, such '
+            f'as [fd00::1]:{DEFAULT_PORT}.'
+        )
     return Settings(
-        nodes=(int(numbers[0]), int(numbers[1])), host=host.strip('[]'), port=int(port),
+        nodes=(int(numbers[0]), int(numbers[1])),
+        host=host.strip('[]'),
+        port=int(port),
         run_id=environ.get('RDZV_ID') or name,
         restarts=_read_number(environ, 'MAX_RESTARTS', _RESTARTS),
-        join_seconds=_read_number(environ, 'JOIN_TIMEOUT', _JOIN_SECONDS))
+        join_seconds=_read_number(environ, 'JOIN_TIMEOUT', _JOIN_SECONDS),
+    )
 
 
 def _read_number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -177,9 +192,15 @@ def apply(settings: Settings, args: argparse.Namespace, ranks_per_node: int) -> 
     least, most = settings.nodes
     args.rdzv_backend, args.rdzv_id = 'c10d', settings.run_id
     args.rdzv_endpoint = settings.endpoint
-    conf = dict(is_host=0, join_timeout=settings.join_seconds, last_call_timeout=_LAST_CALL_SECONDS,
-                close_timeout=10, heartbeat_timeout=5, keep_alive_interval=_KEEP_ALIVE_SECONDS,
-                keep_alive_max_attempt=_KEEP_ALIVE_ATTEMPTS)
+    conf = dict(
+        is_host=0,
+        join_timeout=settings.join_seconds,
+        last_call_timeout=_LAST_CALL_SECONDS,
+        close_timeout=10,
+        heartbeat_timeout=5,
+        keep_alive_interval=_KEEP_ALIVE_SECONDS,
+        keep_alive_max_attempt=_KEEP_ALIVE_ATTEMPTS,
+    )
     # The user's values come last, so that they win.
     users_conf = [args.rdzv_conf] if args.rdzv_conf else []
     args.rdzv_conf = ','.join([*(f'{key}={value}' for key, value in conf.items()), *users_conf])
@@ -191,12 +212,19 @@ def apply(settings: Settings, args: argparse.Namespace, ranks_per_node: int) -> 
     os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'
     os.environ[ELASTIC_VARIABLE] = f'{least}:{most}'
     os.environ[VIRTUAL_RANKS_VARIABLE] = str(most * ranks_per_node)
-    split_warning = '' if 2 * least > most else (
-        f'\nwarning: NNODES={least}:{most} lets two halves of a divided cluster both be large '
-        f'enough. Only the half that reaches the rendezvous store can continue; a smallest number '
-        f'above half of the largest is safer.')
-    return (f'elastic: {least} to {most} machines meet at {args.rdzv_endpoint} as '
-            f'{settings.run_id!r}; this one is {address}{split_warning}')
+    split_warning = (
+        ''
+        if 2 * least > most
+        else (
+            f'\nwarning: NNODES={least}:{most} lets two halves of a divided cluster both be large '
+            f'enough. Only the half that reaches the rendezvous store can continue; a smallest number '
+            f'above half of the largest is safer.'
+        )
+    )
+    return (
+        f'elastic: {least} to {most} machines meet at {args.rdzv_endpoint} as '
+        f'{settings.run_id!r}; this one is {address}{split_warning}'
+    )
 
 
 def expected_ranks(environ: Mapping[str, str]) -> Optional[int]:
@@ -233,10 +261,12 @@ def wait_for_store(settings: Settings, seconds: float = _STORE_SECONDS) -> None:
                 raise ElasticError(
                     f'no rendezvous store answers at {settings.host}:{settings.port} within '
                     f'{seconds:g} s ({error}). Start it there with `python tools/rendezvous.py '
-                    f'--port {settings.port}`, and look at RENDEZVOUS and at firewalls.') from error
+                    f'--port {settings.port}`, and look at RENDEZVOUS and at firewalls.'
+                ) from error
             if not announced:
-                say(f'waiting for the rendezvous store at {settings.host}:{settings.port} '
-                    f'({error})')
+                say(
+                    f'waiting for the rendezvous store at {settings.host}:{settings.port} ({error})'
+                )
                 announced = True
         time.sleep(1)
 
@@ -250,8 +280,14 @@ def check_clock(settings: Settings) -> None:
         ElasticError: If they differ by more than torch's rendezvous tolerates.
     """
     from torch.distributed import TCPStore
-    store = TCPStore(settings.host, settings.port, is_master=False, wait_for_workers=False,
-                     timeout=timedelta(seconds=30))
+
+    store = TCPStore(
+        settings.host,
+        settings.port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=30),
+    )
     if not store.add(f'{CLOCK_KEY}/set', 0):
         return
     store_time = float(store.get(CLOCK_KEY))
@@ -262,7 +298,8 @@ def check_clock(settings: Settings) -> None:
             f'the clock of {socket.gethostname()} is {abs(ahead):.1f} s '
             f'{"ahead of" if ahead > 0 else "behind"} that of {settings.host}, which keeps the '
             f'rendezvous store: more than {MAX_CLOCK_SECONDS:g} s, so that the machines would take '
-            f'each other for dead. Set it, for example with `chronyc makestep`.')
+            f'each other for dead. Set it, for example with `chronyc makestep`.'
+        )
 
 
 def tell_clock(store: Store) -> None:

@@ -6,6 +6,7 @@ is torchrun with this agent, until the job has ended.
 
 A "round" is the time between two meetings of the launchers, with the same machines and ranks.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -71,8 +72,12 @@ class ElasticAgent(_TorchAgent):
         if not hasattr(spec, 'local_addr'):
             spec.master_addr = own_address(self._settings)
         self._membership = Membership(
-            spec.rdzv_handler, (self._settings.host, self._settings.port),
-            lambda: _connect(self._settings), (self._notes / MET_FILE).exists, say)
+            spec.rdzv_handler,
+            (self._settings.host, self._settings.port),
+            lambda: _connect(self._settings),
+            (self._notes / MET_FILE).exists,
+            say,
+        )
         spec.rdzv_handler.num_nodes_waiting = self._membership.waiting
         super().__init__(spec, *args, **kwargs)
         self._furthest_step = -1
@@ -91,6 +96,7 @@ class ElasticAgent(_TorchAgent):
             RendezvousConnectionError,
             RendezvousTimeoutError,
         )
+
         try:
             result = super().run(*args, **kwargs)
         except (SignalException, RendezvousTimeoutError, RendezvousConnectionError):
@@ -133,8 +139,10 @@ class ElasticAgent(_TorchAgent):
         self._leaves_job = broken or (iteration < 0 and bool(self._membership.first_round))
         if final or broken:
             self._remaining_restarts = 0
-        failed_ranks = ', '.join(f'rank {rank} ({_describe_exit(failure.exitcode)})'
-                                 for rank, failure in sorted(failures.items()))
+        failed_ranks = ', '.join(
+            f'rank {rank} ({_describe_exit(failure.exitcode)})'
+            for rank, failure in sorted(failures.items())
+        )
         if broken:
             consequence = 'the fault is in this machine, which leaves the job'
         elif final:
@@ -143,15 +151,18 @@ class ElasticAgent(_TorchAgent):
             consequence = (
                 f'the ranks are restarted, {max_restarts - self._remaining_restarts + 1} of '
                 f'{max_restarts} times in a row without getting further than step '
-                f'{iteration + 1}')
+                f'{iteration + 1}'
+            )
         else:
             consequence = (
                 f'{max_restarts} starts in a row got no further than step {iteration + 1}: '
-                f'this machine gives up (MAX_RESTARTS={max_restarts})')
+                f'this machine gives up (MAX_RESTARTS={max_restarts})'
+            )
         say(f'elastic: ended: {failed_ranks or "a rank"}; {consequence}')
 
     def _restart_workers(self, worker_group: Any) -> None:
         from torch.distributed.elastic.agent.server.api import WorkerState
+
         # Healthy ranks are restarted because the machines change.
         if worker_group.state == WorkerState.HEALTHY:
             iteration, finished_at = read_step(self._notes)
@@ -162,8 +173,10 @@ class ElasticAgent(_TorchAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         _clear_notes(self._notes)
         if self._membership.arrive():
-            say(f'elastic: all {self._settings.nodes[1]} places are taken; this machine waits for '
-                f'one of the others to leave')
+            say(
+                f'elastic: all {self._settings.nodes[1]} places are taken; this machine waits for '
+                f'one of the others to leave'
+            )
         super()._rendezvous(worker_group)
         os.environ[ROUND_VARIABLE] = str(self._membership.formed())
         if RESTART_VARIABLE in os.environ:
@@ -183,6 +196,7 @@ def agent_class(base: type, notes: Path, settings: Settings) -> type:
 
 def _failed_states() -> Tuple[Any, ...]:
     from torch.distributed.elastic.agent.server.api import WorkerState
+
     return WorkerState.FAILED, WorkerState.UNHEALTHY
 
 
@@ -210,8 +224,10 @@ def _connect(settings: Settings) -> Tuple[Any, Any]:
     """Return a new backend and store of torch's rendezvous."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-    return create_backend(RendezvousParameters('c10d', settings.endpoint, settings.run_id,
-                                               *settings.nodes, is_host=0))
+
+    return create_backend(
+        RendezvousParameters('c10d', settings.endpoint, settings.run_id, *settings.nodes, is_host=0)
+    )
 
 
 def run(torchrun: Any, args: argparse.Namespace, settings: Settings, notes: Path) -> None:
@@ -234,6 +250,7 @@ def run(torchrun: Any, args: argparse.Namespace, settings: Settings, notes: Path
         RendezvousTimeoutError,
     )
     from torch.distributed.launcher import api
+
     agent = agent_class(api.LocalElasticAgent, notes, settings)
     last_handler: List[Any] = []
 
@@ -248,24 +265,31 @@ def run(torchrun: Any, args: argparse.Namespace, settings: Settings, notes: Path
         except RendezvousTimeoutError as error:
             raise ElasticError(_waited_in_vain(settings, last_handler)) from error
         except SpareError as error:
-            membership, = error.args
+            (membership,) = error.args
             if membership.was_stopped():
                 (notes / LEFT).touch()
             elif not membership.was_complete():
-                raise ElasticError('an error ended the job on another machine, while this one '
-                                   'waited for a place in it.') from error
-            say(f'elastic: the job has ended; this machine waited for one of its '
-                f'{settings.nodes[1]} places in the end')
+                raise ElasticError(
+                    'an error ended the job on another machine, while this one '
+                    'waited for a place in it.'
+                ) from error
+            say(
+                f'elastic: the job has ended; this machine waited for one of its '
+                f'{settings.nodes[1]} places in the end'
+            )
             return None
         except RendezvousClosedError as error:
             raise ElasticError(
                 f'the job {settings.run_id!r} has ended in the rendezvous store at '
                 f'{args.rdzv_endpoint}: it is complete, or an error ended it on another machine. '
                 f'To start it again, restart tools/rendezvous.py, or set RDZV_ID to another name '
-                f'on all machines.') from error
+                f'on all machines.'
+            ) from error
         except RendezvousConnectionError:
-            say(f'elastic: the rendezvous store at {args.rdzv_endpoint} does not answer; this '
-                f'machine waits {settings.join_seconds} s for it')
+            say(
+                f'elastic: the rendezvous store at {args.rdzv_endpoint} does not answer; this '
+                f'machine waits {settings.join_seconds} s for it'
+            )
             wait_for_store(settings, settings.join_seconds)
 
 
@@ -284,11 +308,15 @@ def _waited_in_vain(settings: Settings, handlers: List[Any]) -> str:
         machines = sorted(map(describe_node, nodes))
     if len(machines) > settings.nodes[0]:
         # Only torch 1.10 gets here: later versions let surplus machines wait for a free place.
-        return (f'{", ".join(machines)} have come to the job {settings.run_id!r}, which takes '
-                f'{settings.nodes[1]} machines, and this one found no place within '
-                f'JOIN_TIMEOUT={settings.join_seconds} s.')
-    return (f'NNODES={settings.nodes[0]}:{settings.nodes[1]} needs {settings.nodes[0]} machines, '
-            f'and {len(machines)} came within JOIN_TIMEOUT={settings.join_seconds} s: '
-            f'{", ".join(machines) or "none"}. Start the others with the same RENDEZVOUS, CONFIG '
-            f'and WORK_DIR, after which the job is called {settings.run_id!r} (or with one '
-            f'RDZV_ID), or allow fewer.')
+        return (
+            f'{", ".join(machines)} have come to the job {settings.run_id!r}, which takes '
+            f'{settings.nodes[1]} machines, and this one found no place within '
+            f'JOIN_TIMEOUT={settings.join_seconds} s.'
+        )
+    return (
+        f'NNODES={settings.nodes[0]}:{settings.nodes[1]} needs {settings.nodes[0]} machines, '
+        f'and {len(machines)} came within JOIN_TIMEOUT={settings.join_seconds} s: '
+        f'{", ".join(machines) or "none"}. Start the others with the same RENDEZVOUS, CONFIG '
+        f'and WORK_DIR, after which the job is called {settings.run_id!r} (or with one '
+        f'RDZV_ID), or allow fewer.'
+    )

@@ -1,4 +1,5 @@
 """A connection between a node's watch and a rank or another watch; JSON objects travel on it."""
+
 from __future__ import annotations
 
 import json

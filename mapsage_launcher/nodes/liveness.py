@@ -4,6 +4,7 @@ A beat proves that a process and its interpreter run, not that it makes progress
 this process was itself stopped does not count against its peers. It is used by the watch of a node
 (`node_watch.py`) and between encoders and heads (`mapsage/features/wire/`).
 """
+
 from __future__ import annotations
 
 import threading
@@ -41,13 +42,19 @@ class Liveness:
         ValueError: If a time is not positive, or ``interval`` is not shorter than ``timeout``.
     """
 
-    def __init__(self, timeout: float, interval: Optional[float] = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        interval: Optional[float] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if interval is None:
             interval = min(_MAX_INTERVAL_SECONDS, timeout / 10)
         if not 0 < interval < timeout:
-            raise ValueError(f'timeout={timeout!r}, interval={interval!r}, expected positive '
-                             f'seconds, and several intervals in a timeout.')
+            raise ValueError(
+                f'timeout={timeout!r}, interval={interval!r}, expected positive '
+                f'seconds, and several intervals in a timeout.'
+            )
         self.timeout, self.interval = timeout, interval
         self._clock = clock
         self._peers: Dict[Hashable, _Peer] = {}
@@ -62,8 +69,13 @@ class Liveness:
         self._thread.start()
         return self
 
-    def watch(self, peer: Hashable, beat: Callable[[], None],
-              silent: Callable[[float], None], first: float = 0.0) -> None:
+    def watch(
+        self,
+        peer: Hashable,
+        beat: Callable[[], None],
+        silent: Callable[[float], None],
+        first: float = 0.0,
+    ) -> None:
         """Beat to a peer from now on, and watch it. A watched peer's time starts again.
 
         Args:
@@ -97,8 +109,9 @@ class Liveness:
             if pause > self.timeout / 2:
                 for peer in self._peers.values():
                     peer.heard = min(now, peer.heard + pause)
-            silent = {name: peer for name, peer in self._peers.items()
-                      if now - peer.heard > peer.allowed}
+            silent = {
+                name: peer for name, peer in self._peers.items() if now - peer.heard > peer.allowed
+            }
             for name in silent:
                 del self._peers[name]
             peers = list(self._peers.values())

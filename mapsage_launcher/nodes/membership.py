@@ -12,6 +12,7 @@ here covers three more cases:
 The class reads and writes private state of torch's handler, which has no public interface for it.
 The names that it uses are the same from torch 1.10 to 2.13.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -45,9 +46,14 @@ class Membership:
         came_late: Whether the job had ended when this machine came to the last rendezvous.
     """
 
-    def __init__(self, handler: Any, address: Tuple[str, int],
-                 connect: Callable[[], Tuple[Any, Any]], watched: Callable[[], bool],
-                 say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        address: Tuple[str, int],
+        connect: Callable[[], Tuple[Any, Any]],
+        watched: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
         self._handler, self._address = handler, address
         self._connect, self._watched, self._say = connect, watched, say
         self._count_waiting = handler.num_nodes_waiting
@@ -95,19 +101,21 @@ class Membership:
         A value of 1 also stands for another :attr:`reason` to restart the ranks.
         """
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
         if self._store_ended and not self._reconnect():
             return 0
         try:
             # Surplus machines wait as well; torch would restart the ranks for them without end.
             count = self._count_waiting() and not self._is_full()
-            self.reason = ('machines are waiting to join' if count
-                           else self._find_reason_to_meet())
+            self.reason = 'machines are waiting to join' if count else self._find_reason_to_meet()
         except RendezvousConnectionError:
             self._store_ended = True
             self._handler._stop_heartbeats()
-            self._say('elastic: the rendezvous store has ended. The training continues; until the '
-                      'store is started again at the same address, no machine can join, and the '
-                      'next loss of one makes all wait for it.')
+            self._say(
+                'elastic: the rendezvous store has ended. The training continues; until the '
+                'store is started again at the same address, no machine can join, and the '
+                'next loss of one makes all wait for it.'
+            )
             return 0
         return int(bool(self.reason))
 
@@ -140,6 +148,7 @@ class Membership:
     def leave(self) -> None:
         """Take this machine off the list and keep the rendezvous open for the others."""
         from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
         handler = self._handler
         # Torch's shutdown would close the rendezvous for all machines.
         handler.shutdown = lambda: True
@@ -149,7 +158,8 @@ class Membership:
                 handler._stop_heartbeats()
                 handler._op_executor.run(
                     dynamic_rendezvous._RendezvousExitOp(),
-                    handler._get_deadline(timedelta(seconds=_LEAVE_SECONDS)))
+                    handler._get_deadline(timedelta(seconds=_LEAVE_SECONDS)),
+                )
             # Any error of the store: the other machines notice the loss by themselves.
             except Exception:
                 return
@@ -174,6 +184,7 @@ class Membership:
     def _reconnect(self) -> bool:
         """Connect with the store if it has been restarted; return whether it has."""
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
         if time.monotonic() < self._next_attempt:
             return False
         try:
@@ -203,10 +214,16 @@ class Membership:
             if state.closed:
                 return ''
             if this_node in state.participants:
-                lost = [] if self._watched() else sorted(
-                    set(self._participants) - set(state.participants))
-                return '' if not lost else (
-                    f'lost while the ranks started: {", ".join(map(describe_node, lost))}')
+                lost = (
+                    []
+                    if self._watched()
+                    else sorted(set(self._participants) - set(state.participants))
+                )
+                return (
+                    ''
+                    if not lost
+                    else (f'lost while the ranks started: {", ".join(map(describe_node, lost))}')
+                )
             if not state.participants:
                 # All machines were silent, or the store is a new one.
                 returning = self._participants
@@ -221,8 +238,7 @@ class Membership:
             # torch's version, so the other times are copies of it.
             executor._keep_alive()
             state.participants.update(returning)
-            state.last_heartbeats.update(
-                dict.fromkeys(returning, state.last_heartbeats[this_node]))
+            state.last_heartbeats.update(dict.fromkeys(returning, state.last_heartbeats[this_node]))
             holder.mark_dirty()
             holder.sync()
             return ''
@@ -234,4 +250,4 @@ def describe_node(node: Any) -> str:
     Args:
         node: Torch's ``_NodeDesc``; its address is ``fqdn`` in torch 1.10.
     """
-    return f"{getattr(node, 'addr', None) or node.fqdn} (launcher {node.pid})"
+    return f'{getattr(node, "addr", None) or node.fqdn} (launcher {node.pid})'

@@ -16,6 +16,7 @@ and report the loss with more detail; then they end, or are killed. The ranks' s
 `mapsage/distributed/nodes/heartbeat.py`. The process starts in milliseconds, because it imports
 only this package (:func:`watch_command`).
 """
+
 from __future__ import annotations
 
 import json
@@ -59,8 +60,10 @@ _PURPOSE = 'watch'
 
 # Python runs isolated (-I -S): it imports nothing from the current folder or from site-packages.
 # The folder that holds this package is therefore an argument.
-_PROGRAM = ('import sys; sys.path.append(sys.argv[1]); '
-            'from mapsage_launcher.nodes.node_watch import main; main(*sys.argv[2:])')
+_PROGRAM = (
+    'import sys; sys.path.append(sys.argv[1]); '
+    'from mapsage_launcher.nodes.node_watch import main; main(*sys.argv[2:])'
+)
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -72,8 +75,16 @@ def watch_command(local: int, listener: Optional[int]) -> List[str]:
         listener: Descriptor of the socket at which the other nodes connect; None except on the
             first node.
     """
-    return [sys.executable, '-I', '-S', '-c', _PROGRAM, str(_ROOT), str(local),
-            '-' if listener is None else str(listener)]
+    return [
+        sys.executable,
+        '-I',
+        '-S',
+        '-c',
+        _PROGRAM,
+        str(_ROOT),
+        str(local),
+        '-' if listener is None else str(listener),
+    ]
 
 
 class Watch:
@@ -92,9 +103,19 @@ class Watch:
         listener: Socket at which the other nodes connect; only on the first node.
     """
 
-    def __init__(self, node: int, hosts: Dict[int, str], ranks: Dict[int, List[int]],
-                 first: Tuple[str, int, str], secret: str, timeout: float, grace: float,
-                 parent: int, local: socket.socket, listener: Optional[socket.socket]) -> None:
+    def __init__(
+        self,
+        node: int,
+        hosts: Dict[int, str],
+        ranks: Dict[int, List[int]],
+        first: Tuple[str, int, str],
+        secret: str,
+        timeout: float,
+        grace: float,
+        parent: int,
+        local: socket.socket,
+        listener: Optional[socket.socket],
+    ) -> None:
         self._node, self._hosts, self._ranks = node, hosts, ranks
         self._root = min(hosts)
         self._first, self._timeout = first, timeout
@@ -116,18 +137,22 @@ class Watch:
         self._kill_at = float('inf')
         # Nodes that were connected at some time.
         self._met: List[int] = []
-        self._peers = ([peer for peer in hosts if peer != node] if node == self._root
-                       else [self._root])
+        self._peers = (
+            [peer for peer in hosts if peer != node] if node == self._root else [self._root]
+        )
         # Whether all nodes are connected with the first one.
         self._ready = not self._peers
         for peer in self._peers:
-            self._liveness.watch(peer, partial(self._beat, peer), partial(self._silent, peer),
-                                 _FIRST_SECONDS)
+            self._liveness.watch(
+                peer, partial(self._beat, peer), partial(self._silent, peer), _FIRST_SECONDS
+            )
         self._listen(local)
         if listener is not None:
             Guard(
-                listener, lambda: handshake.ListenerHandshake(*self._key),
-                lambda connection: self._accept_node(Line(connection)))
+                listener,
+                lambda: handshake.ListenerHandshake(*self._key),
+                lambda connection: self._accept_node(Line(connection)),
+            )
 
     def run(self) -> None:
         """Watch until the ranks of this node have ended."""
@@ -164,10 +189,12 @@ class Watch:
             except OSError:
                 # No descriptor is free; the selector would report the listener again at once.
                 time.sleep(_NO_DESCRIPTOR_SECONDS)
+
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
-    def _serve(self, line: Line, hear: Callable[[Message], None],
-               ended: Callable[[], None]) -> None:
+    def _serve(
+        self, line: Line, hear: Callable[[Message], None], ended: Callable[[], None]
+    ) -> None:
         def read() -> None:
             try:
                 for message in line.read():
@@ -175,6 +202,7 @@ class Watch:
             except EOFError:
                 self._drop(line)
                 ended()
+
         self._selector.register(line.socket, selectors.EVENT_READ, read)
 
     def _drop(self, line: Line) -> None:
@@ -183,7 +211,8 @@ class Watch:
 
     def _accept_rank(self, line: Line) -> None:
         pid, user, _ = struct.unpack(
-            '3i', line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            '3i', line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         # The rank of this connection, once the process has said it.
         known: List[int] = []
 
@@ -226,8 +255,11 @@ class Watch:
     def _ended(self, rank: int) -> None:
         if rank not in self._left:
             self._leave(rank)
-            self._report([rank], f'rank {rank} on host {self._hosts[self._node]}: its process has '
-                         f'ended', self._grace)
+            self._report(
+                [rank],
+                f'rank {rank} on host {self._hosts[self._node]}: its process has ended',
+                self._grace,
+            )
 
     def _accept_node(self, line: Line) -> None:
         """Accept a node whose watch has proved that it belongs to the job.
@@ -263,9 +295,13 @@ class Watch:
         if self._node == self._root or self._root in self._met:
             return
         try:
-            line = Line(handshake.connect(
-                (self._first[0], self._first[1]), handshake.ClientHandshake(*self._key),
-                _HANDSHAKE_SECONDS))
+            line = Line(
+                handshake.connect(
+                    (self._first[0], self._first[1]),
+                    handshake.ClientHandshake(*self._key),
+                    _HANDSHAKE_SECONDS,
+                )
+            )
         except (handshake.SecretMismatchError, handshake.OtherVersionError) as error:
             self._report(self._ranks[self._root], f'{self._name(self._root)}: {error}', self._grace)
             return
@@ -275,8 +311,11 @@ class Watch:
         line.send(node=self._node)
         self._nodes[self._root] = line
         self._met.append(self._root)
-        self._serve(line, lambda message: self._hear_node(self._root, message),
-                    lambda: self._lost_connection([self._root]))
+        self._serve(
+            line,
+            lambda message: self._hear_node(self._root, message),
+            lambda: self._lost_connection([self._root]),
+        )
 
     def _begin(self) -> None:
         """Tell the ranks of this node and, on the first node, the other nodes that all watch."""
@@ -285,8 +324,7 @@ class Watch:
             line.send(ready=1)
 
     def _downward(self) -> List[Line]:
-        return [*self._local.values(),
-                *(self._nodes.values() if self._node == self._root else [])]
+        return [*self._local.values(), *(self._nodes.values() if self._node == self._root else [])]
 
     # --- losses
 
@@ -310,22 +348,27 @@ class Watch:
         for peer in nodes:
             if self._nodes.pop(peer, None) is not None:
                 self._liveness.forget(peer)
-                self._report(self._ranks[peer], f'{self._name(peer)}: its processes have ended',
-                             self._grace)
+                self._report(
+                    self._ranks[peer], f'{self._name(peer)}: its processes have ended', self._grace
+                )
 
     def _silent(self, peer: int, seconds: float) -> None:
-        cut = (', or this machine is cut off from it' if peer == self._root else
-               ', or it is cut off')
-        self._report(self._ranks[peer], f'{self._name(peer)}: nothing was heard from it for '
-                     f'{seconds:.1f} s: it is frozen or switched off{cut}, or only small packets '
-                     f'pass between them (then the MTU of a link is wrong)', 0.0)
+        cut = ', or this machine is cut off from it' if peer == self._root else ', or it is cut off'
+        self._report(
+            self._ranks[peer],
+            f'{self._name(peer)}: nothing was heard from it for '
+            f'{seconds:.1f} s: it is frozen or switched off{cut}, or only small packets '
+            f'pass between them (then the MTU of a link is wrong)',
+            0.0,
+        )
 
     def _check_ranks(self) -> None:
         """Look whether the kernel says that a rank of this node is stopped or has ended."""
         for rank, pid in list(self._pids.items()):
             state = _state(pid)
             self._times_stopped[rank] = (
-                self._times_stopped.get(rank, 0) + 1 if state in _NOT_RUNNING else 0)
+                self._times_stopped.get(rank, 0) + 1 if state in _NOT_RUNNING else 0
+            )
             # The connection of a rank that has ended may be kept open by a process that it started.
             # At the second check, its goodbye would have been read.
             if state in _ENDED and self._times_stopped[rank] > 1:
@@ -333,8 +376,12 @@ class Watch:
                 continue
             seconds = self._times_stopped[rank] * self._liveness.interval
             if seconds > self._timeout:
-                self._report([rank], f'rank {rank} on host {self._hosts[self._node]}: its process '
-                             f'{pid} has been stopped (SIGSTOP) for {seconds:.1f} s', 0.0)
+                self._report(
+                    [rank],
+                    f'rank {rank} on host {self._hosts[self._node]}: its process '
+                    f'{pid} has been stopped (SIGSTOP) for {seconds:.1f} s',
+                    0.0,
+                )
                 # A stopped process does not react to the launcher's SIGTERM.
                 self._kill({rank: pid})
 
@@ -376,10 +423,14 @@ class Watch:
 
 def _checked_loss(value: object) -> Message:
     """Return the loss that another node reports; raise EOFError if the value is not a loss."""
-    if not (isinstance(value, dict) and set(value) == {'ranks', 'text', 'grace'}
-            and isinstance(value['text'], str) and type(value['grace']) in (int, float)
-            and isinstance(value['ranks'], list)
-            and all(type(rank) is int for rank in value['ranks'])):
+    if not (
+        isinstance(value, dict)
+        and set(value) == {'ranks', 'text', 'grace'}
+        and isinstance(value['text'], str)
+        and type(value['grace']) in (int, float)
+        and isinstance(value['ranks'], list)
+        and all(type(rank) is int for rank in value['ranks'])
+    ):
         raise EOFError
     return value
 

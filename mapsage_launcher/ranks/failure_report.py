@@ -5,6 +5,7 @@ in which torchrun notices the ends is not enough: it may see the end of a rank t
 peer before the end of the peer. Ranks write their notes in
 `mapsage/distributed/nodes/launcher_notes.py`.
 """
+
 from __future__ import annotations
 
 import signal
@@ -42,11 +43,15 @@ def read_notes(folder: Path) -> List[Note]:
     for path in sorted(path for path in folder.glob('*-*') if path.is_file()):
         _, rank, *rest = path.name.split('-')
         blamed = rest[0] if rest else ''
-        notes.append(Note(
-            int(rank), [int(number) for number in blamed.split(',') if number.isdigit()],
-            blamed == NOBODY,
-            # A rank that was killed while it wrote may have left half a character.
-            path.read_text(encoding='utf-8', errors='replace')))
+        notes.append(
+            Note(
+                int(rank),
+                [int(number) for number in blamed.split(',') if number.isdigit()],
+                blamed == NOBODY,
+                # A rank that was killed while it wrote may have left half a character.
+                path.read_text(encoding='utf-8', errors='replace'),
+            )
+        )
     return notes
 
 
@@ -70,13 +75,18 @@ def describe_failure(failed: Any, folder: Path) -> str:
     """
     failures = dict(failed.failures)
     ended = failed.get_first_failure()[1].timestamp + _SECONDS_UNTIL_KILLED
-    stuck = sorted(rank for rank, failure in failures.items()
-                   if failure.exitcode == -signal.SIGKILL and failure.timestamp >= ended)
+    stuck = sorted(
+        rank
+        for rank, failure in failures.items()
+        if failure.exitcode == -signal.SIGKILL and failure.timestamp >= ended
+    )
     notes = read_notes(folder)
     text = _report_status(failed, stuck, notes) or _report_notes(notes)
     if stuck:
-        text += (f'\nrank(s) {stuck} did not end when asked to and were killed: they '
-                 f'were stopped, or hung in native code or on a device.')
+        text += (
+            f'\nrank(s) {stuck} did not end when asked to and were killed: they '
+            f'were stopped, or hung in native code or on a device.'
+        )
     return f'\nerror: {text}'
 
 
@@ -89,16 +99,22 @@ def _report_status(failed: Any, stuck: Sequence[int], notes: Sequence[Note]) -> 
     def has_waited(rank: int) -> bool:
         return bool(stuck) or rank in explained or bool(blamed - {rank}) and rank not in blamed
 
-    killed = [rank for rank, failure in failures.items()
-              if failure.exitcode < 0 and rank not in stuck
-              and failure.exitcode not in _BY_LAUNCHER
-              and not (failure.exitcode == -signal.SIGABRT and has_waited(rank))]
+    killed = [
+        rank
+        for rank, failure in failures.items()
+        if failure.exitcode < 0
+        and rank not in stuck
+        and failure.exitcode not in _BY_LAUNCHER
+        and not (failure.exitcode == -signal.SIGABRT and has_waited(rank))
+    ]
     aborted = [rank for rank in killed if failures[rank].exitcode == -signal.SIGABRT]
     alive = sorted(rank for rank, failure in failures.items() if failure.exitcode in _BY_LAUNCHER)
     if aborted and aborted == killed and alive:
         # Nothing tells which of these ranks is the cause.
-        return (f'rank(s) {sorted(aborted)} aborted while rank(s) {alive} still ran:\n'
-                f'{_describe_status(failures[aborted[0]])}')
+        return (
+            f'rank(s) {sorted(aborted)} aborted while rank(s) {alive} still ran:\n'
+            f'{_describe_status(failures[aborted[0]])}'
+        )
     if not killed and notes:
         return None
     rank = killed[0] if killed else failed.get_first_failure()[0]
@@ -108,15 +124,19 @@ def _report_status(failed: Any, stuck: Sequence[int], notes: Sequence[Note]) -> 
 def _describe_status(failure: Any) -> str:
     by = failure.signal_name() if failure.exitcode < 0 else ''
     if not by:
-        return (f'it ended with status {failure.exitcode} and left no error. What it printed is '
-                f'above; if that says nothing, its code or a library called exit.')
+        return (
+            f'it ended with status {failure.exitcode} and left no error. What it printed is '
+            f'above; if that says nothing, its code or a library called exit.'
+        )
     text = f'killed by {by}'
     if by == 'SIGKILL':
         text += '. If nobody has sent it, the machine ran out of memory: see `dmesg`.'
     if by == 'SIGABRT':
-        text += ('. Native code gave up, and what it printed is above. The watchdog of a '
-                 'communication backend (NCCL, ECCL) does so with a rank that has waited for '
-                 'another one longer than env_cfg.dist_cfg.timeout.')
+        text += (
+            '. Native code gave up, and what it printed is above. The watchdog of a '
+            'communication backend (NCCL, ECCL) does so with a rank that has waited for '
+            'another one longer than env_cfg.dist_cfg.timeout.'
+        )
     return text
 
 
@@ -127,8 +147,11 @@ def _report_notes(notes: Sequence[Note]) -> str:
     while first.blamed:
         # The note of a missing rank says more than the note about it. A rank that blames the ranks
         # that blame it was only late.
-        better = [by_rank[rank] for rank in first.blamed if rank in by_rank and rank not in seen
-                  and not seen & set(by_rank[rank].blamed)]
+        better = [
+            by_rank[rank]
+            for rank in first.blamed
+            if rank in by_rank and rank not in seen and not seen & set(by_rank[rank].blamed)
+        ]
         if not better:
             break
         first = better[0]

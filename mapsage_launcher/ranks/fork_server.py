@@ -18,6 +18,7 @@ fork whose caller is gone. Nothing therefore outlives the owner, however it ends
 
 This file is run by its path and imports only the standard library, to start in milliseconds.
 """
+
 from __future__ import annotations
 
 import array
@@ -32,8 +33,14 @@ import struct
 import sys
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
-              signal.SIGUSR2)
+_PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 _STARTED = b'started'
 _SECONDS_TO_READ_A_REQUEST = 30
 
@@ -52,6 +59,7 @@ def freeze_imports() -> None:
 def _die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent, of pid ``parent``, dies."""
     import ctypes
+
     PR_SET_PDEATHSIG = 1  # linux/prctl.h
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the call
@@ -59,6 +67,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 # --- the caller
+
 
 def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     # The server's streams are unbuffered already.
@@ -72,18 +81,22 @@ def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     if signal.SIGINT not in ignored:
         # Until there is a fork to pass the signal on to, it ends the caller.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    request = json.dumps(dict(arguments=arguments, folder=os.getcwd(), environ=dict(os.environ),
-                              ignored=ignored)).encode()
+    request = json.dumps(
+        dict(arguments=arguments, folder=os.getcwd(), environ=dict(os.environ), ignored=ignored)
+    ).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f'\0{address}')
         # The name is free once the server has died, and the request has the environment.
         _, user, _ = struct.unpack(
-            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         if user != os.getuid():
             _lost_fork()
-        connection.sendmsg([struct.pack('<q', len(request))],
-                           [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))])
+        connection.sendmsg(
+            [struct.pack('<q', len(request))],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))],
+        )
         connection.sendall(request)
         answer = connection.recv(len(_STARTED))
     except OSError:
@@ -146,6 +159,7 @@ def _end_as(status: int) -> NoReturn:
     """End with an exit status. A negative status is the number of a signal to end by, negated."""
     if status < 0:
         import resource
+
         # The fork has already written a core file.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -status != signal.SIGKILL:
@@ -156,6 +170,7 @@ def _end_as(status: int) -> NoReturn:
 
 
 # --- the server
+
 
 class _Server:
     """Forks this process for every caller and reports the status of each fork to its caller.
@@ -195,7 +210,8 @@ class _Server:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         _, user, _ = struct.unpack(
-            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         fds = array.array('i')
         request, refusal = None, self._refusal or _find_obstacle()
         try:
@@ -252,8 +268,9 @@ class _Server:
                 pass
             connection.close()
 
-    def _become(self, request: Dict[str, Any], fds: List[int], server: int,
-                connection: socket.socket) -> NoReturn:
+    def _become(
+        self, request: Dict[str, Any], fds: List[int], server: int, connection: socket.socket
+    ) -> NoReturn:
         """Turn this fork into the script."""
         # EX_SOFTWARE, for an error before the script runs.
         status = 70
@@ -272,14 +289,16 @@ class _Server:
                 os.close(fd)
             _renew_streams()
             for number in _PASSED_ON:
-                handler: Any = (signal.default_int_handler if number == signal.SIGINT
-                                else signal.SIG_DFL)
+                handler: Any = (
+                    signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                )
                 signal.signal(number, signal.SIG_IGN if number in request['ignored'] else handler)
             self._take_over(request['environ'], request['folder'])
             status = _run(request['arguments'])
         except BaseException:
             # Printed here, because os._exit below prints nothing.
             import traceback
+
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -295,12 +314,14 @@ class _Server:
         os.environ.update({**self._imported, **environ})
         os.chdir(folder)
         sys.path[:] = [path for path in environ.get('PYTHONPATH', '').split(os.pathsep) if path] + [
-            path for path in sys.path if path not in paths]
+            path for path in sys.path if path not in paths
+        ]
         threads = environ.get('OMP_NUM_THREADS')
         if threads != self._omp_threads and threads is not None and threads.isdigit():
             # At most one thread per core, as torch decides when it is imported in a new Python.
             sys.modules['torch'].set_num_threads(
-                max(1, min(int(threads), len(os.sched_getaffinity(0)))))
+                max(1, min(int(threads), len(os.sched_getaffinity(0))))
+            )
         # Otherwise all forks would draw the same numbers. os.fork reseeds only Python's generator.
         sys.modules['numpy'].random.seed()
 
@@ -309,8 +330,9 @@ def _renew_streams() -> None:
     """Replace stdout and stderr, whose objects remember whether the server's files can seek."""
     for name, fd in (('stdout', 1), ('stderr', 2)):
         old: io.TextIOWrapper = sys.__dict__[name]
-        new = io.TextIOWrapper(io.FileIO(fd, 'w', closefd=False), old.encoding, old.errors,
-                               write_through=True)
+        new = io.TextIOWrapper(
+            io.FileIO(fd, 'w', closefd=False), old.encoding, old.errors, write_through=True
+        )
         sys.__dict__.update({name: new, f'__{name}__': new})
 
 
@@ -340,9 +362,11 @@ def _find_obstacle() -> str:
     if threads == 1:
         return ''
     # A lock that another thread holds is never released in a fork.
-    return (f'ranks cannot be forked from a process with {threads} threads; a package starts them '
-            f'when it is imported. Set PYTHON_EXEC={sys.executable} in the environment to start '
-            f'each rank as a new Python process at once.')
+    return (
+        f'ranks cannot be forked from a process with {threads} threads; a package starts them '
+        f'when it is imported. Set PYTHON_EXEC={sys.executable} in the environment to start '
+        f'each rank as a new Python process at once.'
+    )
 
 
 def _run(arguments: List[str]) -> int:
@@ -350,6 +374,7 @@ def _run(arguments: List[str]) -> int:
     import atexit
     import threading
     import types
+
     script = arguments[0]
     sys.argv = list(arguments)
     if not getattr(sys.flags, 'safe_path', False):
@@ -381,7 +406,7 @@ def _run(arguments: List[str]) -> int:
     sys.stderr.flush()
     if status == -signal.SIGINT:
         _end_as(status)
-    return (status or 0) & 0xff
+    return (status or 0) & 0xFF
 
 
 def _describe(error: BaseException) -> str:
@@ -394,6 +419,7 @@ def _describe(error: BaseException) -> str:
 
 def _import_everything(preloads: Sequence[str]) -> None:
     import importlib
+
     folder = os.path.dirname(__file__)
     root = os.path.normpath(os.path.join(os.path.abspath(folder), *[os.pardir] * 2))
     sys.path[:] = [root] + [path for path in sys.path if path != folder]
@@ -428,8 +454,10 @@ def _refuse_devices_in_use(torch: Any) -> None:
     device = getattr(torch._C, '_get_privateuse1_backend_name', lambda: '')()
     is_initialized = getattr(getattr(torch, device, None), 'is_initialized', None)
     if is_initialized is not None and is_initialized():
-        raise RuntimeError(f'it begins to use the devices of torch.{device}, which a forked '
-                           f'process cannot use afterwards')
+        raise RuntimeError(
+            f'it begins to use the devices of torch.{device}, which a forked '
+            f'process cannot use afterwards'
+        )
 
 
 def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
@@ -445,8 +473,9 @@ def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
         # The error is handed to every caller that asks for a fork, as the reason of the refusal.
         sys.excepthook(type(error), error, error.__traceback__)
         refusal = f'ranks cannot be forked, an import fails: {_describe(error)}'
-    imported = {name: value for name, value in os.environ.items()
-                if environ_before.get(name) != value}
+    imported = {
+        name: value for name, value in os.environ.items() if environ_before.get(name) != value
+    }
     _Server(socket.socket(fileno=listener), refusal, imported).serve()
 
 

@@ -4,6 +4,7 @@ An encoder that hangs in a computation, or was stopped by a signal, does not not
 are gone, and torchrun would wait for it forever. So ranks leave notes in a folder of the launcher:
 "I am an encoder", "I have finished". :class:`EncoderWatch` reads them in the launcher.
 """
+
 from __future__ import annotations
 
 import os
@@ -74,7 +75,8 @@ class EncoderWatch:
             # fail.
             sys.stderr.write(
                 f'\nthe encoder process(es) {left} hung: all ranks that train have finished '
-                f'{self._patience:g} s ago. They were ended; the training is complete.\n')
+                f'{self._patience:g} s ago. They were ended; the training is complete.\n'
+            )
             sys.stderr.flush()
             return
 
@@ -90,11 +92,13 @@ def left_over(folder: Path, ranks: int) -> List[int]:
     # torchrun may have restarted all ranks: notes of an earlier start do not count.
     latest = max((start for start, _ in noted | ended), default=0)
     finished = {process for start, process in ended if start == latest}
-    encoders = {process for start, process in noted
-                if start == latest and (process in finished or _is_running(process))}
+    encoders = {
+        process
+        for start, process in noted
+        if start == latest and (process in finished or _is_running(process))
+    }
     heads = ranks - len(encoders)
-    return (sorted(encoders - finished)
-            if encoders and 0 < heads == len(finished - encoders) else [])
+    return sorted(encoders - finished) if encoders and 0 < heads == len(finished - encoders) else []
 
 
 def _read_notes(folder: Path) -> Set[Tuple[int, int]]:

@@ -3,6 +3,7 @@
 Cards are counted in another process (tools/count_cards.py), because a process that has used a
 driver cannot fork ranks that use it.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,8 +35,7 @@ class RankCount:
             that is only the CPU; then nothing is counted.
     """
 
-    def __init__(self, arguments: Sequence[str], program: Path,
-                 driver: Optional[str]) -> None:
+    def __init__(self, arguments: Sequence[str], program: Path, driver: Optional[str]) -> None:
         options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         options.add_argument('--nproc_per_node', '--nproc-per-node')
         self._counts = options.parse_known_args(arguments)[0].nproc_per_node == CARDS
@@ -43,7 +43,9 @@ class RankCount:
         if self._counts and driver is not None:
             self._process = subprocess.Popen(
                 [sys.executable, str(program), *_program_arguments(arguments)],
-                stdout=subprocess.PIPE, universal_newlines=True)
+                stdout=subprocess.PIPE,
+                universal_newlines=True,
+            )
 
     def apply(self, args: argparse.Namespace) -> str:
         """Put the number into torchrun's parsed arguments; return a line for the log, or ''.
@@ -60,8 +62,10 @@ class RankCount:
         if not counted['cards']:
             return f'{ranks} ranks, since no card is used (NPROC_PER_NODE sets another number)'
         plural = 's, one for each' if ranks > 1 else ', for the only'
-        return (f"{ranks} rank{plural} {counted['accelerator']} device that is visible "
-                f'(NPROC_PER_NODE sets another number)')
+        return (
+            f'{ranks} rank{plural} {counted["accelerator"]} device that is visible '
+            f'(NPROC_PER_NODE sets another number)'
+        )
 
     def _wait(self) -> Dict[str, Any]:
         assert self._process is not None
@@ -71,8 +75,10 @@ class RankCount:
         try:
             return json.loads(output.splitlines()[-1])
         except (ValueError, IndexError):
-            raise RankCountError(f'the cards of this machine cannot be counted: expected a line of '
-                                 f'JSON, got {output[-200:]!r}. Set NPROC_PER_NODE.') from None
+            raise RankCountError(
+                f'the cards of this machine cannot be counted: expected a line of '
+                f'JSON, got {output[-200:]!r}. Set NPROC_PER_NODE.'
+            ) from None
 
 
 def _program_arguments(arguments: Sequence[str]) -> List[str]:
@@ -82,6 +88,7 @@ def _program_arguments(arguments: Sequence[str]) -> List[str]:
     """
     for position, argument in enumerate(arguments):
         if argument.endswith('.py') and not argument.startswith('-'):
-            return [option for option in arguments[position + 1:]
-                    if option not in ('-h', '--help')]
+            return [
+                option for option in arguments[position + 1 :] if option not in ('-h', '--help')
+            ]
     return []

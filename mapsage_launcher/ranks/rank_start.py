@@ -5,6 +5,7 @@ possible only on Linux and only for the CPU: a device driver does not survive a 
 :class:`RankStart` decides, and changes torchrun's arguments so that torchrun starts the right
 command.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,7 +28,7 @@ ADDRESS = 'MAPSAGE_FORK_SERVER'
 CALL = 'MAPSAGE_FORK_CALL'
 
 # What the fork server imports for ranks, by its name: this process must not import it.
-RANK_IMPORTS = ('mapsage.commands.rank_imports', )
+RANK_IMPORTS = ('mapsage.commands.rank_imports',)
 
 _FORK_SERVER = Path(__file__).with_name('fork_server.py')
 
@@ -55,11 +56,21 @@ class ForkServer:
             # safely.
             environ = dict(os.environ, OPENBLAS_NUM_THREADS='1')
             self._process = subprocess.Popen(
-                [sys.executable, '-u', str(_FORK_SERVER), '--serve', str(listener.fileno()),
-                 str(os.getpid()), *preloads],
-                stdin=subprocess.DEVNULL, env=environ, pass_fds=[listener.fileno()],
+                [
+                    sys.executable,
+                    '-u',
+                    str(_FORK_SERVER),
+                    '--serve',
+                    str(listener.fileno()),
+                    str(os.getpid()),
+                    *preloads,
+                ],
+                stdin=subprocess.DEVNULL,
+                env=environ,
+                pass_fds=[listener.fileno()],
                 # Ctrl-C then reaches only the launcher, which passes it on.
-                start_new_session=True)
+                start_new_session=True,
+            )
 
     def stop(self) -> None:
         """End the server and all of its forks."""
@@ -122,8 +133,9 @@ class RankStart:
             if sys.platform == 'linux' and not run_path:
                 _wrap_command(args, become_command(str(os.getpid())), _torchrun_command(args))
             return f'ranks: each started as a new process ({self._obstacle})'
-        _wrap_command(args, caller_command(self._address, str(os.getpid())),
-                     ['-u', args.training_script])
+        _wrap_command(
+            args, caller_command(self._address, str(os.getpid())), ['-u', args.training_script]
+        )
         return 'ranks: forked from one process that imported everything (CPU)'
 
     def program_environ(self) -> Dict[str, str]:
@@ -151,8 +163,12 @@ def _torchrun_command(args: argparse.Namespace) -> List[str]:
     """Return torchrun's command for a rank (config_from_args in torch/distributed/run.py)."""
     if args.no_python:
         return [args.training_script]
-    return [os.getenv('PYTHON_EXEC', sys.executable), '-u', *(['-m'] if args.module else []),
-            args.training_script]
+    return [
+        os.getenv('PYTHON_EXEC', sys.executable),
+        '-u',
+        *(['-m'] if args.module else []),
+        args.training_script,
+    ]
 
 
 def _find_obstacle(driver: Optional[str]) -> str:

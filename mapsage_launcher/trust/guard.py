@@ -4,6 +4,7 @@ Any process that reaches the port can connect. An unproved connection costs one 
 than a hundred bytes, for a few seconds at most. It delays no other connection, because the thread
 never waits for a single one. The proof itself is in ``handshake.py``.
 """
+
 from __future__ import annotations
 
 import os
@@ -37,8 +38,9 @@ class _Greeting:
         is_answered: Whether the client's greeting has been answered.
     """
 
-    def __init__(self, connection: socket.socket, handshake: ListenerHandshake,
-                 since: float) -> None:
+    def __init__(
+        self, connection: socket.socket, handshake: ListenerHandshake, since: float
+    ) -> None:
         self.socket, self.handshake, self.since = connection, handshake, since
         self.descriptor = connection.fileno()
         self.data, self.is_answered = b'', False
@@ -59,9 +61,13 @@ class Guard:
             causes that.
     """
 
-    def __init__(self, listener: socket.socket, handshake: Callable[[], ListenerHandshake],
-                 admit: Callable[[socket.socket], None],
-                 seconds: float = _GREETING_SECONDS) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        handshake: Callable[[], ListenerHandshake],
+        admit: Callable[[socket.socket], None],
+        seconds: float = _GREETING_SECONDS,
+    ) -> None:
         self._listener, self._handshake, self._admit = listener, handshake, admit
         self._seconds = seconds
         self.refused = 0

@@ -15,6 +15,7 @@ itself:
 Bytes after the handshake are neither encrypted nor authenticated. Pickled
 bytes are sealed with the secret (`sealed.py`).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -97,13 +98,13 @@ class ListenerHandshake:
                 raise HandshakeError('the proof of the client is wrong')
             self.needed, self.proved = 0, True
             return _WELCOME
-        if data[:len(_MAGIC)] != _MAGIC:
+        if data[: len(_MAGIC)] != _MAGIC:
             raise HandshakeError('the first message is not a greeting of MapSage')
-        if data[:len(_VERSION_WORD)] != _VERSION_WORD:
+        if data[: len(_VERSION_WORD)] != _VERSION_WORD:
             self.needed = 0
             # From this version word the client makes an error for its user.
             return _VERSION_WORD
-        client, server = data[len(_VERSION_WORD):], os.urandom(_NONCE_BYTES)
+        client, server = data[len(_VERSION_WORD) :], os.urandom(_NONCE_BYTES)
         facts = self._secret, self._purpose, self._listener, client, server
         self._expected = _proof('client', *facts)
         self.needed = _PROOF_BYTES
@@ -146,7 +147,8 @@ class ClientHandshake:
             if data.startswith(_MAGIC):
                 raise OtherVersionError(
                     f'it runs another version of MapSage: its handshake has version {data[-1]}, '
-                    f'expected {VERSION}. Install the same version on all machines')
+                    f'expected {VERSION}. Install the same version on all machines'
+                )
             raise OtherListenerError('another program listens at its address now')
         self.needed = _ANSWER_BYTES
         return b''
@@ -160,7 +162,8 @@ class ClientHandshake:
             raise SecretMismatchError(
                 'the two hold different secrets. All machines of a job need the same one: set '
                 'MAPSAGE_SECRET_FILE to a file with the same content on each of them, or '
-                'MAPSAGE_SECRET to the same value')
+                'MAPSAGE_SECRET to the same value'
+            )
         self.needed = len(_WELCOME)
         return _proof('client', *facts)
 
@@ -208,8 +211,7 @@ def _prove(connection: socket.socket, handshake: ClientHandshake, deadline: floa
                 return
             answer = handshake.take(_receive(connection, handshake.needed, deadline))
     except (ConnectionError, EOFError) as error:
-        raise GreetingDroppedError(
-            'it closed the connection before it had answered') from error
+        raise GreetingDroppedError('it closed the connection before it had answered') from error
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -231,8 +233,9 @@ def _set_timeout(connection: socket.socket, deadline: float) -> None:
     connection.settimeout(seconds)
 
 
-def _proof(role: str, secret: bytes, purpose: str, listener: bytes, client: bytes,
-           server: bytes) -> bytes:
+def _proof(
+    role: str, secret: bytes, purpose: str, listener: bytes, client: bytes, server: bytes
+) -> bytes:
     """Return the proof of one end: an HMAC over its role and all facts of the connection."""
     message = b'\0'.join((_VERSION_WORD, role.encode(), purpose.encode(), b''))
     return hmac.new(secret, message + listener + client + server, hashlib.sha256).digest()

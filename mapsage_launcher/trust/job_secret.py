@@ -4,6 +4,7 @@ The secret comes from an environment variable, from a file that a variable names
 that the first process creates for this user. It never comes from the rendezvous store, which any
 process that reaches its port can read. Errors show where the secret was searched, never its value.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -61,8 +62,10 @@ def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
         return _check_length(environ[SECRET_VARIABLE], SECRET_VARIABLE), None
     if SECRET_FILE_VARIABLE in environ:
         if not environ[SECRET_FILE_VARIABLE]:
-            raise SecretError(f'{SECRET_FILE_VARIABLE} is empty: expected the path of a file with '
-                              f'the secret of this job. Unset it, or name the file.')
+            raise SecretError(
+                f'{SECRET_FILE_VARIABLE} is empty: expected the path of a file with '
+                f'the secret of this job. Unset it, or name the file.'
+            )
         path = Path(environ[SECRET_FILE_VARIABLE])
         origin = f'{SECRET_FILE_VARIABLE}={str(path)!r}'
         try:
@@ -71,7 +74,8 @@ def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
             raise SecretError(
                 f'{origin} cannot be read ({error.strerror}): expected a file with the secret of '
                 f'this job. Make one with (umask 077; {_MAKE_ONE} > FILE), and copy it to all '
-                f'machines.') from error
+                f'machines.'
+            ) from error
     configuration = _configuration_folder(environ)
     if configuration is not None:
         path = configuration / _FOLDER / _NAME
@@ -81,8 +85,10 @@ def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
         except OSError as error:
             # If the file does not exist, the home folder is missing or read-only: go to the next.
             if os.path.lexists(str(path)):
-                raise SecretError(f'{path} has the secret of this user and cannot be read '
-                                  f'({error.strerror}). Repair or remove it.') from error
+                raise SecretError(
+                    f'{path} has the secret of this user and cannot be read '
+                    f'({error.strerror}). Repair or remove it.'
+                ) from error
     folder = Path(tempfile.gettempdir()) / f'{_FOLDER}-{os.getuid()}'
     try:
         return _secret_in_folder(folder), folder / _NAME
@@ -90,7 +96,8 @@ def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
         raise SecretError(
             f'neither the configuration folder of this user ({configuration}) nor {folder} can '
             f'hold the secret of this job ({error}): expected one of them to be writable. Or set '
-            f'{SECRET_VARIABLE} to the same value on all machines: {_MAKE_ONE}.') from error
+            f'{SECRET_VARIABLE} to the same value on all machines: {_MAKE_ONE}.'
+        ) from error
 
 
 def describe_secret(environ: Mapping[str, str]) -> str:
@@ -106,10 +113,14 @@ def describe_secret(environ: Mapping[str, str]) -> str:
     if SECRET_VARIABLE in environ:
         return f'secret of the job: {SECRET_VARIABLE}, which must be the same on all machines'
     if SECRET_FILE_VARIABLE in environ:
-        return (f'secret of the job: {SECRET_FILE_VARIABLE}={environ[SECRET_FILE_VARIABLE]}, which '
-                f'must hold the same on all machines')
-    return (f'secret of the job: {path}. Machines that share this file need nothing else; to the '
-            f'others copy it, with mode 0600, and set {SECRET_FILE_VARIABLE} to its path there')
+        return (
+            f'secret of the job: {SECRET_FILE_VARIABLE}={environ[SECRET_FILE_VARIABLE]}, which '
+            f'must hold the same on all machines'
+        )
+    return (
+        f'secret of the job: {path}. Machines that share this file need nothing else; to the '
+        f'others copy it, with mode 0600, and set {SECRET_FILE_VARIABLE} to its path there'
+    )
 
 
 def _configuration_folder(environ: Mapping[str, str]) -> Optional[Path]:
@@ -141,7 +152,8 @@ def _secret_in_folder(folder: Path) -> bytes:
             f'{folder} is {kind} of user {facts.st_uid} with mode {mode:04o}: expected a folder of '
             f'user {os.getuid()} with mode 0700, since it holds the secret of the jobs of this '
             f'user. Run chmod 700 {folder}, or remove it if it is not yours, or set '
-            f'{SECRET_VARIABLE}.')
+            f'{SECRET_VARIABLE}.'
+        )
     path = folder / _NAME
     if not path.exists():
         _create_secret_file(path)
@@ -183,20 +195,27 @@ def _read(path: Path, origin: str) -> bytes:
         facts = os.fstat(file.fileno())
         mode = stat.S_IMODE(facts.st_mode)
         if not stat.S_ISREG(facts.st_mode):
-            raise SecretError(f'{origin} is no regular file: expected a file with the secret of '
-                              f'this job.')
+            raise SecretError(
+                f'{origin} is no regular file: expected a file with the secret of this job.'
+            )
         if facts.st_uid != os.getuid():
-            raise SecretError(f'{origin} belongs to user {facts.st_uid}: expected a file of user '
-                              f'{os.getuid()}, since its owner knows the secret. Copy it: '
-                              f'(umask 077; cp FILE COPY).')
+            raise SecretError(
+                f'{origin} belongs to user {facts.st_uid}: expected a file of user '
+                f'{os.getuid()}, since its owner knows the secret. Copy it: '
+                f'(umask 077; cp FILE COPY).'
+            )
         if mode & 0o077:
-            raise SecretError(f'{origin} has mode {mode:04o}, so others may read or write it: '
-                              f'expected 0600. If nobody has read it, run chmod 600 {path}; else '
-                              f'write a new secret into it: {_MAKE_ONE}.')
+            raise SecretError(
+                f'{origin} has mode {mode:04o}, so others may read or write it: '
+                f'expected 0600. If nobody has read it, run chmod 600 {path}; else '
+                f'write a new secret into it: {_MAKE_ONE}.'
+            )
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise SecretError(f'{origin} is longer than {_MAX_BYTES} bytes: expected one line with the '
-                          f'secret of this job.')
+        raise SecretError(
+            f'{origin} is longer than {_MAX_BYTES} bytes: expected one line with the '
+            f'secret of this job.'
+        )
     return _check_length(content.decode('utf-8', 'surrogateescape'), origin)
 
 
@@ -204,7 +223,9 @@ def _check_length(text: str, origin: str) -> bytes:
     """Return the secret without white space at its ends; SecretError if it is too short."""
     text = text.strip()
     if len(text) < _MIN_CHARACTERS:
-        raise SecretError(f'{origin} has {len(text)} characters: expected a secret of at least '
-                          f'{_MIN_CHARACTERS}. Make one: {_MAKE_ONE}. All machines of a job need '
-                          f'the same one.')
+        raise SecretError(
+            f'{origin} has {len(text)} characters: expected a secret of at least '
+            f'{_MIN_CHARACTERS}. Make one: {_MAKE_ONE}. All machines of a job need '
+            f'the same one.'
+        )
     return text.encode('utf-8', 'surrogateescape')

@@ -5,6 +5,7 @@ the job. The first choice is a ``FileStore`` on a file without a name, which onl
 descriptor can open. If the system does not allow that, it is a ``TCPStore`` on 127.0.0.1, which
 other users of the machine can reach. The ranks of a job agree on one in ``job_store.py``.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -19,10 +20,12 @@ from mapsage_launcher.errors import UserError
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-RISK = ('warning: this job cannot keep its rendezvous store in a private file ({cause}), so it is '
-        'at 127.0.0.1:{port}. Other users of this machine can reach it there, and torch unpickles '
-        'what is in it: whoever does so can run code as this user. On a shared machine, set TMPDIR '
-        'to a folder on a local disk.')
+RISK = (
+    'warning: this job cannot keep its rendezvous store in a private file ({cause}), so it is '
+    'at 127.0.0.1:{port}. Other users of this machine can reach it there, and torch unpickles '
+    'what is in it: whoever does so can run code as this user. On a shared machine, set TMPDIR '
+    'to a folder on a local disk.'
+)
 
 
 class PrivateStoreError(UserError, RuntimeError):
@@ -78,13 +81,21 @@ def loopback_store(cause: object, timeout: timedelta) -> Tuple[TCPStore, str]:
     """
     # Not at the top of the file, which the launcher loads without torch.
     from torch.distributed import TCPStore
+
     if 'master_listen_fd' not in (TCPStore.__init__.__doc__ or ''):
         raise PrivateStoreError(
             f'this job cannot keep its rendezvous store in a private file ({cause}), and this '
             f'version of torch can only keep it where all machines reach it. Set TMPDIR to a '
-            f'folder on a local disk, and mount /proc.')
+            f'folder on a local disk, and mount /proc.'
+        )
     with socket.create_server(('127.0.0.1', 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
-        store = TCPStore('127.0.0.1', port, is_master=True, timeout=timeout,
-                         wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
+        store = TCPStore(
+            '127.0.0.1',
+            port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(listener.fileno()),
+        )
     return store, RISK.format(cause=cause, port=port)

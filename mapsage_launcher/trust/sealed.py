@@ -3,6 +3,7 @@
 The handshake authenticates the two ends of a connection (``handshake.py``), but not the bytes that
 follow. Unpickling runs code, so ranks seal pickled bytes and check the seal before unpickling.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -40,7 +41,8 @@ def unseal(sealed: bytes, secret: bytes, purpose: str) -> bytes:
             f'{len(sealed)} bytes of {purpose} from another rank do not carry the seal of this '
             f'job: expected bytes from a rank that holds the same MAPSAGE_SECRET. Either somebody '
             f'writes into the connections between the machines (see docs/explanation/security.md), '
-            f'or memory or network of one of them is at fault. Nothing was read from these bytes.')
+            f'or memory or network of one of them is at fault. Nothing was read from these bytes.'
+        )
     return data
 
 

@@ -5,6 +5,7 @@
 MkDocs itself checks links, anchors and the navigation. Links that a reader may follow to another
 host are no fetches. The exit status is 1 if something is wrong.
 """
+
 from __future__ import annotations
 
 import json
@@ -17,8 +18,16 @@ from typing import Dict, List, Optional, Tuple
 # Words that a reader searches for, of an error, an option and a file format.
 WORDS = ('device_ids', 'resume', 'GeoPackage')
 # What a browser fetches by itself: element -> attributes.
-_FETCHED = {'script': ('src', ), 'img': ('src', 'srcset'), 'iframe': ('src', ), 'source': ('src', ),
-            'video': ('src', ), 'audio': ('src', ), 'object': ('data', ), 'embed': ('src', )}
+_FETCHED = {
+    'script': ('src',),
+    'img': ('src', 'srcset'),
+    'iframe': ('src',),
+    'source': ('src',),
+    'video': ('src',),
+    'audio': ('src',),
+    'object': ('data',),
+    'embed': ('src',),
+}
 _FETCHED_LINKS = ('stylesheet', 'icon', 'preload', 'preconnect', 'prefetch', 'dns-prefetch')
 
 
@@ -33,9 +42,10 @@ class _Fetches(HTMLParser):
         values: Dict[str, str] = {name: value or '' for name, value in attrs}
         names = _FETCHED.get(tag, ())
         if tag == 'link' and any(kind in _FETCHED_LINKS for kind in values.get('rel', '').split()):
-            names = ('href', )
-        self.addresses += [values[name] for name in names
-                           if re.match(r'(https?:)?//', values.get(name, ''))]
+            names = ('href',)
+        self.addresses += [
+            values[name] for name in names if re.match(r'(https?:)?//', values.get(name, ''))
+        ]
 
 
 def find_fetches(site: Path) -> List[str]:
@@ -47,8 +57,10 @@ def find_fetches(site: Path) -> List[str]:
         wrong += [f'{path.relative_to(site)}: {address}' for address in page.addresses]
     for path in sorted(site.rglob('*.css')):
         text = path.read_text(encoding='utf-8')
-        wrong += [f'{path.relative_to(site)}: {address}'
-                  for address in re.findall(r'url\(["\']?((?:https?:)?//[^)]+)', text)]
+        wrong += [
+            f'{path.relative_to(site)}: {address}'
+            for address in re.findall(r'url\(["\']?((?:https?:)?//[^)]+)', text)
+        ]
     return wrong
 
 
@@ -73,8 +85,10 @@ def main() -> int:
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:
-        print(f'{len(pages)} pages in {site}: links, anchors and navigation are right, nothing is '
-              f'fetched from another host')
+        print(
+            f'{len(pages)} pages in {site}: links, anchors and navigation are right, nothing is '
+            f'fetched from another host'
+        )
     return int(bool(wrong))
 
 

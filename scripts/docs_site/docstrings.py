@@ -1,4 +1,5 @@
 """Docstrings for mkdocstrings: Sphinx roles such as ``:class:`Name``` become code."""
+
 from __future__ import annotations
 
 import re

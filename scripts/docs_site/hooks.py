@@ -3,6 +3,7 @@
 A link in docs/ that leaves docs/, such as one to a config, is right on a code host. In the site it
 leads to a page that shows the file. CHANGELOG.md and CONTRIBUTING.md are pages of the site, too.
 """
+
 from __future__ import annotations
 
 import os
@@ -16,8 +17,12 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 
 # File of the repository -> its page.
-PROJECT_PAGES = {'CHANGELOG.md': 'changelog.md', 'CONTRIBUTING.md': 'contributing.md',
-                 'SECURITY.md': 'security-policy.md', 'CODE_OF_CONDUCT.md': 'code-of-conduct.md'}
+PROJECT_PAGES = {
+    'CHANGELOG.md': 'changelog.md',
+    'CONTRIBUTING.md': 'contributing.md',
+    'SECURITY.md': 'security-policy.md',
+    'CODE_OF_CONDUCT.md': 'code-of-conduct.md',
+}
 _LINK = re.compile(r'(\]\()([^)#\s]+)((?:#[^)\s]*)?\))')
 _CODE = re.compile(r'(^```.*?^```|`[^`\n]+`)', re.DOTALL | re.MULTILINE)
 
@@ -30,8 +35,13 @@ def on_files(files: Files, config: Any) -> Files:
     import reference
 
     for notebook in sorted(notebooks.NOTEBOOKS.glob('*.ipynb')):
-        files.append(File.generated(config, f'tutorials/notebooks/{notebook.stem}.md',
-                                    content=notebooks.to_markdown(notebook)))
+        files.append(
+            File.generated(
+                config,
+                f'tutorials/notebooks/{notebook.stem}.md',
+                content=notebooks.to_markdown(notebook),
+            )
+        )
     for path, text in reference.generated_pages():
         files.append(File.generated(config, path, content=text))
     for path, page in PROJECT_PAGES.items():
@@ -60,8 +70,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     pieces = _CODE.split(markdown)
     # Every second piece is code, in which nothing is a link. A table escapes the bars in its code
     # for code hosts; Python-Markdown would show the backslash.
-    return ''.join(_unescape(piece) if i % 2 else _LINK.sub(lead, piece)
-                   for i, piece in enumerate(pieces))
+    return ''.join(
+        _unescape(piece) if i % 2 else _LINK.sub(lead, piece) for i, piece in enumerate(pieces)
+    )
 
 
 def _search_boost(page: str) -> float:
@@ -90,7 +101,7 @@ def _page_of(folder: str, link: str) -> Any:
     if path in PROJECT_PAGES:
         return PROJECT_PAGES[path]
     if path.startswith('docs/'):
-        return path[len('docs/'):]
+        return path[len('docs/') :]
     if (ROOT / path).exists():
         return f'files/{path}.md'
     return None
@@ -103,14 +114,14 @@ def _linked_files(files: Files) -> Dict[str, str]:
         for match in _LINK.finditer(_CODE.sub('', file.content_string)):
             page = _page_of(_folder_of(file.src_uri), match[2])
             if page is not None and page.startswith('files/'):
-                linked[page[len('files/'):-len('.md')]] = page
+                linked[page[len('files/') : -len('.md')]] = page
     return linked
 
 
 def _show(path: str) -> str:
     """Return a page that shows a file, or the names in a folder."""
     source = ROOT / path
-    head = '---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n' f'# {path}\n\n'
+    head = f'---\nsearch: {{exclude: true}}\nhide: [navigation, toc]\n---\n\n# {path}\n\n'
     if source.is_dir():
         return head + '\n'.join(f'- `{child.name}`' for child in sorted(source.iterdir())) + '\n'
     language = {'.py': 'python', '.sh': 'bash', '.toml': 'toml'}.get(source.suffix, 'text')

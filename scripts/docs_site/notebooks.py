@@ -6,6 +6,7 @@
 Needs the environment `docs`. Each notebook runs in an empty folder with the command ``mapsage``, as
 where MapSage is installed without a checkout. Pictures are kept at a width of 640 pixels.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,13 +33,15 @@ def execute(notebook: Path, target: Path) -> float:
     """
     import nbclient
     import nbformat
+
     content = nbformat.read(notebook, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / 'bin' / 'mapsage'
         program.parent.mkdir()
         program.write_text(
             f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c '
-            f'"from mapsage_launcher.command import main; main()" "$@"\n')
+            f'"from mapsage_launcher.command import main; main()" "$@"\n'
+        )
         program.chmod(0o755)
         work = Path(folder) / 'work'
         work.mkdir()
@@ -47,8 +50,11 @@ def execute(notebook: Path, target: Path) -> float:
         start = time.monotonic()
         try:
             nbclient.NotebookClient(
-                content, timeout=SECONDS, kernel_name='python3',
-                resources=dict(metadata=dict(path=str(work)))).execute()
+                content,
+                timeout=SECONDS,
+                kernel_name='python3',
+                resources=dict(metadata=dict(path=str(work))),
+            ).execute()
         finally:
             os.environ.clear()
             os.environ.update(environ)
@@ -66,6 +72,7 @@ def execute(notebook: Path, target: Path) -> float:
 def _shrink(output: Any) -> None:
     """Make the picture of an output small, in place."""
     from PIL import Image
+
     data = output.get('data', {})
     if 'image/png' not in data:
         return
@@ -80,6 +87,7 @@ def _shrink(output: Any) -> None:
 def to_markdown(notebook: Path) -> str:
     """Return a notebook as a page in Markdown; pictures are part of it."""
     import json
+
     content = json.loads(notebook.read_text(encoding='utf-8'))
     blocks = []
     for cell in content['cells']:
@@ -104,8 +112,11 @@ def main() -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
     parser.add_argument('notebooks', nargs='*', type=Path, help='default: all')
-    parser.add_argument('--out', type=Path, help='folder of the executed notebooks (default: the '
-                        'notebooks themselves)')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        help='folder of the executed notebooks (default: the notebooks themselves)',
+    )
     args = parser.parse_args()
     for notebook in args.notebooks or sorted(NOTEBOOKS.glob('*.ipynb')):
         target = (args.out / notebook.name) if args.out else notebook

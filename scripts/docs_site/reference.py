@@ -4,6 +4,7 @@
 They are text in Markdown. mkdocstrings replaces ``::: path.of.a.Class`` by the signature and the
 docstring of that class.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,15 +17,22 @@ from unittest import mock
 
 # Page -> title, and the registries whose names it has.
 REGISTRY_PAGES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
-    'hooks': ('Hooks', ('HOOKS', )),
-    'models': ('Models and losses', ('MODELS', )),
+    'hooks': ('Hooks', ('HOOKS',)),
+    'models': ('Models and losses', ('MODELS',)),
     'datasets': ('Datasets and samplers', ('DATASETS', 'DATA_SAMPLERS')),
-    'transforms': ('Transforms', ('TRANSFORMS', )),
-    'metrics': ('Metrics', ('METRICS', )),
-    'task-utils': ('Scores and rewards', ('TASK_UTILS', )),
-    'run': ('Runner, wrappers, optimizers', (
-        'RUNNERS', 'MODEL_WRAPPERS', 'OPTIM_WRAPPERS', 'OPTIM_WRAPPER_CONSTRUCTORS',
-        'PARAM_SCHEDULERS')),
+    'transforms': ('Transforms', ('TRANSFORMS',)),
+    'metrics': ('Metrics', ('METRICS',)),
+    'task-utils': ('Scores and rewards', ('TASK_UTILS',)),
+    'run': (
+        'Runner, wrappers, optimizers',
+        (
+            'RUNNERS',
+            'MODEL_WRAPPERS',
+            'OPTIM_WRAPPERS',
+            'OPTIM_WRAPPER_CONSTRUCTORS',
+            'PARAM_SCHEDULERS',
+        ),
+    ),
 }
 
 
@@ -56,10 +64,16 @@ def read_registries() -> List[Registered]:
     for module in (mmengine.registry, mmseg.registry):
         for registry, content in vars(module).items():
             if isinstance(content, Registry):
-                entries.update(Registered(registry, name, f'{kind.__module__}.{kind.__qualname__}',
-                                          _first_sentence(kind))
-                               for name, kind in content.module_dict.items()
-                               if kind.__module__.split('.')[0] == 'mapsage')
+                entries.update(
+                    Registered(
+                        registry,
+                        name,
+                        f'{kind.__module__}.{kind.__qualname__}',
+                        _first_sentence(kind),
+                    )
+                    for name, kind in content.module_dict.items()
+                    if kind.__module__.split('.')[0] == 'mapsage'
+                )
     return sorted(entries)
 
 
@@ -78,28 +92,42 @@ def registered_pages() -> Dict[str, str]:
         raise KeyError(f'registries {sorted(missing)} are on no page: add them to REGISTRY_PAGES')
     pages = {'reference/registered/index.md': _index_of(entries)}
     for page, (title, registries) in REGISTRY_PAGES.items():
-        blocks = [f'# {title}', 'The `type` of a config, with its arguments. Without a default an '
-                  'argument is required. '
-                  f'Registr{"y" if len(registries) == 1 else "ies"}: '
-                  f'{", ".join(f"`{registry}`" for registry in registries)}.']
+        blocks = [
+            f'# {title}',
+            'The `type` of a config, with its arguments. Without a default an '
+            'argument is required. '
+            f'Registr{"y" if len(registries) == 1 else "ies"}: '
+            f'{", ".join(f"`{registry}`" for registry in registries)}.',
+        ]
         for entry in entries:
             if entry.registry in registries:
-                blocks.append(f'::: {entry.path}\n    options:\n'
-                              f'      heading: {entry.name}\n      toc_label: {entry.name}')
+                blocks.append(
+                    f'::: {entry.path}\n    options:\n'
+                    f'      heading: {entry.name}\n      toc_label: {entry.name}'
+                )
         pages[f'reference/registered/{page}.md'] = '\n\n'.join(blocks) + '\n'
     return pages
 
 
 def _index_of(entries: List[Registered]) -> str:
-    lines = ['# Registered names', '',
-             '`import mapsage` registers these names; `custom_imports = '
-             "dict(imports=['mapsage'])` in a config does so under any runner. "
-             '[The config reference](../config.md#registered-names) says which hooks are on by '
-             'default.', '', '| name | registry | what it is |', '|---|---|---|']
+    lines = [
+        '# Registered names',
+        '',
+        '`import mapsage` registers these names; `custom_imports = '
+        "dict(imports=['mapsage'])` in a config does so under any runner. "
+        '[The config reference](../config.md#registered-names) says which hooks are on by '
+        'default.',
+        '',
+        '| name | registry | what it is |',
+        '|---|---|---|',
+    ]
     for page, (_, registries) in REGISTRY_PAGES.items():
-        lines += [f'| [`{entry.name}`]({page}.md#{entry.path}) | `{entry.registry}` | '
-                  f'{_in_cell(entry.about)} |'
-                  for entry in entries if entry.registry in registries]
+        lines += [
+            f'| [`{entry.name}`]({page}.md#{entry.path}) | `{entry.registry}` | '
+            f'{_in_cell(entry.about)} |'
+            for entry in entries
+            if entry.registry in registries
+        ]
     return '\n'.join(lines) + '\n'
 
 
@@ -112,7 +140,7 @@ class _ParserReady(BaseException):
 
 
 # First words of a command line that choose another parser, by program.
-_OTHER_PARSERS = {'prepare_data': ('scenes', )}
+_OTHER_PARSERS = {'prepare_data': ('scenes',)}
 
 
 def read_parser(module: str, *arguments: str) -> argparse.ArgumentParser:
@@ -122,12 +150,14 @@ def read_parser(module: str, *arguments: str) -> argparse.ArgumentParser:
         module: Dotted path of a module with a function ``main()``.
         *arguments: Command line, for a program with several parsers.
     """
+
     def stop(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         raise _ParserReady(parser)
 
     program = importlib.import_module(module)
-    with mock.patch.object(argparse.ArgumentParser, 'parse_known_args', stop), \
-            mock.patch.object(sys, 'argv', [module, *arguments]):
+    with mock.patch.object(argparse.ArgumentParser, 'parse_known_args', stop), mock.patch.object(
+        sys, 'argv', [module, *arguments]
+    ):
         try:
             getattr(program, 'main', program.run)()
         except _ParserReady as ready:
@@ -146,22 +176,24 @@ def commands_page() -> str:
         '`mapsage COMMAND`, or `python tools/PROGRAM.py` in a checkout. The options are those of '
         '`--help`. `mapsage launch` and the scripts start a program on all cards: '
         '[scripts](#scripts). [The config reference](config.md#commands) says how they work '
-        'together.']
+        'together.',
+    ]
     for program in [*words, *sorted(set(modules) - set(words))]:
         name = words.get(program, program)
         parser = read_parser(modules[program])
         parser.prog = f'mapsage {name}'
         blocks.append(f'## mapsage {name}')
-        blocks.append(f'{(parser.description or "").strip()} In a checkout: '
-                      f'`tools/{program}.py`.')
+        blocks.append(f'{(parser.description or "").strip()} In a checkout: `tools/{program}.py`.')
         blocks += _options_of(parser)
         for word in _OTHER_PARSERS.get(program, ()):
             blocks += _options_of(read_parser(modules[program], word), f'mapsage {name} {word}')
         if parser.epilog:
             blocks.append('```text\n' + parser.epilog.strip() + '\n```')
     blocks.append('## Scripts')
-    blocks.append('`mapsage launch [WORD]` runs the script of the same job; environment variables '
-                  'are their options.')
+    blocks.append(
+        '`mapsage launch [WORD]` runs the script of the same job; environment variables '
+        'are their options.'
+    )
     for word, script in command.LAUNCHED.items():
         header = command._read_header(command.shipped.SHIPPED / 'scripts' / script)
         blocks.append(f'### mapsage launch {word}')
@@ -212,8 +244,10 @@ def _code(text: str) -> str:
 def _in_cell(text: str) -> str:
     """Return a text as one cell of a Markdown table; it may have code, and no HTML."""
     pieces = re.split(r'(`[^`]*`)', re.sub(r'(?<!\\)\|', r'\\|', ' '.join(text.split())))
-    return ''.join(piece if piece.startswith('`')
-                   else piece.replace('<', '&lt;').replace('*', r'\*') for piece in pieces)
+    return ''.join(
+        piece if piece.startswith('`') else piece.replace('<', '&lt;').replace('*', r'\*')
+        for piece in pieces
+    )
 
 
 def generated_pages() -> Iterator[Tuple[str, str]]:

@@ -7,6 +7,7 @@ Debian's Chromium. Every picture is at most 1,200 pixels wide, of at most 256 co
 ``gallery.json`` beside them has the headings of what was photographed:
 tests/browser/test_gallery.py compares those of the kept pictures with the code of today.
 """
+
 from __future__ import annotations
 
 import json
@@ -21,8 +22,12 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 1200  # pixels
 CHROMIUM_OPTIONS = [
-    '--no-sandbox', '--use-angle=swiftshader', '--enable-unsafe-swiftshader',
-    '--ignore-gpu-blocklist', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1']
+    '--no-sandbox',
+    '--use-angle=swiftshader',
+    '--enable-unsafe-swiftshader',
+    '--ignore-gpu-blocklist',
+    '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
+]
 
 
 def write(image: Image.Image, path: Path) -> None:
@@ -36,8 +41,11 @@ def write(image: Image.Image, path: Path) -> None:
 
 def read_headings(page: Any) -> List[str]:
     """Return the headings of a page, from top to bottom."""
-    return page.eval_on_selector_all('h1, h2, h3', """headings => headings.filter(
-        heading => heading.offsetParent).map(heading => heading.innerText.trim())""")
+    return page.eval_on_selector_all(
+        'h1, h2, h3',
+        """headings => headings.filter(
+        heading => heading.offsetParent).map(heading => heading.innerText.trim())""",
+    )
 
 
 def photograph_report(browser: Any, report: Path, picture: Path) -> List[str]:
@@ -53,8 +61,17 @@ def photograph_report(browser: Any, report: Path, picture: Path) -> List[str]:
 def photograph_viewer(browser: Any, maps: Path, truth: Path, picture: Path) -> List[str]:
     """Take a picture of the viewer with scene and map under the swipe; return its headings."""
     viewer = subprocess.Popen(
-        [sys.executable, str(ROOT / 'tools' / 'view.py'), str(maps), '--truth', str(truth),
-         '--reduce-zero-label'], stdout=subprocess.PIPE, universal_newlines=True)
+        [
+            sys.executable,
+            str(ROOT / 'tools' / 'view.py'),
+            str(maps),
+            '--truth',
+            str(truth),
+            '--reduce-zero-label',
+        ],
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+    )
     try:
         line = next(line for line in viewer.stdout or () if 'http://' in line)
         address = next(word for word in line.split() if word.startswith('http://'))
@@ -80,6 +97,7 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     from playwright.sync_api import sync_playwright
+
     demo, dynamic, folder = map(Path, sys.argv[1:])
     folder.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which('chromium')
@@ -96,7 +114,8 @@ def main() -> int:
         headings['report'] = photograph_report(browser, demo / 'report.html', taken)
         write(Image.open(taken), folder / 'report.png')
         headings['viewer'] = photograph_viewer(
-            browser, demo / 'map', Path('data/demo/scene_label.tif'), taken)
+            browser, demo / 'map', Path('data/demo/scene_label.tif'), taken
+        )
         write(Image.open(taken), folder / 'viewer.png')
         browser.close()
     taken.unlink()

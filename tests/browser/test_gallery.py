@@ -1,4 +1,5 @@
 """The gallery of the front page: pictures of a short training against the kept ones."""
+
 from __future__ import annotations
 
 import json
@@ -25,8 +26,11 @@ def gallery(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('gallery')
     done = subprocess.run(
         ['bash', str(ROOT / 'scripts' / 'make_gallery.sh'), '--quick', str(folder)],
-        env={**os.environ, 'MAPSAGE_PYTHON': warm_python()}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, universal_newlines=True)
+        env={**os.environ, 'MAPSAGE_PYTHON': warm_python()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     if os.environ.get('MAPSAGE_SITE'):
         for path in folder.glob('*.png'):

@@ -1,4 +1,5 @@
 """The review of tools/view.py in a real browser: keys, tiles on the map, what is in the file."""
+
 from __future__ import annotations
 
 import json
@@ -52,20 +53,20 @@ class ReviewPage(Page):
     def class_in_tile(self) -> int:
         """Return the value of the map at 80, 80 pixels of the tile that is outlined."""
         self.drawn()
-        return self.page.evaluate('''() => {
+        return self.page.evaluate("""() => {
             const tile = viewer.review().layer.getSource().getFeatures()[0].getGeometry();
             const [first, , last] = tile.getCoordinates()[0];
             const place = first.map((value, axis) => value + 0.4 * (last[axis] - value));
             const pixel = viewer.map().getPixelFromCoordinate(place);
-            return viewer.state.layers.classes.getData(pixel)[0]; }''')
+            return viewer.state.layers.classes.getData(pixel)[0]; }""")
 
     def share_of_tile(self) -> List[float]:
         """Return the sides of the outlined tile in shares of the view's."""
-        return self.page.evaluate('''() => {
+        return self.page.evaluate("""() => {
             const size = ([left, bottom, right, top]) => [right - left, top - bottom];
             const [width, height] = size(viewer.map().getView().calculateExtent());
             const tile = size(viewer.review().layer.getSource().getExtent());
-            return [tile[0] / width, tile[1] / height]; }''')
+            return [tile[0] / width, tile[1] / height]; }""")
 
 
 @pytest.fixture(scope='module')

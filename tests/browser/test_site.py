@@ -2,6 +2,7 @@
 
 ``MAPSAGE_SITE`` names a site that is already built, as in .ci/run; without it, the test builds one.
 """
+
 from __future__ import annotations
 
 import os
@@ -32,8 +33,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     site = Path(os.environ.get('MAPSAGE_SITE') or tmp_path_factory.mktemp('site'))
     if not (site / FRONT).exists():
         done = subprocess.run(
-            ['bash', str(ROOT / 'scripts' / 'build_docs.sh'), str(site)], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, universal_newlines=True)
+            ['bash', str(ROOT / 'scripts' / 'build_docs.sh'), str(site)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+        )
         assert done.returncode == 0, done.stdout
     handler = partial(_Handler, directory=str(site))
     with serving(ThreadingHTTPServer(('127.0.0.1', 0), handler)) as url:
@@ -55,17 +59,25 @@ def search(page: Any, word: str) -> List[str]:
     # The addresses of sections have the word, by which the page then marks it.
     page.wait_for_function(
         "word => [...document.querySelectorAll('.md-search-result__link')].some("
-        "link => new URL(link.href).searchParams.get('h') === word)", arg=word.lower())
+        "link => new URL(link.href).searchParams.get('h') === word)",
+        arg=word.lower(),
+    )
     return page.eval_on_selector_all(
-        '.md-search-result__link', 'links => links.map(link => link.href)')
+        '.md-search-result__link', 'links => links.map(link => link.href)'
+    )
 
 
-@pytest.mark.parametrize('word, wanted', [
-    ('device_ids', 'tutorials/eight-cards.html?h=device_ids#5-when-something-is-wrong'),
-    ('resume', 'tutorials/eight-cards.html?h=resume#4-stop-and-resume-also-on-fewer-cards'),
-    ('GeoPackage', 'tutorials/scenes.html?h=geopackage#a-file-of-buildings')])
+@pytest.mark.parametrize(
+    'word, wanted',
+    [
+        ('device_ids', 'tutorials/eight-cards.html?h=device_ids#5-when-something-is-wrong'),
+        ('resume', 'tutorials/eight-cards.html?h=resume#4-stop-and-resume-also-on-fewer-cards'),
+        ('GeoPackage', 'tutorials/scenes.html?h=geopackage#a-file-of-buildings'),
+    ],
+)
 def test_typing_a_word_lists_its_section_first(
-        page: Any, address: str, word: str, wanted: str) -> None:
+    page: Any, address: str, word: str, wanted: str
+) -> None:
     page.set_viewport_size(dict(width=1280, height=900))
     page.goto(address + FRONT)
     listed = search(page, word)
@@ -75,7 +87,9 @@ def test_typing_a_word_lists_its_section_first(
     page.wait_for_url('**' + wanted.partition('?')[0] + '*')
     page.wait_for_function(
         "word => [...document.querySelectorAll('article mark')].some("
-        "mark => mark.textContent.toLowerCase() === word)", arg=word.lower())
+        'mark => mark.textContent.toLowerCase() === word)',
+        arg=word.lower(),
+    )
 
 
 # What of the text leaves the screen to the right, and is in no box that scrolls.
@@ -94,8 +108,11 @@ def test_a_page_fits_its_screen(page: Any, address: str, name: str, width: int) 
     page.goto(address + name)
     assert page.evaluate(OVERFLOW) == []
     assert page.evaluate('document.documentElement.scrollWidth') == width
-    shown = page.eval_on_selector_all('article img', """images => images.map(
-        image => [image.src, image.complete && image.naturalWidth > 0])""")
+    shown = page.eval_on_selector_all(
+        'article img',
+        """images => images.map(
+        image => [image.src, image.complete && image.naturalWidth > 0])""",
+    )
     assert [source for source, complete in shown if not complete] == []
     # The first lines are read without scrolling.
     assert page.eval_on_selector('article p', 'line => line.getBoundingClientRect().bottom') < 500
@@ -105,8 +122,11 @@ def test_a_page_fits_its_screen(page: Any, address: str, name: str, width: int) 
 def test_the_gallery_has_rows(page: Any, address: str, width: int, rows: int) -> None:
     page.set_viewport_size(dict(width=width, height=900))
     page.goto(address + FRONT)
-    boxes = page.eval_on_selector_all('.gallery img', """images => images.map(
+    boxes = page.eval_on_selector_all(
+        '.gallery img',
+        """images => images.map(
         image => { const box = image.getBoundingClientRect();
-                   return [Math.round(box.top), Math.round(box.width)]; })""")
+                   return [Math.round(box.top), Math.round(box.width)]; })""",
+    )
     assert len(boxes) == 5 and len({top for top, _ in boxes}) == rows
     assert all(width / 4 < image <= width for _, image in boxes)

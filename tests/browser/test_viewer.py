@@ -1,4 +1,5 @@
 """The page of tools/view.py in a real browser: pixels, keys, clicks."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -86,8 +87,12 @@ def test_the_panel_has_the_iou_of_each_class(shown: Any) -> None:
     told = page.page.locator('.class span.iou').all_inner_texts()
     truth = labels.copy()
     truth[WRONG] = (truth[WRONG] + 1) % 6
-    expected = [100 * ((labels == value) & (truth == value)).sum()
-                / ((labels == value) | (truth == value)).sum() for value in range(6)]
+    expected = [
+        100
+        * ((labels == value) & (truth == value)).sum()
+        / ((labels == value) | (truth == value)).sum()
+        for value in range(6)
+    ]
     assert told == [f'IoU {share:.1f}' for share in expected]
 
 
@@ -102,7 +107,8 @@ def test_the_pointer_tells_which_class_was_taken_for_which(shown: Any) -> None:
     # the border stands left of it
     page.press(2 * '[')
     assert f'truth: class {(value + 1) % 6}, taken for class {value}' in under_pointer(
-        275 / 600, 125 / 400)
+        275 / 600, 125 / 400
+    )
     assert 'taken for' not in under_pointer(475 / 600, 125 / 400)
     page.press(2 * ']')
 
@@ -116,13 +122,15 @@ def test_a_link_shows_the_same_view(browser: Any, tmp_path: Path) -> None:
         first = Page(browser, viewer)
         first.press('n')
         first.wait_for('b')
-        first.page.evaluate('() => { viewer.map().getView().setCenter([123.25, 77.5]);'
-                            'viewer.map().getView().setResolution(0.5); }')
+        first.page.evaluate(
+            '() => { viewer.map().getView().setCenter([123.25, 77.5]);'
+            'viewer.map().getView().setResolution(0.5); }'
+        )
         first.page.wait_for_function("location.hash.includes('at=123.25')")
         link, shown = first.page.evaluate('() => location.href'), first.page.evaluate(view)
         assert link.startswith(f'http://127.0.0.1:{viewer.server_port}/#map=b&')
         # another browser, which needs a token as well
-        second = Page(browser, f"{viewer.url}#{link.partition('#')[2]}", 'b')
+        second = Page(browser, f'{viewer.url}#{link.partition("#")[2]}', 'b')
         assert second.page.evaluate(view) == pytest.approx(shown)
         # a link that is pasted into a page that is open
         pasted = '#map=a&at=300100,3399900&resolution=0.25'

@@ -1,4 +1,5 @@
 """The page where something is missing, odd or gone: a sentence, and never a blank page."""
+
 from __future__ import annotations
 
 import functools
@@ -67,8 +68,9 @@ def test_a_map_that_goes_while_it_is_shown_is_said(browser: Any, two: Folders) -
         assert page.page.is_hidden('#sentence')
         # the file itself has gone under the picture, and the user looks closer
         (two.maps / 'a_confidence.tif').unlink()
-        page.page.evaluate('viewer.map().getView().setResolution('
-                           'viewer.map().getView().getMinResolution())')
+        page.page.evaluate(
+            'viewer.map().getView().setResolution(viewer.map().getView().getMinResolution())'
+        )
         page.page.reload()
         page.sentence('a_confidence.tif was removed')
         page.close(complaints=True)
@@ -88,25 +90,37 @@ def test_the_first_map_is_gone_and_the_second_is_shown(browser: Any, two: Folder
         page.close(complaints=True)
 
 
-@pytest.mark.parametrize('crs, step', [
-    ('EPSG:32631', 0.7), ('EPSG:32632', 1.0), ('EPSG:4326', None)])
+@pytest.mark.parametrize(
+    'crs, step', [('EPSG:32631', 0.7), ('EPSG:32632', 1.0), ('EPSG:4326', None)]
+)
 def test_labels_on_another_grid(browser: Any, tmp_path: Path, crs: str, step: Any) -> None:
     where = folders(tmp_path)
     labels = add_map(where, 'a', confidence=False, polygons=False)
     labels[WRONG] = (labels[WRONG] + 1) % 6
     left, bottom, right, top = 300000, 3400000 - 200, 300300, 3400000
     place, width, height = calculate_default_transform(
-        UTM['crs'], crs, 600, 400, left, bottom, right, top, resolution=step)
+        UTM['crs'], crs, 600, 400, left, bottom, right, top, resolution=step
+    )
     place, width, height = place * Affine.translation(-7.3, -5.6), width + 20, height + 20
     moved = np.full((height, width), 255, np.uint8)
-    reproject(labels, moved, src_transform=UTM['transform'], src_crs=UTM['crs'], src_nodata=255,
-              dst_transform=place, dst_crs=crs, dst_nodata=255, resampling=Resampling.nearest)
+    reproject(
+        labels,
+        moved,
+        src_transform=UTM['transform'],
+        src_crs=UTM['crs'],
+        src_nodata=255,
+        dst_transform=place,
+        dst_crs=crs,
+        dst_nodata=255,
+        resampling=Resampling.nearest,
+    )
     (where.truth / 'a.tif').unlink()
     write_raster(where.truth / 'a.tif', moved[None], crs, place)
     with viewing(where) as viewer:
         page = Page(browser, viewer)
-        right_share = float(re.search(r'([\d.]+) % of [\d,]+ labeled pixels are right',
-                                      page.panel()).group(1))
+        right_share = float(
+            re.search(r'([\d.]+) % of [\d,]+ labeled pixels are right', page.panel()).group(1)
+        )
         assert 94 < right_share <= 98.5  # 97.9 on the map's own grid; borders move by a pixel
         page.press('ssd')
         assert page.color(*MISTAKEN) == WRONG_COLOR and page.color(*RIGHT) != WRONG_COLOR
@@ -223,8 +237,8 @@ def test_a_large_map_takes_few_requests(browser: Any, tmp_path: Path) -> None:
     with viewing(where._replace(truth=None)) as viewer:
         page = Page(browser, viewer)
         assert len(page.requests) <= 12, page.requests
-        page.page.evaluate('''() => { const view = viewer.map().getView();
-            view.setCenter([300000 + 7475 / 2, 3400000 - 12225 / 2]); view.setResolution(0.5); }''')
+        page.page.evaluate("""() => { const view = viewer.map().getView();
+            view.setCenter([300000 + 7475 / 2, 3400000 - 12225 / 2]); view.setResolution(0.5); }""")
         page.drawn()
         value = int(labels[12225 // 50, 7475 // 50])
         assert page.color(7475.5 / 20000, 12225.5 / 20000) == class_color(value)
@@ -234,9 +248,20 @@ def test_a_large_map_takes_few_requests(browser: Any, tmp_path: Path) -> None:
 
 def test_the_command_shows_maps_until_it_is_ended(browser: Any, two: Folders) -> None:
     command = subprocess.Popen(  # a job in the background of a script would ignore Ctrl+C
-        ['env', '--default-signal=INT', sys.executable, 'tools/view.py', str(two.maps), '--scenes',
-         str(two.scenes)], cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        universal_newlines=True)
+        [
+            'env',
+            '--default-signal=INT',
+            sys.executable,
+            'tools/view.py',
+            str(two.maps),
+            '--scenes',
+            str(two.scenes),
+        ],
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
     try:
         assert command.stdout is not None
         found = re.search(r'2 map\(s\): open (\S+) in a browser', command.stdout.readline())
@@ -251,8 +276,9 @@ def test_the_command_shows_maps_until_it_is_ended(browser: Any, two: Folders) ->
         command.kill()
 
 
-def test_a_link_is_opened_reloaded_and_followed_from_another_site(browser: Any, two: Folders
-                                                                  ) -> None:
+def test_a_link_is_opened_reloaded_and_followed_from_another_site(
+    browser: Any, two: Folders
+) -> None:
     with viewing(two) as viewer:
         link = viewer.url
         page = Page(browser, viewer)

@@ -1,4 +1,5 @@
 """The scenarios of the fault table in docs/how-to/clusters.md."""
+
 from __future__ import annotations
 
 import os
@@ -13,6 +14,7 @@ from machines import Machine
 from step_log import STARTING
 
 # --- processes that are killed
+
 
 @scenario('`kill -9` of a rank')
 def rank_killed(job: Struck) -> Outcome:
@@ -82,10 +84,18 @@ def asked_to_stop(job: Struck) -> Outcome:
     assert (job.work / 'stopped.pth').exists()
     for node in job.machines.nodes:
         job.launch(node, nodes=job.nodes)
-    outcome = job.recovered('all save and leave with status 85; the same store serves them again',
-                            3)
-    assert outcome.lost == 0 and min(each.step for each in job.events('step', job.hit)
-                                     if each.pid not in {old.pid for old in job.before}) == done + 1
+    outcome = job.recovered(
+        'all save and leave with status 85; the same store serves them again', 3
+    )
+    assert (
+        outcome.lost == 0
+        and min(
+            each.step
+            for each in job.events('step', job.hit)
+            if each.pid not in {old.pid for old in job.before}
+        )
+        == done + 1
+    )
     job.finish()
     return outcome
 
@@ -131,13 +141,22 @@ def store_again(job: Struck) -> Outcome:
 
 # --- machines without a shared disk
 
+
 def lose_writer(job: Struck, world: int, lost: Sequence[Machine]) -> Outcome:
     """Take the machine away that writes the checkpoints, with its disk and its memory."""
     node = job.node_of_rank(0)
     saved = job.wait_for('save', after=time.time(), world=world + 1)
-    job.until(lambda: [path for machine in job.machines.nodes if machine not in (node, *lost)
-                       for path in machine.memory() if path.endswith(f'-iter_{saved.step}.pth')],
-              60, f'copy of step {saved.step}')
+    job.until(
+        lambda: [
+            path
+            for machine in job.machines.nodes
+            if machine not in (node, *lost)
+            for path in machine.memory()
+            if path.endswith(f'-iter_{saved.step}.pth')
+        ],
+        60,
+        f'copy of step {saved.step}',
+    )
     job.strike(lambda: node.signal(signal.SIGKILL, node.pids()))
     shutil.rmtree(job.work_of(node))
     outcome = job.recovered('the others continue from the copy', world, [node, *lost])
@@ -146,8 +165,9 @@ def lose_writer(job: Struck, world: int, lost: Sequence[Machine]) -> Outcome:
     return outcome
 
 
-@scenario('`neighbor_copy`: the machine that writes is lost, and its disk', core=True,
-          own_disks=True)
+@scenario(
+    '`neighbor_copy`: the machine that writes is lost, and its disk', core=True, own_disks=True
+)
 def writer_lost(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(0)
@@ -156,8 +176,12 @@ def writer_lost(job: Struck) -> Outcome:
     return outcome
 
 
-@scenario('`neighbor_copy`: the machine that writes is lost, and then the next one', nodes=4,
-          own_disks=True, steps=150)
+@scenario(
+    '`neighbor_copy`: the machine that writes is lost, and then the next one',
+    nodes=4,
+    own_disks=True,
+    steps=150,
+)
 def two_writers_lost(job: Struck) -> Outcome:
     job.train(4, 2, 4)
     first = job.node_of_rank(0)
@@ -171,8 +195,15 @@ def two_writers_lost(job: Struck) -> Outcome:
 @scenario('`neighbor_copy`: the machine with the copy is lost', own_disks=True)
 def keeper_lost(job: Struck) -> Outcome:
     job.train()
-    node = job.until(lambda: [machine for machine in job.machines.nodes if any(
-        name.endswith('.pth') for name in machine.memory())], 60, 'copy')[0]
+    node = job.until(
+        lambda: [
+            machine
+            for machine in job.machines.nodes
+            if any(name.endswith('.pth') for name in machine.memory())
+        ],
+        60,
+        'copy',
+    )[0]
     job.strike(node.power_off)
     outcome = job.recovered('the other two continue; the third receives the checkpoint', 2, [node])
     job.finish([node])
@@ -180,6 +211,7 @@ def keeper_lost(job: Struck) -> Outcome:
 
 
 # --- processes that are frozen
+
 
 @scenario('SIGSTOP of a rank', core=True)
 def rank_stopped(job: Struck) -> Outcome:
@@ -256,6 +288,7 @@ def store_stopped(job: Struck) -> Outcome:
 
 # --- networks
 
+
 @scenario('link of a machine down, and up again', core=True, steps=150)
 def link_down(job: Struck) -> Outcome:
     job.train()
@@ -320,8 +353,9 @@ def two_apart(job: Struck) -> Outcome:
     job.strike(lambda: one.drop('in', [two]), lambda: one.drop('out', [two]))
     job.until(job.noticed, 90, 'word of the lost connection')
     one.heal()
-    outcome = job.recovered('noticed by the timeout of the collective alone; healed then, all '
-                            'three restart', 3)
+    outcome = job.recovered(
+        'noticed by the timeout of the collective alone; healed then, all three restart', 3
+    )
     job.finish()
     return outcome
 
@@ -331,9 +365,15 @@ def halves(job: Struck) -> Outcome:
     job.train(4, 2, 4)
     far = job.machines.nodes[2:]
     near = job.machines.nodes[:2]
-    job.strike(*(lambda node=node: (node.drop('in', [*near, job.machines.store]),
-                                    node.drop('out', [*near, job.machines.store]))
-                 for node in far))
+    job.strike(
+        *(
+            lambda node=node: (
+                node.drop('in', [*near, job.machines.store]),
+                node.drop('out', [*near, job.machines.store]),
+            )
+            for node in far
+        )
+    )
     outcome = job.recovered('the half with the store continues, the other waits', 2, far)
     for node in far:
         node.heal()
@@ -348,8 +388,9 @@ def large_packets_lost(job: Struck) -> Outcome:
     node = job.node_of_rank(1)
     job.strike(node.drop_large)
     job.until(lambda: job.noticed(r'rank\(s\) \[[01]\] on host .*MTU'), 60, 'word of the MTU')
-    outcome = job.recovered('named, with the MTU as a possible cause; the other two continue', 2,
-                            [node])
+    outcome = job.recovered(
+        'named, with the MTU as a possible cause; the other two continue', 2, [node]
+    )
     node.heal()
     job.wait_for('step', world=3, after=time.time())
     job.finish()
@@ -366,6 +407,7 @@ def link_throttled(job: Struck) -> Outcome:
 
 
 # --- machines that join
+
 
 def join(job: Struck, kind: str, happened: str) -> Outcome:
     job.train(2)
@@ -395,8 +437,9 @@ def joins_in_validation(job: Struck) -> Outcome:
 @scenario('two machines join at once', nodes=4, steps=120)
 def two_join(job: Struck) -> Outcome:
     job.train(2, 2, 4)
-    job.strike(*(lambda node=node: job.launch(node, nodes=job.nodes)
-                 for node in job.machines.nodes[2:]))
+    job.strike(
+        *(lambda node=node: job.launch(node, nodes=job.nodes) for node in job.machines.nodes[2:])
+    )
     outcome = job.recovered('all four restart, once', 4)
     job.finish()
     return outcome
@@ -416,14 +459,20 @@ def join_in_vain(job: Struck, happened: str, words: str, *options: str, **enviro
 
 @scenario('a machine joins with another config', steps=300, core=True)
 def other_config_joins(job: Struck) -> Outcome:
-    return join_in_vain(job, 'it is refused; the other two restart', 'NodesDifferError',
-                        '--cfg-options', 'optim_wrapper.optimizer.lr=0.06')
+    return join_in_vain(
+        job,
+        'it is refused; the other two restart',
+        'NodesDifferError',
+        '--cfg-options',
+        'optim_wrapper.optimizer.lr=0.06',
+    )
 
 
 @scenario('a machine without its card joins', steps=300)
 def broken_card_joins(job: Struck) -> Outcome:
-    return join_in_vain(job, 'it leaves; the other two restart', 'AcceleratorError',
-                        ACCELERATOR='cuda')
+    return join_in_vain(
+        job, 'it leaves; the other two restart', 'AcceleratorError', ACCELERATOR='cuda'
+    )
 
 
 @scenario('link of a machine down while its ranks start')
@@ -438,8 +487,9 @@ def link_down_at_start(job: Struck) -> Outcome:
     job.strike(node.cut)
     first = job.wait_for('step', after=job.hit, world=2)
     job.finish([node])
-    return Outcome('the other two continue without it', job.noticed(but=[node]),
-                   first.time - job.hit)
+    return Outcome(
+        'the other two continue without it', job.noticed(but=[node]), first.time - job.hit
+    )
 
 
 @scenario('a fourth and a fifth machine of 2:3, and a launcher killed', nodes=5, steps=300)
@@ -448,8 +498,11 @@ def spares(job: Struck) -> Outcome:
     spares = job.machines.nodes[3:]
     for node in spares:
         job.launch(node, nodes=job.nodes)
-    job.until(lambda: all('places are taken' in job.launchers[node.name][-1].output
-                          for node in spares), 60, 'word of the machines that wait')
+    job.until(
+        lambda: all('places are taken' in job.launchers[node.name][-1].output for node in spares),
+        60,
+        'word of the machines that wait',
+    )
     job.wait_for('step', after=time.time() + 5)
     assert not [each for each in job.events('start') if each.host in ('node3', 'node4')]
     node = job.node_of_rank(1)
@@ -464,6 +517,7 @@ def spares(job: Struck) -> Outcome:
 
 
 # --- more than one fault
+
 
 @scenario('two launchers of four killed, 5 s apart', nodes=4, core=True)
 def two_faults(job: Struck) -> Outcome:
@@ -498,8 +552,11 @@ def too_many_faults(job: Struck) -> Outcome:
     job.strike(lambda: job.kill(node))
     process, killed = job.launchers[node.name][-1], {job.rank_of(node)}
     while process.status is None:
-        starts = [each for each in job.events('start', job.hit)
-                  if each.host == node.name and each.pid not in killed]
+        starts = [
+            each
+            for each in job.events('start', job.hit)
+            if each.host == node.name and each.pid not in killed
+        ]
         for each in starts:
             killed.add(each.pid)
             job.kill(node)
@@ -523,6 +580,7 @@ def too_few(job: Struck) -> Outcome:
 
 # --- disks, clocks, slowness
 
+
 @scenario('disk full at a save, and room again', disks=dict(work='1m'), steps=60)
 def disk_full(job: Struck) -> Outcome:
     disk = job.machines.disks['work']
@@ -530,13 +588,17 @@ def disk_full(job: Struck) -> Outcome:
     job.train()
     other = disk / 'other'
     # Room for lines of the log, and for no checkpoint.
-    job.strike(lambda: os.system(f'dd if=/dev/zero of={other} bs=1k 2>/dev/null; '
-                                 f'truncate -s -8k {other}'))
+    job.strike(
+        lambda: os.system(f'dd if=/dev/zero of={other} bs=1k 2>/dev/null; truncate -s -8k {other}')
+    )
     launcher = job.launchers[job.node_of_rank(0).name][-1]
     job.until(lambda: 'since the disk is full: it needs' in launcher.output, 60, 'word of the disk')
     other.unlink()
-    outcome = job.recovered('an error with the sizes; the ranks restart from the checkpoint '
-                            'before, `MAX_RESTARTS` times while there is no room', 0)
+    outcome = job.recovered(
+        'an error with the sizes; the ranks restart from the checkpoint '
+        'before, `MAX_RESTARTS` times while there is no room',
+        0,
+    )
     job.finish()
     return outcome
 
@@ -545,8 +607,11 @@ def disk_full(job: Struck) -> Outcome:
 def clock_ahead(job: Struck) -> Outcome:
     job.start_store()
     library = next(Path('/usr/lib').glob('*/faketime/libfaketime.so.1'))
-    job.strike(lambda: job.launch(job.machines.nodes[0], nodes='2:3', cold=True,
-                                  LD_PRELOAD=str(library), FAKETIME='+20s'))
+    job.strike(
+        lambda: job.launch(
+            job.machines.nodes[0], nodes='2:3', cold=True, LD_PRELOAD=str(library), FAKETIME='+20s'
+        )
+    )
     process = job.launchers['node0'][0]
     assert process.wait(90) != 0
     assert 'clock' in process.output, process.output

@@ -4,6 +4,7 @@
 
 Needs root, iproute2, nftables and faketime. docs/how-to/clusters.md has the table.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -31,8 +32,9 @@ def main() -> None:
     warm_python()
     with tempfile.TemporaryDirectory(prefix='mapsage-faults-') as folder:
         outcomes = play_all(names, Path(folder), args.jobs)
-    print('| fault | what happened | noticed, s | next step, s | steps lost |\n'
-          '|---|---|---|---|---|')
+    print(
+        '| fault | what happened | noticed, s | next step, s | steps lost |\n|---|---|---|---|---|'
+    )
     for name in names:
         if isinstance(outcomes[name], Exception):
             print(f'| {SCENARIOS[name].fault} | **WRONG**: {name}, see below | | | |')

@@ -4,6 +4,7 @@ Every scenario gets machines of its own, starts a job on them, lets a fault stri
 and says in an :class:`Outcome` what happened. A scenario that does not come to its end raises an
 AssertionError with what all launchers printed.
 """
+
 from __future__ import annotations
 
 import os
@@ -43,8 +44,9 @@ class Outcome:
 
     def row(self, fault: str) -> str:
         """Return a row of a Markdown table."""
-        cells = [f'{value:.1f}' if value is not None else '–'
-                 for value in (self.noticed, self.next_step)]
+        cells = [
+            f'{value:.1f}' if value is not None else '–' for value in (self.noticed, self.next_step)
+        ]
         cells.append('–' if self.lost is None else str(self.lost))
         return f'| {fault} | {self.happened} | {" | ".join(cells)} |'
 
@@ -81,13 +83,18 @@ class Struck(Job):
     def noticed(self, words: str = NOTICED, but: Iterable[Machine] = ()) -> Optional[float]:
         """Return the seconds until a launcher other than those of some machines said something."""
         skip = {machine.name for machine in but}
-        found = [process.first(words, self.hit) for name, processes in self.launchers.items()
-                 if name not in skip for process in processes]
+        found = [
+            process.first(words, self.hit)
+            for name, processes in self.launchers.items()
+            if name not in skip
+            for process in processes
+        ]
         times = [each[0] - self.hit for each in found if each]
         return min(times) if times else None
 
-    def recovered(self, happened: str, world: int, but: Sequence[Machine] = (),
-                  timeout: float = 120) -> Outcome:
+    def recovered(
+        self, happened: str, world: int, but: Sequence[Machine] = (), timeout: float = 120
+    ) -> Outcome:
         """Wait for the first step of new ranks, in a world of that size.
 
         Args:
@@ -97,10 +104,18 @@ class Struck(Job):
             timeout: Seconds until then.
         """
         old = {each.pid for each in self.before}
-        step = self.until(lambda: next(
-            (each for each in self.events('step', self.hit) if world in (0, each.world)
-             and each.rank == 0 and each.pid not in old), None), timeout,
-            f'step in a world of {world}')
+        step = self.until(
+            lambda: next(
+                (
+                    each
+                    for each in self.events('step', self.hit)
+                    if world in (0, each.world) and each.rank == 0 and each.pid not in old
+                ),
+                None,
+            ),
+            timeout,
+            f'step in a world of {world}',
+        )
         done = max(each.step for each in self.events() if each.pid in old)
         return Outcome(happened, self.noticed(but=but), step.time - self.hit, done - step.step + 1)
 
@@ -133,8 +148,11 @@ class Struck(Job):
             if each.rank == 0:
                 begins.setdefault(each.pid, each.time)
         for save in self.events('save'):
-            later = [pid for pid, begin in begins.items()
-                     if begin > begins.get(save.pid, save.time) and begin < save.time]
+            later = [
+                pid
+                for pid, begin in begins.items()
+                if begin > begins.get(save.pid, save.time) and begin < save.time
+            ]
             assert not later, (save, later, self.outputs())
 
 
@@ -146,8 +164,7 @@ def reference(count: int, folder: Path, steps: int = 300) -> Dict[int, float]:
     """Return the loss of each step of a run of ``count`` virtual ranks in one process."""
     with _one_at_a_time:
         if count not in _losses:
-            job = Job(None, folder / 'reference', steps=steps, pace=0,
-                      extra=VIRTUAL.format(count))
+            job = Job(None, folder / 'reference', steps=steps, pace=0, extra=VIRTUAL.format(count))
             trained = job.train_here()
             assert trained.wait(120) == 0, trained.output
             _losses[count] = {each.step: each.loss for each in job.events()}
@@ -178,12 +195,15 @@ class Scenario:
 SCENARIOS: Dict[str, Scenario] = {}
 
 
-def scenario(fault: str, nodes: int = 3, core: bool = False, disks: Any = None,
-             **settings: Any) -> Callable[[Any], Any]:
+def scenario(
+    fault: str, nodes: int = 3, core: bool = False, disks: Any = None, **settings: Any
+) -> Callable[[Any], Any]:
     """Register a scenario under its function's name."""
+
     def register(play: Callable[[Struck], Outcome]) -> Callable[[Struck], Outcome]:
         SCENARIOS[play.__name__] = Scenario(fault, play, nodes, core, settings, disks)
         return play
+
     return register
 
 
@@ -191,14 +211,16 @@ def play(name: str, folder: Path) -> Outcome:
     """Play a scenario in a folder of its own."""
     each = SCENARIOS[name]
     with Machines(each.nodes, folder, each.disks) as machines:
-        settings = dict(each.settings, extra=VIRTUAL.format(each.nodes) + (
-            COPIED if each.settings.get('own_disks') else ''))
+        settings = dict(
+            each.settings,
+            extra=VIRTUAL.format(each.nodes) + (COPIED if each.settings.get('own_disks') else ''),
+        )
         return each.play(Struck(machines, folder, **settings))
 
 
 def play_all(names: Iterable[str], folder: Path, at_once: int = 3) -> Dict[str, Any]:
-    """Play scenarios, a few at a time, since they mostly wait; return outcomes or errors by name.
-    """
+    """Play scenarios, a few at a time, since they mostly wait; return outcomes or errors by name."""
+
     def one(name: str) -> Any:
         try:
             return play(name, folder / name)

@@ -8,6 +8,7 @@ network namespace, and a fork stays in that of its server.
 
 HOSTS is the machine's /etc/hosts, ADDRESS the name of the server's socket.
 """
+
 from __future__ import annotations
 
 import ctypes

@@ -1,4 +1,5 @@
 """A training job over machines: one launcher on each, what its ranks wrote down, what they said."""
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,7 @@ from warm_python import warm_python
 PATHS = ':'.join(str(ROOT / folder) for folder in ('tests/cluster', 'tests'))
 
 # Small enough that eight ranks share two cores: BatchNorm, dropout, noise of each sample.
-CONFIG = '''
+CONFIG = """
 custom_imports = dict(imports=['mapsage', 'toy_runs', 'step_log'])
 runner_type = 'MapSageRunner'
 default_scope = 'mmengine'
@@ -37,7 +38,7 @@ default_hooks = dict(
 custom_hooks = [dict(type='StepLog', folder={folder!r}, pace={pace}, slow={slow})]
 log_processor = dict(by_epoch=False)
 visualizer = dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')])
-'''
+"""
 
 
 @dataclass
@@ -68,16 +69,35 @@ class Job:
         own_disks: Whether each machine has a work dir of its own.
     """
 
-    def __init__(self, machines: Optional[Machines], folder: Path, steps: int = 100, save: int = 5,
-                 validate: int = 1000, timeout: int = 60, pace: float = 0.1, slow: Any = None,
-                 extra: str = '', own_disks: bool = False) -> None:
+    def __init__(
+        self,
+        machines: Optional[Machines],
+        folder: Path,
+        steps: int = 100,
+        save: int = 5,
+        validate: int = 1000,
+        timeout: int = 60,
+        pace: float = 0.1,
+        slow: Any = None,
+        extra: str = '',
+        own_disks: bool = False,
+    ) -> None:
         self.machines, self.work, self._own_disks = machines, folder / 'work', own_disks
         self._folder, self._told = folder, folder / 'told'
         self._told.mkdir(parents=True)
         self.config = folder / 'job.py'
-        self.config.write_text(CONFIG.format(
-            timeout=timeout, steps=steps, save=save, validate=validate, folder=str(self._told),
-            pace=pace, slow=slow) + extra)
+        self.config.write_text(
+            CONFIG.format(
+                timeout=timeout,
+                steps=steps,
+                save=save,
+                validate=validate,
+                folder=str(self._told),
+                pace=pace,
+                slow=slow,
+            )
+            + extra
+        )
         self.launchers: Dict[str, List[Process]] = {}
         self.store: Any = None
 
@@ -87,8 +107,9 @@ class Job:
         self.store = host.run([host.python, 'tools/rendezvous.py'])
         self.until(lambda: 'RENDEZVOUS=' in self.store.output, 60, 'store')
 
-    def launch(self, machine: Machine, *options: Any, nodes: str = '', cold: bool = False,
-               **environ: str) -> Process:
+    def launch(
+        self, machine: Machine, *options: Any, nodes: str = '', cold: bool = False, **environ: str
+    ) -> Process:
         """Start the user's script on a machine, with one rank.
 
         Args:
@@ -103,9 +124,18 @@ class Job:
             if self._own_disks:  # the job's name would be another with each work dir
                 environ.setdefault('RDZV_ID', 'own disks')
         process = machine.run(
-            ['bash', ROOT / 'scripts' / 'start_8card_training.sh', self.config, '--work-dir',
-             self.work_of(machine), *options], cold, PYTHONPATH=PATHS,
-            **{'NPROC_PER_NODE': '1', **environ})
+            [
+                'bash',
+                ROOT / 'scripts' / 'start_8card_training.sh',
+                self.config,
+                '--work-dir',
+                self.work_of(machine),
+                *options,
+            ],
+            cold,
+            PYTHONPATH=PATHS,
+            **{'NPROC_PER_NODE': '1', **environ},
+        )
         self.launchers.setdefault(machine.name, []).append(process)
         return process
 
@@ -116,22 +146,51 @@ class Job:
     def train_here(self) -> Process:
         """Start the same training in one process, outside of the machines."""
         environ = dict(os.environ, PYTHONPATH=PATHS, OMP_NUM_THREADS='1')
-        return Process([warm_python(), str(ROOT / 'tools' / 'train.py'), str(self.config),
-                        '--work-dir', str(self.work)], environ)
+        return Process(
+            [
+                warm_python(),
+                str(ROOT / 'tools' / 'train.py'),
+                str(self.config),
+                '--work-dir',
+                str(self.work),
+            ],
+            environ,
+        )
 
     def events(self, kind: str = 'step', after: float = 0) -> List[Event]:
         """Return the ranks' events of a kind since a time, in order."""
-        found = [Event(**json.loads(line)) for path in self._told.iterdir()
-                 for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
-        return sorted((each for each in found if each.event == kind and each.time >= after),
-                      key=lambda each: each.time)
+        found = [
+            Event(**json.loads(line))
+            for path in self._told.iterdir()
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith('\n')
+        ]
+        return sorted(
+            (each for each in found if each.event == kind and each.time >= after),
+            key=lambda each: each.time,
+        )
 
-    def wait_for(self, kind: str = 'step', least: int = 0, after: float = 0, world: int = 0,
-                 timeout: float = 90) -> Event:
+    def wait_for(
+        self,
+        kind: str = 'step',
+        least: int = 0,
+        after: float = 0,
+        world: int = 0,
+        timeout: float = 90,
+    ) -> Event:
         """Wait for an event of rank 0 at step ``least`` or later, in a world of that size."""
-        return self.until(lambda: next(
-            (each for each in self.events(kind, after) if each.rank == 0 and each.step >= least
-             and world in (0, each.world)), None), timeout, f'{kind} {least} in world {world}')
+        return self.until(
+            lambda: next(
+                (
+                    each
+                    for each in self.events(kind, after)
+                    if each.rank == 0 and each.step >= least and world in (0, each.world)
+                ),
+                None,
+            ),
+            timeout,
+            f'{kind} {least} in world {world}',
+        )
 
     def rank_of(self, machine: Machine) -> int:
         """Return the pid of the latest rank on a machine."""
@@ -153,4 +212,5 @@ class Job:
         return '\n'.join(
             f'--- {name}, launcher {number}, status {process.status}\n{process.output[-tail:]}'
             for name, processes in self.launchers.items()
-            for number, process in enumerate(processes))
+            for number, process in enumerate(processes)
+        )

@@ -10,6 +10,7 @@ are those of this computer. ``machines.store`` is one more machine, for what mus
 The switch is a namespace too, so that neither names nor addresses of two runs collide, and this
 computer's own network is untouched. Needs root, iproute2 and, for one-way drops, nftables.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -43,11 +44,17 @@ def why_not(*programs: str) -> str:
         return 'network namespaces need Linux and root'
     for program in ('ip', 'tc', 'nsenter', *programs):
         if not shutil.which(program):
-            return (f'{program} is not installed: apt-get install iproute2 nftables util-linux '
-                    f'(faketime for clocks)')
+            return (
+                f'{program} is not installed: apt-get install iproute2 nftables util-linux '
+                f'(faketime for clocks)'
+            )
     name = f'mapsage-{_owner()}.0-try'
-    tried = subprocess.run(['ip', 'netns', 'add', name], stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, universal_newlines=True)
+    tried = subprocess.run(
+        ['ip', 'netns', 'add', name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
     if tried.returncode:
         return f'network namespaces are not allowed here: {tried.stdout.strip()}'
     _command('ip', 'netns', 'del', name)
@@ -64,9 +71,15 @@ class Process:
 
     def __init__(self, command: Sequence[str], environ: Dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            list(command), env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, universal_newlines=True, errors='replace',
-            start_new_session=True)
+            list(command),
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            errors='replace',
+            start_new_session=True,
+        )
         self.pid, self.lines = self._process.pid, []  # type: int, List[Tuple[float, str]]
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -86,7 +99,8 @@ class Process:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(
-                f'still running after {timeout} s:\n{self.output[-6000:]}') from None
+                f'still running after {timeout} s:\n{self.output[-6000:]}'
+            ) from None
         self._reader.join(5)
         return status
 
@@ -119,8 +133,19 @@ class Machine:
         self.python = folder / f'python-{name}'
         _command('ip', 'netns', 'add', namespace)
         self._inode = os.stat(NAMESPACES / namespace).st_ino
-        _ip(switch, 'link', 'add', self._port, 'type', 'veth', 'peer', 'name', 'veth0', 'netns',
-            namespace)
+        _ip(
+            switch,
+            'link',
+            'add',
+            self._port,
+            'type',
+            'veth',
+            'peer',
+            'name',
+            'veth0',
+            'netns',
+            namespace,
+        )
         _ip(switch, 'link', 'set', self._port, 'master', 'bridge', 'up')
         _ip(namespace, 'addr', 'add', f'{self.address}/24', 'dev', 'veth0')
         _ip(namespace, 'link', 'set', 'lo', 'up')
@@ -128,8 +153,17 @@ class Machine:
 
     def boot(self, hosts: Path) -> None:
         """Start the first process; :meth:`up` waits for it."""
-        self._first = Process([warm_python(), str(FIRST_PROCESS), self.namespace, self.name,
-                               str(hosts), self._socket], dict(os.environ))
+        self._first = Process(
+            [
+                warm_python(),
+                str(FIRST_PROCESS),
+                self.namespace,
+                self.name,
+                str(hosts),
+                self._socket,
+            ],
+            dict(os.environ),
+        )
         words = ' '.join(f'"{word}"' for word in rank_start.caller_command(self._socket, '$PPID'))
         self.python.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         self.python.chmod(0o755)
@@ -151,16 +185,42 @@ class Machine:
         ``cold``: then each starts as a user's does, from nothing.
         """
         python = sys.executable if cold else str(self.python)
-        inherited = {key: value for key, value in os.environ.items() if key not in (
-            'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'PYTHON_EXEC',
-            rank_start.ADDRESS)}
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if key
+            not in (
+                'RANK',
+                'WORLD_SIZE',
+                'LOCAL_RANK',
+                'MASTER_ADDR',
+                'MASTER_PORT',
+                'PYTHON_EXEC',
+                rank_start.ADDRESS,
+            )
+        }
         if not cold:
             inherited[rank_start.ADDRESS] = self._socket
         return Process(
-            ['nsenter', '-t', str(self._inside), '-n', '-u', '-m', f'--wd={ROOT}', '--',
-             *map(str, command)],
-            {**inherited, 'MAPSAGE_PYTHON': python, 'OMP_NUM_THREADS': '1',
-             'GLOO_SOCKET_IFNAME': 'veth0', **environ})
+            [
+                'nsenter',
+                '-t',
+                str(self._inside),
+                '-n',
+                '-u',
+                '-m',
+                f'--wd={ROOT}',
+                '--',
+                *map(str, command),
+            ],
+            {
+                **inherited,
+                'MAPSAGE_PYTHON': python,
+                'OMP_NUM_THREADS': '1',
+                'GLOO_SOCKET_IFNAME': 'veth0',
+                **environ,
+            },
+        )
 
     def pids(self, contains: str = '') -> List[int]:
         """Return the processes of the machine whose command line contains a text, oldest first."""
@@ -168,8 +228,11 @@ class Machine:
         for entry in Path('/proc').iterdir():
             if entry.name.isdigit():
                 try:
-                    if os.stat(entry / 'ns' / 'net').st_ino == self._inode and contains in (
-                            entry / 'cmdline').read_bytes().replace(b'\0', b' ').decode():
+                    if (
+                        os.stat(entry / 'ns' / 'net').st_ino == self._inode
+                        and contains
+                        in (entry / 'cmdline').read_bytes().replace(b'\0', b' ').decode()
+                    ):
                         found.append((_started(int(entry.name)), int(entry.name)))
                 except OSError:  # it has ended
                     continue
@@ -182,8 +245,9 @@ class Machine:
 
     def launcher(self) -> int:
         """Return the pid of the launcher that has started ranks here."""
-        ranks = [pid for pid in self.pids('tools/train.py')
-                 if pid not in self.pids('tools/launch.py')]
+        ranks = [
+            pid for pid in self.pids('tools/train.py') if pid not in self.pids('tools/launch.py')
+        ]
         return _parent(ranks[-1])
 
     def signal(self, number: int, pids: Optional[Sequence[int]] = None) -> None:
@@ -209,27 +273,52 @@ class Machine:
                 _in(namespace, 'tc', 'qdisc', 'del', 'dev', device, 'root')
 
     def drop(self, direction: str, peers: Sequence[Machine] = ()) -> None:
-        """Drop what comes ``'in'`` or goes ``'out'``, silently, on all connections or to ``peers``.
-        """
+        """Drop what comes ``'in'`` or goes ``'out'``, silently, on all connections or to ``peers``."""
         hook, end = {'in': ('input', 'saddr'), 'out': ('output', 'daddr')}[direction]
-        match = (f'ip {end} {{ {", ".join(peer.address for peer in peers)} }}' if peers
-                 else f'{direction[0]}ifname veth0')
-        _in(self.namespace, 'nft', f'add table ip faults; add chain ip faults {hook} '
-            f'{{ type filter hook {hook} priority 0; }}; add rule ip faults {hook} {match} drop')
+        match = (
+            f'ip {end} {{ {", ".join(peer.address for peer in peers)} }}'
+            if peers
+            else f'{direction[0]}ifname veth0'
+        )
+        _in(
+            self.namespace,
+            'nft',
+            f'add table ip faults; add chain ip faults {hook} '
+            f'{{ type filter hook {hook} priority 0; }}; add rule ip faults {hook} {match} drop',
+        )
 
     def drop_large(self) -> None:
-        """Drop packets of more than 1000 bytes in both directions, as a link with a small MTU does.
-        """
-        _in(self.namespace, 'nft', 'add table ip faults; ' + ' '.join(
-            f'add chain ip faults {hook} {{ type filter hook {hook} priority 0; }}; '
-            f'add rule ip faults {hook} {interface} veth0 ip length > 1000 drop;'
-            for hook, interface in (('input', 'iifname'), ('output', 'oifname'))))
+        """Drop packets of more than 1000 bytes in both directions, as a link with a small MTU does."""
+        _in(
+            self.namespace,
+            'nft',
+            'add table ip faults; '
+            + ' '.join(
+                f'add chain ip faults {hook} {{ type filter hook {hook} priority 0; }}; '
+                f'add rule ip faults {hook} {interface} veth0 ip length > 1000 drop;'
+                for hook, interface in (('input', 'iifname'), ('output', 'oifname'))
+            ),
+        )
 
     def throttle(self, rate: str) -> None:
         """Limit both directions, to ``'200kbit'`` for example."""
         for namespace, device in ((self.namespace, 'veth0'), (self._switch, self._port)):
-            _in(namespace, 'tc', 'qdisc', 'replace', 'dev', device, 'root', 'tbf', 'rate', rate,
-                'burst', '32kbit', 'latency', '400ms')
+            _in(
+                namespace,
+                'tc',
+                'qdisc',
+                'replace',
+                'dev',
+                device,
+                'root',
+                'tbf',
+                'rate',
+                rate,
+                'burst',
+                '32kbit',
+                'latency',
+                '400ms',
+            )
 
     def power_off(self) -> None:
         """End every process at once, with no word to the others, as a lost machine does."""
@@ -271,18 +360,29 @@ class Machines:
     def _start(self) -> None:
         for name, disk in self.disks.items():  # before the machines, which keep what is mounted
             disk.mkdir()
-            _command('mount', '-t', 'tmpfs', '-o', f'size={self._sizes[name]}', f'{self._id}-disk',
-                     str(disk))
+            _command(
+                'mount',
+                '-t',
+                'tmpfs',
+                '-o',
+                f'size={self._sizes[name]}',
+                f'{self._id}-disk',
+                str(disk),
+            )
         switch = f'{self._id}-switch'
         _command('ip', 'netns', 'add', switch)
         _ip(switch, 'link', 'add', 'bridge', 'type', 'bridge')
         _ip(switch, 'link', 'set', 'bridge', 'up')
         names = [*(f'node{number}' for number in range(self._count)), 'store']
         hosts = self.folder / 'hosts'
-        hosts.write_text('127.0.0.1 localhost\n' + ''.join(
-            f'{_address(number)} {name}\n' for number, name in enumerate(names)))
-        every = [Machine(f'{self._id}-{name}', switch, number, name, self.folder)
-                 for number, name in enumerate(names)]
+        hosts.write_text(
+            '127.0.0.1 localhost\n'
+            + ''.join(f'{_address(number)} {name}\n' for number, name in enumerate(names))
+        )
+        every = [
+            Machine(f'{self._id}-{name}', switch, number, name, self.folder)
+            for number, name in enumerate(names)
+        ]
         self.nodes, self.store = every[:-1], every[-1]
         for machine in every:
             machine.boot(hosts)
@@ -370,8 +470,9 @@ def _in(namespace: str, *words: str) -> str:
 
 def _command(*words: str) -> str:
     """Run a program; return what it printed, and raise that if it failed."""
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True)
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
+    )
     if done.returncode:
         raise OSError(f'{" ".join(words)}: {done.stdout.strip()}')
     return done.stdout

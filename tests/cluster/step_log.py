@@ -1,4 +1,5 @@
 """What each rank of a cluster test writes down of its run, and the run's pace."""
+
 from __future__ import annotations
 
 import json
@@ -37,8 +38,15 @@ class StepLog(Hook):
         self._pace, self._slow = pace, slow or {}
 
     def _write(self, event: str, step: int, **facts: Any) -> None:
-        facts.update(time=time.time(), event=event, step=step, rank=get_rank(),
-                     world=get_world_size(), host=socket.gethostname(), pid=os.getpid())
+        facts.update(
+            time=time.time(),
+            event=event,
+            step=step,
+            rank=get_rank(),
+            world=get_world_size(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
         with open(self._path, 'a') as file:
             file.write(json.dumps(facts) + '\n')
 
@@ -48,8 +56,9 @@ class StepLog(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         time.sleep(self._pace + self._slow.get(socket.gethostname(), 0))
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         self._write('step', runner.iter + 1, loss=float(outputs['loss'].detach()))
 
     def before_val_epoch(self, runner: Any) -> None:

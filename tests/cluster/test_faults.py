@@ -3,6 +3,7 @@
 CI plays the core. ``MAPSAGE_CLUSTER_FAULTS=all`` plays every scenario, or a list of names
 with commas between them.
 """
+
 from __future__ import annotations
 
 import os
@@ -16,11 +17,21 @@ from support import main_leg
 from warm_python import warm_python
 
 ASKED = os.environ.get('MAPSAGE_CLUSTER_FAULTS', '')
-NAMES = (list(SCENARIOS) if ASKED == 'all' else ASKED.split(',') if ASKED else
-         [name for name, each in SCENARIOS.items() if each.core])
-NEEDS = [program for program, needed in (
-    ('nft', any('nftables' in SCENARIOS[name].fault for name in NAMES)),
-    ('faketime', 'clock_ahead' in NAMES)) if needed]
+NAMES = (
+    list(SCENARIOS)
+    if ASKED == 'all'
+    else ASKED.split(',')
+    if ASKED
+    else [name for name, each in SCENARIOS.items() if each.core]
+)
+NEEDS = [
+    program
+    for program, needed in (
+        ('nft', any('nftables' in SCENARIOS[name].fault for name in NAMES)),
+        ('faketime', 'clock_ahead' in NAMES),
+    )
+    if needed
+]
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_not(*NEEDS)), reason=why_not(*NEEDS))]
 

@@ -1,4 +1,5 @@
 """The machines of these tests themselves: what they can reach, and what is left of them."""
+
 from __future__ import annotations
 
 import os
@@ -17,13 +18,13 @@ from support import on_host
 pytestmark = [on_host, pytest.mark.skipif(bool(why_not('nft')), reason=why_not('nft'))]
 
 # Sends its peer's name to the peer's port 7000, and waits for the answer.
-ASK = '''
+ASK = """
 import socket, sys
 with socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])) as peer:
     peer.settimeout(float(sys.argv[2]))
     print(peer.recv(99).decode(), flush=True)
-'''
-ANSWER = '''
+"""
+ANSWER = """
 import socket
 server = socket.create_server(('', 7000))
 print('listens', flush=True)
@@ -31,7 +32,7 @@ while True:
     peer, (address, _) = server.accept()
     peer.sendall(f'{socket.gethostname()} hears {address}'.encode())
     peer.close()
-'''
+"""
 
 
 def until(condition: Callable[[], Any], timeout: float = 20) -> bool:
@@ -74,8 +75,10 @@ def test_machines_have_memories_of_their_own(two: Machines) -> None:
 
 def test_scripts_are_forked_inside_the_machine(two: Machines, tmp_path: Path) -> None:
     script = tmp_path / 'script.py'
-    script.write_text('import os, socket, sys\n'
-                      'print("torch" in sys.modules, socket.gethostname(), os.environ["GIVEN"])\n')
+    script.write_text(
+        'import os, socket, sys\n'
+        'print("torch" in sys.modules, socket.gethostname(), os.environ["GIVEN"])\n'
+    )
     told = two.nodes[1].run([two.nodes[1].python, script], GIVEN='this')
     assert told.wait(60) == 0
     assert told.output == 'True node1 this\n'
@@ -85,8 +88,9 @@ def test_a_cut_link_and_a_healed_one(two: Machines) -> None:
     zero, one = two.nodes
     one.cut()
     assert ask(zero, one, 1).status != 0
-    assert ask(zero, two.store, 1).output.endswith('ConnectionRefusedError: [Errno 111] '
-                                                   'Connection refused\n')
+    assert ask(zero, two.store, 1).output.endswith(
+        'ConnectionRefusedError: [Errno 111] Connection refused\n'
+    )
     one.heal()
     assert until(lambda: ask(zero, one, 1).status == 0)
 
@@ -147,8 +151,12 @@ def test_leftovers_of_a_killed_run_are_removed(two: Machines) -> None:
     owner.kill()
     owner.wait()
     sleeper = subprocess.Popen(['nsenter', f'--net={module.NAMESPACES / name}', 'sleep', '600'])
-    until(lambda: os.stat(f'/proc/{sleeper.pid}/ns/net').st_ino
-          == os.stat(module.NAMESPACES / name).st_ino)
+    until(
+        lambda: (
+            os.stat(f'/proc/{sleeper.pid}/ns/net').st_ino
+            == os.stat(module.NAMESPACES / name).st_ino
+        )
+    )
     module.remove_leftovers()
     assert sleeper.wait(20) == -signal.SIGKILL
     assert not (module.NAMESPACES / name).exists()

@@ -1,4 +1,5 @@
 """Machines that are lost and join while a run trains leave no trace in its numbers."""
+
 from __future__ import annotations
 
 import json
@@ -42,11 +43,12 @@ def struck(machines: Machines, folder: Path) -> Struck:
 
 
 def logged(job: Struck) -> List[Tuple[int, str]]:
-    """Return step and loss of each line of the runs' scalars.json, the digits as they stand there.
-    """
-    lines = [json.loads(line, parse_float=str)
-             for path in sorted(job.work.glob('*/vis_data/scalars.json'))
-             for line in path.read_text().splitlines()]
+    """Return step and loss of each line of the runs' scalars.json, the digits as they stand there."""
+    lines = [
+        json.loads(line, parse_float=str)
+        for path in sorted(job.work.glob('*/vis_data/scalars.json'))
+        for line in path.read_text().splitlines()
+    ]
     return [(line['step'], line['loss']) for line in lines if 'loss' in line]
 
 
@@ -83,7 +85,8 @@ def test_four_machines_three_and_four_again(tmp_path: Path) -> None:
     assert {each.step for each in steps} == set(expected)
     assert len(steps) > STEPS  # some are trained twice, and come to the same
     assert [(each.step, each.loss) for each in steps] == [
-        (each.step, expected[each.step]) for each in steps]
+        (each.step, expected[each.step]) for each in steps
+    ]
     digits = dict(logged(whole))
     assert len(digits) == STEPS
     assert logged(broken) == [(step, digits[step]) for step, _ in logged(broken)]

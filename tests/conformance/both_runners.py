@@ -1,4 +1,5 @@
 """Run a config under MMEngine's Runner and under MapSageRunner, and compare how the runs end."""
+
 from __future__ import annotations
 
 import contextlib
@@ -48,8 +49,7 @@ class Bfloat16Autocast(OptimWrapper):
 
     @contextlib.contextmanager
     def optim_context(self, model: Any) -> Iterator[None]:
-        with super().optim_context(model), torch.autocast(
-                get_device(), dtype=torch.bfloat16):
+        with super().optim_context(model), torch.autocast(get_device(), dtype=torch.bfloat16):
             yield
 
     def state_dict(self) -> Dict[str, Any]:
@@ -80,8 +80,14 @@ class Ending:
 Stage = Tuple[Dict[str, Any], str]
 
 
-def run(sides: str, changes: Dict[str, Any], stages: Sequence[Stage], data: Path, folder: Path,
-        preview: bool = False) -> Ending:
+def run(
+    sides: str,
+    changes: Dict[str, Any],
+    stages: Sequence[Stage],
+    data: Path,
+    folder: Path,
+    preview: bool = False,
+) -> Ending:
     """Build Runners of the tiny config one after the other in one work_dir, and call them.
 
     Args:
@@ -93,13 +99,19 @@ def run(sides: str, changes: Dict[str, Any], stages: Sequence[Stage], data: Path
         preview: Whether MapSage draws its preview.
     """
     work_dir = folder / 'run'
-    configs = [(placed(changed(tiny_host_config(), {**changes, **more}), data=data,
-                       work_dir=work_dir), methods) for more, methods in stages]
+    configs = [
+        (
+            placed(changed(tiny_host_config(), {**changes, **more}), data=data, work_dir=work_dir),
+            methods,
+        )
+        for more, methods in stages
+    ]
     return run_configs(sides, configs, folder, preview)
 
 
-def run_configs(sides: str, configs: Sequence[Tuple[Dict[str, Any], str]], folder: Path,
-                preview: bool = False) -> Ending:
+def run_configs(
+    sides: str, configs: Sequence[Tuple[Dict[str, Any], str]], folder: Path, preview: bool = False
+) -> Ending:
     """Build Runners of configs one after the other in one work_dir, and call them.
 
     Args:
@@ -112,21 +124,29 @@ def run_configs(sides: str, configs: Sequence[Tuple[Dict[str, Any], str]], folde
     work_dir = folder / 'run'
     RecordHook.calls = ending.calls
     for (config, methods), side in zip(configs, itertools.cycle(sides.split(','))):
-        config = dict(config, work_dir=str(work_dir),
-                      experiment_name=f'conformance_{next(_run_numbers)}')
+        config = dict(
+            config, work_dir=str(work_dir), experiment_name=f'conformance_{next(_run_numbers)}'
+        )
         with _clean_process(), _as_in(side):
             try:
                 runner = RUNNERS[side].from_cfg(Config(config, format_python_code=False))
                 if not preview:
-                    runner._hooks = [hook for hook in runner._hooks
-                                     if type(hook).__name__ != 'PreviewHook']
-                ending.hooks.append([type(hook).__name__ for hook in runner.hooks
-                                     if not type(hook).__module__.startswith('mapsage.')])
+                    runner._hooks = [
+                        hook for hook in runner._hooks if type(hook).__name__ != 'PreviewHook'
+                    ]
+                ending.hooks.append(
+                    [
+                        type(hook).__name__
+                        for hook in runner.hooks
+                        if not type(hook).__module__.startswith('mapsage.')
+                    ]
+                )
                 for method in methods.split():
                     result = getattr(runner, method)()
                     ending.results.append(None if isinstance(result, torch.nn.Module) else result)
-                ending.weights = dict(model=runner.model.state_dict(),
-                                      optimizer=_state(runner.optim_wrapper))
+                ending.weights = dict(
+                    model=runner.model.state_dict(), optimizer=_state(runner.optim_wrapper)
+                )
             except Exception as error:
                 ending.error = _without_folder(f'{type(error).__name__}: {error}', folder)
                 break
@@ -172,18 +192,23 @@ def _as_in(side: str) -> Iterator[None]:
 
 def _without_folder(text: str, folder: Path) -> str:
     """Return a text without what is different in every run: folder, name, time, address, digest."""
-    for pattern, name in ((re.escape(str(folder)), 'FOLDER'), (r'conformance_\d+', 'NAME'),
-                          (r'\d{8}_\d{6}', 'TIME'), (r'[0-9a-f]{40}$', 'COMMIT'),
-                          (r'0x[0-9a-f]+', 'ADDRESS'),
-                          (r'-[0-9a-f]{8}(?=\.pth)', '-DIGEST')):
+    for pattern, name in (
+        (re.escape(str(folder)), 'FOLDER'),
+        (r'conformance_\d+', 'NAME'),
+        (r'\d{8}_\d{6}', 'TIME'),
+        (r'[0-9a-f]{40}$', 'COMMIT'),
+        (r'0x[0-9a-f]+', 'ADDRESS'),
+        (r'-[0-9a-f]{8}(?=\.pth)', '-DIGEST'),
+    ):
         text = re.sub(pattern, name, text)
     return text
 
 
 def _read_files(ending: Ending, folder: Path) -> None:
     for path in sorted(path for path in folder.rglob('*') if path.is_file()):
-        name = re.sub(r'events\.out.*', 'events', _without_folder(str(path.relative_to(folder)),
-                                                                 folder))
+        name = re.sub(
+            r'events\.out.*', 'events', _without_folder(str(path.relative_to(folder)), folder)
+        )
         if path.name in OUR_FILES:
             continue
         content = _read(path, folder)
@@ -196,16 +221,20 @@ def _read_files(ending: Ending, folder: Path) -> None:
 def _read(path: Path, folder: Path) -> Any:
     """Return what of a file's content must be equal; None where it is times only."""
     if path.suffix == '.json':
-        return [{name: value for name, value in json.loads(line).items() if name not in _MEASURED}
-                for line in path.read_text().splitlines()]
+        return [
+            {name: value for name, value in json.loads(line).items() if name not in _MEASURED}
+            for line in path.read_text().splitlines()
+        ]
     if path.suffix == '.log':
         return [_MEASURED_IN_LINE.sub('', line) for line in _ITERATION.findall(path.read_text())]
     if path.suffix == '.pth':
         checkpoint = torch.load(str(path), **_ANY_OBJECT)
         for key in OUR_META_KEYS:
             checkpoint.get('meta', {}).pop(key, None)
-        return _comparable({key: part for key, part in checkpoint.items()
-                            if key not in OUR_CHECKPOINT_KEYS}, folder)
+        return _comparable(
+            {key: part for key, part in checkpoint.items() if key not in OUR_CHECKPOINT_KEYS},
+            folder,
+        )
     if path.suffix == '.pkl':
         return _comparable(pickle.loads(path.read_bytes()), folder)
     if path.suffix == '.py' or path.name == 'last_checkpoint':
@@ -222,8 +251,11 @@ def _comparable(value: Any, folder: Path) -> Any:
     if isinstance(value, HistoryBuffer):
         return value._log_history, value._count_history
     if isinstance(value, dict):
-        return {key: _comparable(each, folder) for key, each in value.items()
-                if str(key).rsplit('/', 1)[-1] not in _MEASURED}
+        return {
+            key: _comparable(each, folder)
+            for key, each in value.items()
+            if str(key).rsplit('/', 1)[-1] not in _MEASURED
+        }
     if isinstance(value, (list, tuple)):
         return [_comparable(each, folder) for each in value]
     return _without_folder(value, folder) if isinstance(value, str) else value
@@ -238,23 +270,43 @@ def differences(stock: Any, ours: Any, place: str = '') -> List[str]:
         place: Name of the results.
     """
     if isinstance(stock, Ending):
-        return [line for name in stock.__dataclass_fields__ for line in
-                differences(getattr(stock, name), getattr(ours, name), name)]
+        return [
+            line
+            for name in stock.__dataclass_fields__
+            for line in differences(getattr(stock, name), getattr(ours, name), name)
+        ]
     if isinstance(stock, dict) and isinstance(ours, dict):
-        lines = [f'{place}: {side} has {sorted(map(str, mine))}'
-                 for side, mine in (('only stock', set(stock) - set(ours)),
-                                    ('only ours', set(ours) - set(stock))) if mine]
-        return lines + [line for key in stock if key in ours
-                        for line in differences(stock[key], ours[key], f'{place}[{key!r}]')]
+        lines = [
+            f'{place}: {side} has {sorted(map(str, mine))}'
+            for side, mine in (
+                ('only stock', set(stock) - set(ours)),
+                ('only ours', set(ours) - set(stock)),
+            )
+            if mine
+        ]
+        return lines + [
+            line
+            for key in stock
+            if key in ours
+            for line in differences(stock[key], ours[key], f'{place}[{key!r}]')
+        ]
     if isinstance(stock, (list, tuple)) and isinstance(ours, (list, tuple)):
-        lines = [line for index, (one, other) in enumerate(zip(stock, ours))
-                 for line in differences(one, other, f'{place}[{index}]')]
+        lines = [
+            line
+            for index, (one, other) in enumerate(zip(stock, ours))
+            for line in differences(one, other, f'{place}[{index}]')
+        ]
         if len(stock) != len(ours):
-            lines.append(f'{place}: {len(stock)} and {len(ours)} entries, the rest is '
-                         f'{str(stock[len(ours):] or ours[len(stock):])[:300]}')
+            lines.append(
+                f'{place}: {len(stock)} and {len(ours)} entries, the rest is '
+                f'{str(stock[len(ours) :] or ours[len(stock) :])[:300]}'
+            )
         return lines
-    return [] if _bits(stock) == _bits(ours) else [
-        f'{place}: {str(stock)[:200]} under Runner, {str(ours)[:200]} under MapSageRunner']
+    return (
+        []
+        if _bits(stock) == _bits(ours)
+        else [f'{place}: {str(stock)[:200]} under Runner, {str(ours)[:200]} under MapSageRunner']
+    )
 
 
 def _bits(value: Any) -> Any:
@@ -267,5 +319,6 @@ def _bits(value: Any) -> Any:
         return struct.pack('d', value)
     if value is None or isinstance(value, (bool, int, str, bytes)):
         return type(value).__name__, value
-    return repr(type(value)), {key: _bits(each) for key, each in vars(value).items()} \
-        if hasattr(value, '__dict__') else repr(value)
+    return repr(type(value)), {key: _bits(each) for key, each in vars(value).items()} if hasattr(
+        value, '__dict__'
+    ) else repr(value)

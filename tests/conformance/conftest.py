@@ -1,4 +1,5 @@
 """The images of the conformance runs."""
+
 import gc
 from pathlib import Path
 

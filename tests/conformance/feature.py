@@ -1,4 +1,5 @@
 """A feature of MMEngine as data, and what many of them share."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Tuple
@@ -43,4 +44,5 @@ EPOCHS: Changes = {
     'param_scheduler': [dict(type='StepLR', step_size=1, gamma=0.5, by_epoch=True)],
     'default_hooks.checkpoint': dict(type='CheckpointHook', interval=1),
     'default_hooks.logger': dict(type='LoggerHook', interval=1),
-    'log_processor': dict(by_epoch=True, window_size=3)}
+    'log_processor': dict(by_epoch=True, window_size=3),
+}

@@ -9,6 +9,7 @@ The window has the size of the model's, which GeoAI takes as it is: it shrinks a
 pixels to that size, and averages the class numbers of what is larger. The exit status is 0 when its
 class reads what the file says, and every pixel has the class that ONNX Runtime gives it.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,11 +29,16 @@ def main(path: str, scene: str) -> int:
     model = ONNXGeoModel(path)
     description = json.loads(model.session.get_modelmeta().custom_metadata_map['mapsage'])
     side = description['window']
-    problems = [f'{name} is {value!r}, expected {expected!r}' for name, value, expected in (
-        ('task', model.task, 'semantic-segmentation'),
-        ('labels', list(model.id2label.values()), description['classes']),
-        ('size', [model.metadata[key] for key in ('input_height', 'input_width')], [side] * 2),
-        ('outputs', model.metadata['output_names'], model.output_names)) if value != expected]
+    problems = [
+        f'{name} is {value!r}, expected {expected!r}'
+        for name, value, expected in (
+            ('task', model.task, 'semantic-segmentation'),
+            ('labels', list(model.id2label.values()), description['classes']),
+            ('size', [model.metadata[key] for key in ('input_height', 'input_width')], [side] * 2),
+            ('outputs', model.metadata['output_names'], model.output_names),
+        )
+        if value != expected
+    ]
     with rasterio.open(scene) as file:
         place = Window((file.width - side) // 2, (file.height - side) // 2, side, side)
         image = file.read(window=place)
@@ -43,8 +49,10 @@ def main(path: str, scene: str) -> int:
             found = file.read(1)
     scores = model.session.run(None, {model.input_name: image[None] / np.float32(255)})[0][0]
     equal = (found == scores.argmax(0)).mean()
-    print(f'GeoAI {geoai.__version__}: {len(model.id2label)} classes, a window of {side} pixels: '
-          f'{100 * equal:.3f} % of the pixels as ONNX Runtime alone has them')
+    print(
+        f'GeoAI {geoai.__version__}: {len(model.id2label)} classes, a window of {side} pixels: '
+        f'{100 * equal:.3f} % of the pixels as ONNX Runtime alone has them'
+    )
     for problem in problems:
         print(f'differs: {problem}')
     return 1 if problems or equal < 1 else 0

@@ -14,6 +14,7 @@ The tests need the package ``parameterized`` (``pip install --target FOLDER para
 FOLDER in PYTHONPATH, leaves the environment alone). The version of the checkout should be that of
 the installed MMEngine or, where a fork is installed, the one that the fork began with.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -49,14 +50,18 @@ def main() -> int:
         # A copy, because the checkout's own mmengine must not take the installed one's place.
         tests = Path(folder) / 'tests'
         shutil.copytree(arguments.checkout / 'tests', tests)
-        for file in [path.relative_to(tests) for name in FOLDERS
-                     for path in sorted((tests / name).rglob('test_*.py'))]:
+        for file in [
+            path.relative_to(tests)
+            for name in FOLDERS
+            for path in sorted((tests / name).rglob('test_*.py'))
+        ]:
             if arguments.only and arguments.only not in str(file):
                 continue
             one = run_file(tests, file, pytest_arguments)
             other = run_file(tests, file, [*IN_RUNNERS_PLACE, *pytest_arguments])
-            print(f'{file}: {count(one)} with Runner, {count(other)} with MapSageRunner',
-                  flush=True)
+            print(
+                f'{file}: {count(one)} with Runner, {count(other)} with MapSageRunner', flush=True
+            )
             stock.update(one)
             ours.update(other)
     return report(stock, ours, documented(DIFFERENCES.read_text()))
@@ -70,19 +75,42 @@ def run_file(tests: Path, file: Path, arguments: List[str]) -> Dict[str, str]:
         start = tests / 'start'
         start.mkdir(exist_ok=True)
         (start / 'sitecustomize.py').write_text(
-            'import sys\nif "--multiprocessing-fork" in sys.argv: import in_runners_place\n')
+            'import sys\nif "--multiprocessing-fork" in sys.argv: import in_runners_place\n'
+        )
         paths.insert(0, str(start))
-    environ = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)),
-                   # The tests read their checkpoints with a plain torch.load.
-                   TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1')
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-               f'--junitxml={results}', str(file), *ENDS_WELL, *arguments]
-    finished = subprocess.run(command, cwd=str(tests), env=environ, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=SECONDS_A_FILE,
-                              universal_newlines=True, errors='replace')
+    environ = dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join(filter(None, paths)),
+        # The tests read their checkpoints with a plain torch.load.
+        TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1',
+    )
+    command = [
+        sys.executable,
+        '-m',
+        'pytest',
+        '-q',
+        '-p',
+        'no:cacheprovider',
+        f'--junitxml={results}',
+        str(file),
+        *ENDS_WELL,
+        *arguments,
+    ]
+    finished = subprocess.run(
+        command,
+        cwd=str(tests),
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=SECONDS_A_FILE,
+        universal_newlines=True,
+        errors='replace',
+    )
     if finished.returncode not in (0, 1):
-        raise SystemExit(f'{" ".join(command)} ended with status {finished.returncode}:\n'
-                         + finished.stdout[-4000:])
+        raise SystemExit(
+            f'{" ".join(command)} ended with status {finished.returncode}:\n'
+            + finished.stdout[-4000:]
+        )
     return outcomes(results, len(file.parts))
 
 
@@ -96,9 +124,10 @@ def outcomes(results: Path, depth: int) -> Dict[str, str]:
     found = {}
     for case in ElementTree.parse(str(results)).iter('testcase'):
         kinds = {child.tag for child in case}
-        outcome = (FAILED if kinds & {'failure', 'error'} else
-                   SKIPPED if 'skipped' in kinds else PASSED)
-        parts = case.get('classname', '').split('.')[depth - 1:]
+        outcome = (
+            FAILED if kinds & {'failure', 'error'} else SKIPPED if 'skipped' in kinds else PASSED
+        )
+        parts = case.get('classname', '').split('.')[depth - 1 :]
         found['::'.join([*parts, case.get('name', '')])] = outcome
     return found
 
@@ -120,14 +149,26 @@ def report(stock: Dict[str, str], ours: Dict[str, str], known: List[str]) -> int
     different = [test for test in passed if ours.get(test) != PASSED]
     unknown = [test for test in different if test not in known]
     mended = [test for test in known if test in passed and test not in different]
-    print(f'{len(stock)} tests: {len(passed)} pass with Runner, '
-          f'{len(passed) - len(different)} of these with MapSageRunner')
-    print('neither passes nor is compared: ' + (', '.join(sorted(
-        f'{test} ({outcome})' for test, outcome in stock.items() if outcome != PASSED)) or 'none'))
-    for title, tests in (('differs, as docs/reference/conformance.md says',
-                          set(different) - set(unknown)),
-                         ('DIFFERS, and docs/reference/conformance.md does not say why', unknown),
-                         ('PASSES, remove it from docs/reference/conformance.md', mended)):
+    print(
+        f'{len(stock)} tests: {len(passed)} pass with Runner, '
+        f'{len(passed) - len(different)} of these with MapSageRunner'
+    )
+    print(
+        'neither passes nor is compared: '
+        + (
+            ', '.join(
+                sorted(
+                    f'{test} ({outcome})' for test, outcome in stock.items() if outcome != PASSED
+                )
+            )
+            or 'none'
+        )
+    )
+    for title, tests in (
+        ('differs, as docs/reference/conformance.md says', set(different) - set(unknown)),
+        ('DIFFERS, and docs/reference/conformance.md does not say why', unknown),
+        ('PASSES, remove it from docs/reference/conformance.md', mended),
+    ):
         for test in sorted(tests):
             print(f'{title}: {test}')
     return 1 if unknown or mended else 0

@@ -1,4 +1,5 @@
 """A pytest plugin that puts MapSageRunner where MMEngine's tests import Runner from."""
+
 import mmengine.runner
 import mmengine.runner.runner
 from mmengine.registry import RUNNERS

@@ -3,6 +3,7 @@
 MMEngine's ``MultiProcessTestCase`` reports every such test as skipped "due to the program abort",
 also one whose processes have all ended with status 0.
 """
+
 from typing import Any
 from unittest import SkipTest
 

@@ -1,4 +1,5 @@
 """The configs that the installed MMSegmentation ships, shrunk to two steps on small images."""
+
 from __future__ import annotations
 
 import copy
@@ -79,20 +80,28 @@ def compare_shipped(name: str, data: Path, folder: Path) -> Compared:
 
 def shipped_configs() -> List[str]:
     """Return the names of all configs, ``family/file.py``."""
-    return sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob('*/*.py')
-                  if path.parent.name != '_base_')
+    return sorted(
+        str(path.relative_to(FOLDER))
+        for path in FOLDER.glob('*/*.py')
+        if path.parent.name != '_base_'
+    )
 
 
 def listed_reasons() -> Dict[str, str]:
     """Return the reasons of docs/reference/conformance.md by the pattern of their names."""
-    return dict(re.findall(r'^\| `([\w*-]+/[\w*.-]+)` \| (.+) \|$', _DOCUMENT.read_text(),
-                           flags=re.MULTILINE))
+    return dict(
+        re.findall(
+            r'^\| `([\w*-]+/[\w*.-]+)` \| (.+) \|$', _DOCUMENT.read_text(), flags=re.MULTILINE
+        )
+    )
 
 
 def reason_of(name: str) -> Optional[str]:
     """Return the listed reason why a config is not equal under both Runners, if there is one."""
-    return next((reason for pattern, reason in listed_reasons().items()
-                 if fnmatch.fnmatch(name, pattern)), None)
+    return next(
+        (reason for pattern, reason in listed_reasons().items() if fnmatch.fnmatch(name, pattern)),
+        None,
+    )
 
 
 def write_shipped_images(root: Path) -> Path:
@@ -130,12 +139,17 @@ def shrunk_config(name: str, data: Path) -> Dict[str, Any]:
     side = _SIDE_OF_LRASPP if 'LRASPPHead' in repr(model.get('decode_head')) else SIDE
     _shrink_model(model, side)
     model['data_preprocessor'] = dict(
-        model.get('data_preprocessor') or config['data_preprocessor'], size=(side, side))
+        model.get('data_preprocessor') or config['data_preprocessor'], size=(side, side)
+    )
     model['data_preprocessor'].pop('size_divisor', None)
     for split in ('train', 'val', 'test'):
         loader = config[f'{split}_dataloader']
-        loader.update(num_workers=0, persistent_workers=False, batch_size=2,
-                      dataset=_small_dataset(loader['dataset'], data / str(side)))
+        loader.update(
+            num_workers=0,
+            persistent_workers=False,
+            batch_size=2,
+            dataset=_small_dataset(loader['dataset'], data / str(side)),
+        )
     if 'max_iters' in config['train_cfg']:
         config['train_cfg'].update(max_iters=STEPS, val_interval=STEPS)
     else:
@@ -144,11 +158,14 @@ def shrunk_config(name: str, data: Path) -> Dict[str, Any]:
     if wrapper['type'] == 'AmpOptimWrapper':
         wrapper.pop('loss_scale', None)
         wrapper['dtype'] = 'bfloat16'
-    config['default_hooks']['checkpoint'].update(interval=10 ** 6, save_last=False)
+    config['default_hooks']['checkpoint'].update(interval=10**6, save_last=False)
     config['default_hooks']['checkpoint'].pop('save_best', None)
     config['default_hooks']['logger'].update(interval=1)
-    config['custom_hooks'] = [*(config.get('custom_hooks') or ()), dict(type='SameDrawsHook'),
-                              dict(type='RecordHook')]
+    config['custom_hooks'] = [
+        *(config.get('custom_hooks') or ()),
+        dict(type='SameDrawsHook'),
+        dict(type='RecordHook'),
+    ]
     config['visualizer'].pop('name', None)  # that of the run, so that two runs have two
     config.update(randomness=dict(seed=5), resume=False, launcher='none')
     return config
@@ -164,10 +181,16 @@ def _small_dataset(dataset: Dict[str, Any], data: Path) -> Dict[str, Any]:
     # Those of a dataset in DSDL's format are in its files.
     classes = metainfo.get('classes') or [f'class {number}' for number in range(19)]
     return dict(
-        type='BaseSegDataset', data_root=str(data), img_suffix='.png', metainfo=dict(
-            classes=classes, palette=[[number] * 3 for number in range(len(classes))]),
-        reduce_zero_label=shifted, pipeline=pipeline, data_prefix=dict(
-            img_path='img', seg_map_path='ann2' if len(classes) == 2 and not shifted else 'ann3'))
+        type='BaseSegDataset',
+        data_root=str(data),
+        img_suffix='.png',
+        metainfo=dict(classes=classes, palette=[[number] * 3 for number in range(len(classes))]),
+        reduce_zero_label=shifted,
+        pipeline=pipeline,
+        data_prefix=dict(
+            img_path='img', seg_map_path='ann2' if len(classes) == 2 and not shifted else 'ann3'
+        ),
+    )
 
 
 def _shrink_model(model: Any, side: int) -> None:
@@ -180,8 +203,11 @@ def _shrink_model(model: Any, side: int) -> None:
     for key in ('pretrained', 'checkpoint'):
         if isinstance(model.get(key), str):
             model[key] = None
-    if (model.get('init_cfg') or {}) and isinstance(model['init_cfg'], dict) \
-            and model['init_cfg'].get('type') == 'Pretrained':
+    if (
+        (model.get('init_cfg') or {})
+        and isinstance(model['init_cfg'], dict)
+        and model['init_cfg'].get('type') == 'Pretrained'
+    ):
         model['init_cfg'] = None
     if 'img_size' in model:
         model['img_size'] = (side, side)

@@ -1,4 +1,5 @@
 """Random configs of the kinds that MMEngine's and MMSegmentation's own configs are of."""
+
 from __future__ import annotations
 
 import random
@@ -45,16 +46,23 @@ class StockConfig:
     def _add_loop(self) -> None:
         if self.by_epoch:
             self._length = self._one(1, 2, 3)
-            loop = dict(type='EpochBasedTrainLoop', max_epochs=self._length,
-                        **self._maybe(0.3, val_begin=2, val_interval=2))
+            loop = dict(
+                type='EpochBasedTrainLoop',
+                max_epochs=self._length,
+                **self._maybe(0.3, val_begin=2, val_interval=2),
+            )
         else:
             self._length = self._random.randint(2, 7)
-            loop = dict(type='IterBasedTrainLoop', max_iters=self._length,
-                        val_interval=self._random.randint(1, 7),
-                        **self._maybe(0.2, dynamic_intervals=[(2, 1)]))
+            loop = dict(
+                type='IterBasedTrainLoop',
+                max_iters=self._length,
+                val_interval=self._random.randint(1, 7),
+                **self._maybe(0.2, dynamic_intervals=[(2, 1)]),
+            )
         self.changes['train_cfg'] = loop
-        self.changes['log_processor'] = dict(by_epoch=self.by_epoch,
-                                             window_size=self._one(1, 2, 10))
+        self.changes['log_processor'] = dict(
+            by_epoch=self.by_epoch, window_size=self._one(1, 2, 10)
+        )
 
     def _add_data(self) -> None:
         ignores_254 = self._chance(0.2)
@@ -63,22 +71,40 @@ class StockConfig:
         plain = dict(one, pipeline=list(LOAD))
         two = dict(type='ConcatDataset', datasets=[one, dict(one, indices=3)])
         dataset = self._one(
-            one, dict(one, indices=5), dict(one, serialize_data=False),
-            two, dict(type='RepeatDataset', times=2, dataset=one),
+            one,
+            dict(one, indices=5),
+            dict(one, serialize_data=False),
+            two,
+            dict(type='RepeatDataset', times=2, dataset=one),
             dict(type='RepeatDataset', times=2, dataset=two),
-            dict(type='ClassBalancedDataset', oversample_thr=0.9,
-                 dataset=dict(one, type='CategoryDataset')),
-            dict(type='MultiImageMixDataset',
-                 dataset=dict(type='ConcatDataset', datasets=[plain, plain]),
-                 pipeline=[dict(type='Resize', scale=(16, 16)), dict(type='PackSegInputs')]))
-        finite = [dict(type='DefaultSampler', shuffle=self._chance(0.7),
-                       **self._maybe(0.3, round_up=False, seed=4)),
-                  dict(type='EveryOtherSampler')]
+            dict(
+                type='ClassBalancedDataset',
+                oversample_thr=0.9,
+                dataset=dict(one, type='CategoryDataset'),
+            ),
+            dict(
+                type='MultiImageMixDataset',
+                dataset=dict(type='ConcatDataset', datasets=[plain, plain]),
+                pipeline=[dict(type='Resize', scale=(16, 16)), dict(type='PackSegInputs')],
+            ),
+        )
+        finite = [
+            dict(
+                type='DefaultSampler',
+                shuffle=self._chance(0.7),
+                **self._maybe(0.3, round_up=False, seed=4),
+            ),
+            dict(type='EveryOtherSampler'),
+        ]
         endless = dict(type='InfiniteSampler', shuffle=self._chance(0.7))
         sampler = self._one(*(finite if self.by_epoch else [endless, endless, finite[0]]))
         self.changes['train_dataloader'] = dict(
-            dataset=dataset, sampler=sampler, batch_size=self._one(1, 2, 3), num_workers=0,
-            **self._maybe(0.3, drop_last=True))
+            dataset=dataset,
+            sampler=sampler,
+            batch_size=self._one(1, 2, 3),
+            num_workers=0,
+            **self._maybe(0.3, drop_last=True),
+        )
         if sampler is not endless and self._chance(0.25):
             self.changes['train_dataloader']['batch_sampler'] = dict(type='GrowingBatchSampler')
             self.changes['train_dataloader'].pop('drop_last', None)
@@ -90,18 +116,24 @@ class StockConfig:
 
     def _add_optimization(self) -> None:
         self._optimizer = self._one('SGD', 'SGD', 'Adam', 'AdamW')
-        optimizer = dict(type=self._optimizer, lr=self._one(0.05, 0.01, 0.001),
-                         weight_decay=self._one(0.0, 0.01))
+        optimizer = dict(
+            type=self._optimizer, lr=self._one(0.05, 0.01, 0.001), weight_decay=self._one(0.0, 0.01)
+        )
         if self._optimizer == 'SGD':
             optimizer['momentum'] = 0.9
         wrapper: Changes = dict(type='OptimWrapper', optimizer=optimizer)
         if self._chance(0.25):
             wrapper.update(type='AmpOptimWrapper', dtype='bfloat16')
-        wrapper.update(self._maybe(
-            0.3, accumulative_counts=self._one(2, 3),
-            clip_grad=self._one(dict(max_norm=0.1), dict(type='value', clip_value=0.02)),
-            paramwise_cfg=dict(norm_decay_mult=0., custom_keys=dict(
-                decode_head=dict(lr_mult=10.)))))
+        wrapper.update(
+            self._maybe(
+                0.3,
+                accumulative_counts=self._one(2, 3),
+                clip_grad=self._one(dict(max_norm=0.1), dict(type='value', clip_value=0.02)),
+                paramwise_cfg=dict(
+                    norm_decay_mult=0.0, custom_keys=dict(decode_head=dict(lr_mult=10.0))
+                ),
+            )
+        )
         self.changes['optim_wrapper'] = wrapper
 
     def _add_schedule(self) -> None:
@@ -122,29 +154,47 @@ class StockConfig:
     def _add_hooks(self) -> None:
         by_epoch = self.by_epoch and self._chance(0.8)
         self.changes['default_hooks.checkpoint'] = dict(
-            type='CheckpointHook', by_epoch=by_epoch, interval=self._one(1, 2, 3),
-            **self._maybe(0.3, max_keep_ckpts=self._one(1, 2), save_best=self._one(
-                'mIoU', 'auto', ['mIoU', 'aAcc']), save_last=False, save_begin=2),
-            **self._maybe(0.1, save_optimizer=False))
+            type='CheckpointHook',
+            by_epoch=by_epoch,
+            interval=self._one(1, 2, 3),
+            **self._maybe(
+                0.3,
+                max_keep_ckpts=self._one(1, 2),
+                save_best=self._one('mIoU', 'auto', ['mIoU', 'aAcc']),
+                save_last=False,
+                save_begin=2,
+            ),
+            **self._maybe(0.1, save_optimizer=False),
+        )
         if 'save_best' in self.changes['default_hooks.checkpoint']:
             self.changes['default_hooks.checkpoint']['rule'] = 'greater'
         self.changes['default_hooks.logger'] = dict(
-            type='LoggerHook', interval=self._one(1, 2, 5), log_metric_by_epoch=self.by_epoch,
-            **self._maybe(0.3, ignore_last=False))
-        ema = dict(type='EMAHook', ema_type=self._one(
-            'ExponentialMovingAverage', 'StochasticWeightAverage', 'MomentumAnnealingEMA'),
-            **self._maybe(0.5, update_buffers=True), **self._maybe(0.3, begin_iter=2))
+            type='LoggerHook',
+            interval=self._one(1, 2, 5),
+            log_metric_by_epoch=self.by_epoch,
+            **self._maybe(0.3, ignore_last=False),
+        )
+        ema = dict(
+            type='EMAHook',
+            ema_type=self._one(
+                'ExponentialMovingAverage', 'StochasticWeightAverage', 'MomentumAnnealingEMA'
+            ),
+            **self._maybe(0.5, update_buffers=True),
+            **self._maybe(0.3, begin_iter=2),
+        )
         hooks: List[Changes] = [dict(type='RecordHook')]
         hooks += self._maybe(0.3, hook=ema).values()
-        hooks += self._maybe(0.2, hook=dict(
-            type='EarlyStoppingHook', monitor='mIoU', min_delta=1., patience=1)).values()
+        hooks += self._maybe(
+            0.2, hook=dict(type='EarlyStoppingHook', monitor='mIoU', min_delta=1.0, patience=1)
+        ).values()
         hooks += self._maybe(0.1, hook=dict(type='EmptyCacheHook', after_iter=True)).values()
         hooks += self._maybe(0.1, hook=dict(type='SyncBuffersHook')).values()
         hooks += self._maybe(0.1, hook=dict(type='HalvingHook')).values()
         self.changes['custom_hooks'] = hooks
         if self._chance(0.1):
             self.changes['default_hooks.visualization'] = dict(
-                type='SegVisualizationHook', draw=True, interval=2)
+                type='SegVisualizationHook', draw=True, interval=2
+            )
         if self._chance(0.2):
             self.changes['test_evaluator.output_dir'] = '{work_dir}/masks'
 
@@ -153,11 +203,18 @@ class StockConfig:
         saves = self.changes['default_hooks.checkpoint']
         if methods == 'val' and 'save_best' in saves:
             methods = 'test'  # MMEngine's CheckpointHook is not ready for a validation alone
-        can_stop = self._length > 1 and saves.get('save_last', True) and 'save_begin' not in saves \
-            and saves.get('save_optimizer', True) and saves['by_epoch'] == self.by_epoch \
+        can_stop = (
+            self._length > 1
+            and saves.get('save_last', True)
+            and 'save_begin' not in saves
+            and saves.get('save_optimizer', True)
+            and saves['by_epoch'] == self.by_epoch
             and 'accumulative_counts' not in self.changes['optim_wrapper']
+        )
         if 'train' in methods and can_stop and self._chance(0.3):
             unit = 'max_epochs' if self.by_epoch else 'max_iters'
-            return (({f'train_cfg.{unit}': self._random.randint(1, self._length - 1)}, 'train'),
-                    ({'resume': True}, methods))
+            return (
+                ({f'train_cfg.{unit}': self._random.randint(1, self._length - 1)}, 'train'),
+                ({'resume': True}, methods),
+            )
         return (({}, methods),)

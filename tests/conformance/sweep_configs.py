@@ -6,6 +6,7 @@ Each config runs in a process of its own, and its result is a line of the file. 
 goes on where a file ends. What is not equal must stand in docs/reference/conformance.md with its
 reason; the exit status is 1 if something does not, or if something that stands there is equal.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,8 +35,12 @@ def main() -> int:
     import mapsage  # noqa: F401  (before mmseg, whose heads need mmcv's ops to be imported)
     import quick_host  # noqa: F401  isort: skip
     from shipped_configs import listed_reasons, reason_of, shipped_configs, write_shipped_images
-    names = [name for name in shipped_configs()
-             if not arguments.parts or any(part in name for part in arguments.parts)]
+
+    names = [
+        name
+        for name in shipped_configs()
+        if not arguments.parts or any(part in name for part in arguments.parts)
+    ]
     # The first config of every family, then the second of each: an early end leaves none out.
     turns = Counter()  # type: Counter[str]
     order = []
@@ -52,8 +57,11 @@ def main() -> int:
             results[name] = run_alone(name, data, Path(folder) / 'runs')
             with arguments.results.open('a') as file:
                 file.write(json.dumps(results[name]) + '\n')
-            print(f"{name}: {results[name]['outcome']} {results[name]['detail'][:200]} "
-                  f"({results[name]['seconds']:.0f} s)", flush=True)
+            print(
+                f'{name}: {results[name]["outcome"]} {results[name]["detail"][:200]} '
+                f'({results[name]["seconds"]:.0f} s)',
+                flush=True,
+            )
     return report([results[name] for name in names], reason_of, listed_reasons())
 
 
@@ -72,8 +80,11 @@ def run_alone(name: str, data: Path, folder: Path) -> Dict[str, Any]:
     process.start()
     there.close()
     try:
-        outcome, detail = (here.recv() if here.poll(SECONDS_A_CONFIG)
-                           else ('differs', f'no end after {SECONDS_A_CONFIG} s'))
+        outcome, detail = (
+            here.recv()
+            if here.poll(SECONDS_A_CONFIG)
+            else ('differs', f'no end after {SECONDS_A_CONFIG} s')
+        )
     except EOFError:
         process.join()
         outcome, detail = 'differs', f'the process ended with status {process.exitcode}'
@@ -84,6 +95,7 @@ def run_alone(name: str, data: Path, folder: Path) -> Dict[str, Any]:
 
 def _compare(name: str, data: Path, folder: Path, pipe: Any) -> None:
     from shipped_configs import compare_shipped
+
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -100,18 +112,28 @@ def report(results: List[Dict[str, Any]], reason_of: Any, listed: Dict[str, str]
     count = Counter(result['outcome'] for result in results)
     families = {result['config'].split('/')[0] for result in results}
     equal = {result['config'].split('/')[0] for result in results if result['outcome'] == 'equal'}
-    print(f'{len(results)} configs of {len(families)} families: {count["equal"]} of {len(equal)} '
-          f'families are equal, {count["differs"]} differ, {count["not trained"]} end with the '
-          f'same error under both')
+    print(
+        f'{len(results)} configs of {len(families)} families: {count["equal"]} of {len(equal)} '
+        f'families are equal, {count["differs"]} differ, {count["not trained"]} end with the '
+        f'same error under both'
+    )
     print('families without an equal config:', ', '.join(sorted(families - equal)) or 'none')
-    unknown = [result for result in results
-               if result['outcome'] != 'equal' and reason_of(result['config']) is None]
-    mended = [result for result in results
-              if result['outcome'] == 'equal' and reason_of(result['config']) is not None]
-    for title, wrong in (('docs/reference/conformance.md does not say why', unknown),
-                         ('EQUAL, remove it from docs/reference/conformance.md', mended)):
+    unknown = [
+        result
+        for result in results
+        if result['outcome'] != 'equal' and reason_of(result['config']) is None
+    ]
+    mended = [
+        result
+        for result in results
+        if result['outcome'] == 'equal' and reason_of(result['config']) is not None
+    ]
+    for title, wrong in (
+        ('docs/reference/conformance.md does not say why', unknown),
+        ('EQUAL, remove it from docs/reference/conformance.md', mended),
+    ):
         for result in wrong:
-            print(f"{title}: {result['config']}: {result['outcome']} {result['detail'][:300]}")
+            print(f'{title}: {result["config"]}: {result["outcome"]} {result["detail"][:300]}')
     print(f'{len(listed)} reasons listed')
     return 1 if unknown or mended else 0
 

@@ -2,6 +2,7 @@
 
 ``sweep_configs.py`` tries all of them; docs/reference/conformance.md has its result.
 """
+
 from __future__ import annotations
 
 import fnmatch

@@ -6,6 +6,7 @@ following have the following seeds. A failure prints its seed:
     export MAPSAGE_FUZZ_CONFIGS=1 MAPSAGE_FUZZ_SEED=17
     bash scripts/run_tests.sh tests/conformance/test_stock_configs.py
 """
+
 from __future__ import annotations
 
 import os
@@ -24,8 +25,10 @@ FIRST = int(os.environ.get('MAPSAGE_FUZZ_SEED', 0))
 @pytest.mark.parametrize('seed', range(FIRST, FIRST + COUNT))
 def test_a_random_stock_config_ends_alike(seed: int, images: Path, tmp_path: Path) -> None:
     config = StockConfig(seed)
-    stock, ours = (run(side, config.changes, config.stages, images, tmp_path / side)
-                   for side in ('stock', 'ours'))
+    stock, ours = (
+        run(side, config.changes, config.stages, images, tmp_path / side)
+        for side in ('stock', 'ours')
+    )
     facts = f'MAPSAGE_FUZZ_SEED={seed}: {config.changes}, {config.stages}'
     assert stock.error == '', facts
     assert differences(stock, ours) == [], facts

@@ -1,4 +1,5 @@
 """A segmentation config that costs a fraction of a second a run, and its images."""
+
 from __future__ import annotations
 
 import copy
@@ -33,18 +34,29 @@ def write_tiny_images(root: Path) -> Path:
 
 def tiles(split: str = 'train', **changes: Any) -> Dict[str, Any]:
     """Return the config of a dataset; ``{data}`` stands for the folder of the images."""
-    return dict(dict(
-        type='BaseSegDataset', data_root='{data}', pipeline=list(PIPELINE), img_suffix='.png',
-        metainfo=dict(classes=('soil', 'water', 'wood'),
-                      palette=[[90, 60, 0], [0, 0, 200], [0, 99, 0]]),
-        data_prefix=dict(img_path=f'img/{split}', seg_map_path=f'ann/{split}')), **changes)
+    return dict(
+        dict(
+            type='BaseSegDataset',
+            data_root='{data}',
+            pipeline=list(PIPELINE),
+            img_suffix='.png',
+            metainfo=dict(
+                classes=('soil', 'water', 'wood'), palette=[[90, 60, 0], [0, 0, 200], [0, 99, 0]]
+            ),
+            data_prefix=dict(img_path=f'img/{split}', seg_map_path=f'ann/{split}'),
+        ),
+        **changes,
+    )
 
 
 def tiny_host_config() -> Dict[str, Any]:
     """Return the config as plain containers: 6 iterations of two samples, validation at the end."""
     val_dataloader = dict(
-        batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
-        dataset=tiles('val'))
+        batch_size=2,
+        num_workers=0,
+        sampler=dict(type='DefaultSampler', shuffle=False),
+        dataset=tiles('val'),
+    )
     evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
     return dict(
         default_scope='mmseg',
@@ -52,31 +64,54 @@ def tiny_host_config() -> Dict[str, Any]:
         model=dict(
             type='EncoderDecoder',
             data_preprocessor=dict(
-                type='SegDataPreProcessor', mean=[120.] * 3, std=[60.] * 3, bgr_to_rgb=True,
-                pad_val=0, seg_pad_val=255, size=(SIDE, SIDE)),
+                type='SegDataPreProcessor',
+                mean=[120.0] * 3,
+                std=[60.0] * 3,
+                bgr_to_rgb=True,
+                pad_val=0,
+                seg_pad_val=255,
+                size=(SIDE, SIDE),
+            ),
             backbone=dict(type='TinyBackbone'),
             decode_head=dict(
-                type='FCNHead', in_channels=4, in_index=0, channels=4, num_convs=1, kernel_size=1,
-                concat_input=False, dropout_ratio=0, num_classes=CLASSES, norm_cfg=None,
-                align_corners=False),
-            train_cfg=dict(), test_cfg=dict(mode='whole')),
+                type='FCNHead',
+                in_channels=4,
+                in_index=0,
+                channels=4,
+                num_convs=1,
+                kernel_size=1,
+                concat_input=False,
+                dropout_ratio=0,
+                num_classes=CLASSES,
+                norm_cfg=None,
+                align_corners=False,
+            ),
+            train_cfg=dict(),
+            test_cfg=dict(mode='whole'),
+        ),
         train_dataloader=dict(
-            batch_size=2, num_workers=0, sampler=dict(type='InfiniteSampler', shuffle=True),
-            dataset=tiles('train')),
-        val_dataloader=val_dataloader, test_dataloader=copy.deepcopy(val_dataloader),
-        val_evaluator=evaluator, test_evaluator=dict(evaluator),
-        optim_wrapper=dict(
-            type='OptimWrapper', optimizer=dict(type='SGD', lr=0.05, momentum=0.9)),
+            batch_size=2,
+            num_workers=0,
+            sampler=dict(type='InfiniteSampler', shuffle=True),
+            dataset=tiles('train'),
+        ),
+        val_dataloader=val_dataloader,
+        test_dataloader=copy.deepcopy(val_dataloader),
+        val_evaluator=evaluator,
+        test_evaluator=dict(evaluator),
+        optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.05, momentum=0.9)),
         param_scheduler=[dict(type='PolyLR', eta_min=1e-4, power=0.9, end=6, by_epoch=False)],
         train_cfg=dict(type='IterBasedTrainLoop', max_iters=6, val_interval=6),
-        val_cfg=dict(type='ValLoop'), test_cfg=dict(type='TestLoop'),
+        val_cfg=dict(type='ValLoop'),
+        test_cfg=dict(type='TestLoop'),
         default_hooks=dict(
             logger=dict(type='LoggerHook', interval=1, log_metric_by_epoch=False),
-            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=3)),
+            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=3),
+        ),
         custom_hooks=[dict(type='RecordHook')],
-        visualizer=dict(
-            type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')]),
-        log_processor=dict(by_epoch=False, window_size=3))
+        visualizer=dict(type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')]),
+        log_processor=dict(by_epoch=False, window_size=3),
+    )
 
 
 def changed(config: Dict[str, Any], changes: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,4 +1,5 @@
 """What a user may register with MMEngine: models, datasets, samplers, hooks, loops, a backend."""
+
 from __future__ import annotations
 
 import hashlib
@@ -31,11 +32,29 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 register_all_modules(init_default_scope=False)
 
 _POINTS = (
-    'before_run', 'after_run', 'before_train', 'after_train', 'before_val', 'after_val',
-    'before_test', 'after_test', 'before_train_epoch', 'after_train_epoch', 'before_val_epoch',
-    'after_val_epoch', 'before_test_epoch', 'after_test_epoch', 'before_train_iter',
-    'after_train_iter', 'before_val_iter', 'after_val_iter', 'before_test_iter',
-    'after_test_iter', 'before_save_checkpoint', 'after_load_checkpoint')
+    'before_run',
+    'after_run',
+    'before_train',
+    'after_train',
+    'before_val',
+    'after_val',
+    'before_test',
+    'after_test',
+    'before_train_epoch',
+    'after_train_epoch',
+    'before_val_epoch',
+    'after_val_epoch',
+    'before_test_epoch',
+    'after_test_epoch',
+    'before_train_iter',
+    'after_train_iter',
+    'before_val_iter',
+    'after_val_iter',
+    'before_test_iter',
+    'after_test_iter',
+    'before_save_checkpoint',
+    'after_load_checkpoint',
+)
 
 
 @HOOKS.register_module()
@@ -51,6 +70,7 @@ def _recorded(point: str) -> Any:
         loop = runner._train_loop  # runner.iter would build the loop, also in a test
         place = (loop.epoch, loop.iter) if isinstance(loop, BaseLoop) else ()
         RecordHook.calls.append((point, *place, digest(given)))
+
     return call
 
 
@@ -64,14 +84,20 @@ def digest(value: Any) -> Any:
         data = value.detach().cpu().contiguous().reshape(-1).float().numpy().tobytes()
         return f'{value.dtype} {tuple(value.shape)} {hashlib.sha1(data).hexdigest()[:12]}'
     if isinstance(value, dict):
-        return {str(key): digest(each) for key, each in value.items()
-                if key not in ('message_hub', 'meta', 'gradients', 'accumulative_counts')}
+        return {
+            str(key): digest(each)
+            for key, each in value.items()
+            if key not in ('message_hub', 'meta', 'gradients', 'accumulative_counts')
+        }
     if isinstance(value, (list, tuple)):
         return [digest(each) for each in value]
     if hasattr(value, 'metainfo'):
         facts = {name: each for name, each in value.metainfo.items() if not name.endswith('path')}
-        return [str(value.metainfo.get('img_path', '')).rsplit('/', 1)[-1], digest(facts),
-                {name: digest(field.data) for name, field in value.items()}]
+        return [
+            str(value.metainfo.get('img_path', '')).rsplit('/', 1)[-1],
+            digest(facts),
+            {name: digest(field.data) for name, field in value.items()},
+        ]
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
@@ -106,9 +132,10 @@ class PipelineSwitchHook(Hook):
     def before_train_epoch(self, runner: Any) -> None:
         if runner.epoch == 1:
             pipeline = runner.train_dataloader.dataset.pipeline
-            flipped = TRANSFORMS.build(dict(type='RandomFlip', prob=1., direction='vertical'))
+            flipped = TRANSFORMS.build(dict(type='RandomFlip', prob=1.0, direction='vertical'))
             runner.train_dataloader.dataset.pipeline = type(pipeline)(
-                [*pipeline.transforms[:-1], flipped, pipeline.transforms[-1]])
+                [*pipeline.transforms[:-1], flipped, pipeline.transforms[-1]]
+            )
 
 
 @LOOPS.register_module()
@@ -177,9 +204,16 @@ class OneForEachPart:
         self._optimizer = optim_wrapper_cfg['optimizer']
 
     def __call__(self, model: nn.Module) -> OptimWrapperDict:
-        return OptimWrapperDict(**{name: OptimWrapper(optimizer=OPTIMIZERS.build(dict(
-            self._optimizer, params=getattr(model, name).parameters())))
-            for name in ('first', 'second')})
+        return OptimWrapperDict(
+            **{
+                name: OptimWrapper(
+                    optimizer=OPTIMIZERS.build(
+                        dict(self._optimizer, params=getattr(model, name).parameters())
+                    )
+                )
+                for name in ('first', 'second')
+            }
+        )
 
 
 @DATASETS.register_module()
@@ -188,15 +222,18 @@ class Line(Dataset):
 
     def __init__(self, kind: str = 'dict') -> None:
         self._kind = kind
-        self._points = torch.arange(16.).reshape(8, 2) / 16
+        self._points = torch.arange(16.0).reshape(8, 2) / 16
 
     def __len__(self) -> int:
         return len(self._points)
 
     def __getitem__(self, index: int) -> Any:
         point = self._points[index]
-        return (point, point.sum()) if self._kind == 'tuple' else dict(
-            inputs=point, data_samples=point.sum())
+        return (
+            (point, point.sum())
+            if self._kind == 'tuple'
+            else dict(inputs=point, data_samples=point.sum())
+        )
 
 
 @METRICS.register_module()

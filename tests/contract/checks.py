@@ -3,6 +3,7 @@
 Checks run inside a process of their own (test_contract.py). One that cannot apply raises
 ``NotApplicable`` with the reason, which becomes a visible skip.
 """
+
 from __future__ import annotations
 
 import copy
@@ -78,8 +79,9 @@ def own_device(accelerator: Accelerator) -> torch.device:
 
 def small_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
-                         nn.Conv2d(4, 2, 1))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    )
 
 
 def some_images(seed: int = 1, count: int = 2) -> torch.Tensor:
@@ -106,8 +108,16 @@ def device_is_of_the_named_type(accelerator: Accelerator) -> None:
 def tensors_make_the_round_trip(accelerator: Accelerator) -> None:
     device = own_device(accelerator)
     base = torch.arange(24).reshape(2, 3, 4) - 12
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-                  torch.int16, torch.uint8, torch.bool):
+    for dtype in (
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.uint8,
+        torch.bool,
+    ):
         host = base.abs().to(dtype)
         for tensor in (host, host.transpose(0, 2), host[:, 1:], host[:0], host[0, 0, 0]):
             there = tensor.to(device)
@@ -155,12 +165,17 @@ def a_step_equals_the_cpu(accelerator: Accelerator) -> None:
 def losses_for_unequal_classes_equal_the_cpu(accelerator: Accelerator) -> None:
     labels = torch.arange(2 * 8 * 8).reshape(2, 8, 8) % 5
     labels[labels == 4] = 255
-    for kind in (SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss,
-                 partial(JaccardLoss, .5, .1)):
+    for kind in (
+        SegDiceLoss,
+        SegFocalLoss,
+        SegLovaszLoss,
+        SegTverskyLoss,
+        partial(JaccardLoss, 0.5, 0.1),
+    ):
         found = []
         for where in (torch.device('cpu'), own_device(accelerator)):
             logits = some_images(3).repeat(1, 2, 1, 1)[:, :4, :8, :8].to(where).requires_grad_()
-            value = kind(class_weight=[1, 2, .5, 1])(logits, labels.to(where))
+            value = kind(class_weight=[1, 2, 0.5, 1])(logits, labels.to(where))
             value.backward()
             found.append((value.detach().cpu(), logits.grad.cpu()))
         for one, other in zip(*found):
@@ -173,8 +188,12 @@ def a_seed_repeats_the_numbers(accelerator: Accelerator) -> None:
 
     def draw(seed: int) -> List[torch.Tensor]:
         accelerator.seed(seed)
-        drawn = [torch.rand(64, device=device), torch.randn(64, device=device),
-                 nn.functional.dropout(torch.ones(64, device=device), 0.5), torch.rand(64)]
+        drawn = [
+            torch.rand(64, device=device),
+            torch.randn(64, device=device),
+            nn.functional.dropout(torch.ones(64, device=device), 0.5),
+            torch.rand(64),
+        ]
         return [each.cpu() for each in drawn]
 
     first, second, other = draw(11), draw(11), draw(12)
@@ -371,9 +390,11 @@ def supported(call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 @several_processes
 def all_reduce(accelerator: Accelerator) -> None:
     for device in on_host_and_device(accelerator):
-        for op, answer in ((dist.ReduceOp.SUM, lambda t: t.sum(0)),
-                           (dist.ReduceOp.MAX, lambda t: t.amax(0)),
-                           (dist.ReduceOp.MIN, lambda t: t.amin(0))):
+        for op, answer in (
+            (dist.ReduceOp.SUM, lambda t: t.sum(0)),
+            (dist.ReduceOp.MAX, lambda t: t.amax(0)),
+            (dist.ReduceOp.MIN, lambda t: t.amin(0)),
+        ):
             for dtype in (torch.float32, torch.int32, torch.int64):
                 tensor = numbers_of(dist.get_rank(), dtype).to(device)
                 dist.all_reduce(tensor, op=op)
@@ -429,11 +450,15 @@ def all_to_all_single(accelerator: Accelerator) -> None:
     for device in on_host_and_device(accelerator):
         sent = [count(rank, to) for to in range(world)]
         received = [count(source, rank) for source in range(world)]
-        inputs = torch.cat([torch.full((n,), 10. * rank + to) for to, n in enumerate(sent)])
+        inputs = torch.cat([torch.full((n,), 10.0 * rank + to) for to, n in enumerate(sent)])
         output = torch.zeros(sum(received)).to(device)
         supported(dist.all_to_all_single, output, inputs.to(device), received, sent)
-        assert_close(output, torch.cat([torch.full((n,), 10. * source + rank)
-                                        for source, n in enumerate(received)]))
+        assert_close(
+            output,
+            torch.cat(
+                [torch.full((n,), 10.0 * source + rank) for source, n in enumerate(received)]
+            ),
+        )
 
 
 @several_processes
@@ -481,5 +506,3 @@ def ddp_gradients_are_the_mean_over_all_samples(accelerator: Accelerator) -> Non
     for (name, found), expected in zip(wrapped.module.named_parameters(), reference.parameters()):
         assert found.device.type == accelerator.device_type
         assert_close(found.grad, expected.grad, name)
-
-

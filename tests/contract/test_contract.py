@@ -1,4 +1,5 @@
 """One suite, every accelerator: the checks of checks.py in processes of their own."""
+
 from __future__ import annotations
 
 import functools
@@ -18,8 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checks import ONE_PROCESS, SEVERAL_PROCESSES, run_checks  # noqa: E402
 
 # Real cards draw from a generator each; by default simulated ones draw what the CPU does.
-ENVIRON = {'gcu_t20': T20, 'sim': {'MAPSAGE_SIM_RANDOM': 'device'},
-           **{name: make(name) for name in MAKES}}
+ENVIRON = {
+    'gcu_t20': T20,
+    'sim': {'MAPSAGE_SIM_RANDOM': 'device'},
+    **{name: make(name) for name in MAKES},
+}
 # The makes stand for `plugin`, which is whichever of them is installed.
 NAMES = [*(kind.name for kind in ACCELERATORS if kind.name != 'plugin'), *MAKES]
 
@@ -46,8 +50,9 @@ def outcomes(name: str, ranks: int) -> Union[List[Dict[str, str]], str]:
     kind = 'one' if ranks == 1 else 'several'
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return run_ranks(on_rank, ranks, Path(folder), name, kind, timeout=180,
-                             environ=ENVIRON.get(name, {}))
+            return run_ranks(
+                on_rank, ranks, Path(folder), name, kind, timeout=180, environ=ENVIRON.get(name, {})
+            )
         except AssertionError as error:
             return str(error)
 
@@ -62,7 +67,7 @@ def judge(name: str, check: str, ranks: int) -> None:
     skipped = [each for each in found if each.startswith('skip: ')]
     if skipped:
         assert len(skipped) == len(found), found
-        pytest.skip(skipped[0][len('skip: '):])
+        pytest.skip(skipped[0][len('skip: ') :])
     assert found == [''] * ranks, '\n'.join(f'rank {r}: {e}' for r, e in enumerate(found))
 
 
@@ -74,11 +79,14 @@ def test_one_process(name: str, check: str) -> None:
 
 @pytest.mark.parametrize('check', SEVERAL_PROCESSES)
 # Makes differ in names and in how they register, which 2 ranks show.
-@pytest.mark.parametrize('name, ranks', [
-    (name, ranks) for name in NAMES for ranks in ((2, ) if name in MAKES else (2, 4))])
+@pytest.mark.parametrize(
+    'name, ranks',
+    [(name, ranks) for name in NAMES for ranks in ((2,) if name in MAKES else (2, 4))],
+)
 def test_several_processes(name: str, ranks: int, check: str) -> None:
     if name == 'cuda':
         import torch
+
         if 0 < torch.cuda.device_count() < ranks:
             pytest.skip(f'{ranks} ranks need as many cards, there are {torch.cuda.device_count()}')
     judge(name, check, ranks)

@@ -3,6 +3,7 @@
 Each test says how many devices the processes of its runs see. ``ACCELERATOR`` names cuda here,
 since tests of this leg that do not name it mean the CPU.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,13 @@ def card_variables(cards: int, accelerator: str = 'cuda') -> Dict[str, str]:
     return {'CUDA_DOUBLE_DEVICES': str(cards), 'ACCELERATOR': accelerator, 'PYTHONPATH': TEST_CODE}
 
 
-def start_on_cards(*arguments: Any, cards: int = 2, ranks: Optional[int] = None,
-                   environ: Optional[Dict[str, str]] = None, **options: Any) -> Launch:
+def start_on_cards(
+    *arguments: Any,
+    cards: int = 2,
+    ranks: Optional[int] = None,
+    environ: Optional[Dict[str, str]] = None,
+    **options: Any,
+) -> Launch:
     """Start the training script, or another command, on a machine with a number of devices.
 
     Args:
@@ -35,8 +41,12 @@ def start_on_cards(*arguments: Any, cards: int = 2, ranks: Optional[int] = None,
         environ: More environment variables. ``ACCELERATOR`` is cuda unless it is given here.
         options: Further arguments of :class:`support.Launch`.
     """
-    return Launch(*arguments, ranks=cards if ranks is None else ranks,
-                  environ={**card_variables(cards), **(environ or {})}, **options)
+    return Launch(
+        *arguments,
+        ranks=cards if ranks is None else ranks,
+        environ={**card_variables(cards), **(environ or {})},
+        **options,
+    )
 
 
 def launch_on_cards(*arguments: Any, timeout: float = 120.0, **options: Any) -> Finished:
@@ -44,18 +54,31 @@ def launch_on_cards(*arguments: Any, timeout: float = 120.0, **options: Any) -> 
     return start_on_cards(*arguments, **options).finish(timeout)
 
 
-def run_tool(name: str, *arguments: Any, cards: int = 1, accelerator: str = 'cuda',
-             environ: Optional[Dict[str, str]] = None) -> Finished:
+def run_tool(
+    name: str,
+    *arguments: Any,
+    cards: int = 1,
+    accelerator: str = 'cuda',
+    environ: Optional[Dict[str, str]] = None,
+) -> Finished:
     """Run ``tools/<name>.py`` in one process on a machine with a number of devices."""
-    return launch(*arguments, '--accelerator', accelerator,
-                  command=[sys.executable, f'tools/{name}.py'],
-                  environ={**card_variables(cards, accelerator), **(environ or {})}, timeout=120.0)
+    return launch(
+        *arguments,
+        '--accelerator',
+        accelerator,
+        command=[sys.executable, f'tools/{name}.py'],
+        environ={**card_variables(cards, accelerator), **(environ or {})},
+        timeout=120.0,
+    )
 
 
 def logged(work: Path, name: str = 'loss') -> List[float]:
     """Return the values that a run logged under a name, in order, over all its starts."""
-    lines = [json.loads(line) for path in sorted(work.glob('*/vis_data/scalars.json'))
-             for line in path.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for path in sorted(work.glob('*/vis_data/scalars.json'))
+        for line in path.read_text().splitlines()
+    ]
     return [line[name] for line in lines if name in line]
 
 

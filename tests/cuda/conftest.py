@@ -4,6 +4,7 @@ The process of pytest has the two devices of ``CUDA_DOUBLE_DEVICES=2``, which th
 file here is imported, PyTorch has counted them. A test chooses their number for the processes that
 it starts.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -21,11 +22,15 @@ collect_ignore_glob = ['test_*.py'] if torch.__version__.startswith('1.') else [
 def why_skipped() -> Optional[str]:
     """Return what is missing here; None if nothing is."""
     if torch.version.cuda is None or importlib.util.find_spec('cuda_double') is None:
-        return ("the cuda leg runs this, on a double of CUDA (tests/doubles/cuda): "
-                "bash scripts/run_tests.sh --leg cuda")
+        return (
+            'the cuda leg runs this, on a double of CUDA (tests/doubles/cuda): '
+            'bash scripts/run_tests.sh --leg cuda'
+        )
     if torch.cuda.device_count() < 2:
-        return (f'needs two devices, and this process has {torch.cuda.device_count()}: '
-                f'start pytest with CUDA_DOUBLE_DEVICES=2')
+        return (
+            f'needs two devices, and this process has {torch.cuda.device_count()}: '
+            f'start pytest with CUDA_DOUBLE_DEVICES=2'
+        )
     return None
 
 

@@ -1,4 +1,5 @@
 """Checkpoints of weights on a card: copied once, into pinned memory that is used again."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,9 +35,13 @@ class Copies(TorchDispatchMode):
 def weights() -> Dict[str, torch.Tensor]:
     images = torch.randn(2, 3, 4, 5)
     # The transposed tensor comes first, because the host waits for all copies before it.
-    return dict(transposed=torch.randn(3, 5).t(), weight=torch.randn(300, 400),
-                step=torch.tensor(7), half=torch.randn(5).bfloat16(),
-                last=images.contiguous(memory_format=torch.channels_last))
+    return dict(
+        transposed=torch.randn(3, 5).t(),
+        weight=torch.randn(300, 400),
+        step=torch.tensor(7),
+        half=torch.randn(5).bfloat16(),
+        last=images.contiguous(memory_format=torch.channels_last),
+    )
 
 
 def on_card(tensors: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
@@ -65,7 +70,8 @@ def copy_twice() -> Tuple[List[Dict[str, int]], List[List[int]], bool, bool]:
 def test_one_copy_of_each_tensor(tmp_path: Path) -> None:
     # The transposed tensor has a layout of its own, and takes the way of MMEngine.
     [(counts, addresses, equal, pinned)] = run_ranks(
-        copy_twice, 1, tmp_path, environ={'CUDA_DOUBLE_LATE_COPIES': '1'})
+        copy_twice, 1, tmp_path, environ={'CUDA_DOUBLE_LATE_COPIES': '1'}
+    )
     assert counts == [dict(waited=1, background=4, host=1)] * 2
     assert addresses[0] == addresses[1]
     assert equal and pinned
@@ -84,13 +90,19 @@ def copy_from_two_cards() -> List[bool]:
 
 
 def test_a_model_over_two_cards_is_copied_whole(tmp_path: Path) -> None:
-    [equal] = run_ranks(copy_from_two_cards, 1, tmp_path, environ={
-        'CUDA_DOUBLE_LATE_COPIES': '200', 'CUDA_DOUBLE_DEVICES': '2'})
+    [equal] = run_ranks(
+        copy_from_two_cards,
+        1,
+        tmp_path,
+        environ={'CUDA_DOUBLE_LATE_COPIES': '200', 'CUDA_DOUBLE_DEVICES': '2'},
+    )
     assert equal == [True] * 4
 
 
-ADAM = {'env_cfg.accelerator': 'cuda', 'optim_wrapper.optimizer': dict(
-    _delete_=True, type='Adam', lr=0.01)}
+ADAM = {
+    'env_cfg.accelerator': 'cuda',
+    'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01),
+}
 
 
 def copy_best_and_last() -> Tuple[bool, int, int]:
@@ -98,8 +110,9 @@ def copy_best_and_last() -> Tuple[bool, int, int]:
     set_current_accelerator(resolve_accelerator('cuda'))
     copies, tensors, buffers, shared = HostCopies(), on_card(weights()), [], True
     for _ in range(2):
-        best, last = (copies.copy(dict(state_dict=copies.to_host(tensors)))['state_dict']
-                      for _ in range(2))
+        best, last = (
+            copies.copy(dict(state_dict=copies.to_host(tensors)))['state_dict'] for _ in range(2)
+        )
         shared &= all(best[name].data_ptr() == last[name].data_ptr() for name in best)
         shared &= all(torch.equal(last[name], tensors[name].cpu()) for name in last)
         copies.release()
@@ -119,10 +132,12 @@ def train(folder: Path) -> Tuple[Any, bool]:
     moments = [state['exp_avg'] for state in runner.optim_wrapper.optimizer.state.values()]
     stored = [state['exp_avg'] for state in saved['optimizer']['state'].values()]
     equal = len(moments) == len(stored) > 0 and all(
-        torch.equal(value.cpu(), other) for value, other in zip(moments, stored))
+        torch.equal(value.cpu(), other) for value, other in zip(moments, stored)
+    )
     return checkpoint_bits(folder / 'iter_4.pth'), equal and all(
         torch.equal(value.cpu(), saved['state_dict'][name])
-        for name, value in runner.model.module.state_dict().items())
+        for name, value in runner.model.module.state_dict().items()
+    )
 
 
 def resume(folder: Path) -> int:

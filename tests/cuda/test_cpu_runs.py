@@ -1,4 +1,5 @@
 """A run on the CPU of a machine with cards leaves CUDA alone, also where the driver fails."""
+
 from __future__ import annotations
 
 import os
@@ -11,7 +12,7 @@ import pytest
 from support import ROOT, Finished, check_finished, launch, write_tiny_config
 
 # Every process imports one of these at its start.
-WORKING_DRIVER = '''
+WORKING_DRIVER = """
 import atexit
 import torch
 
@@ -22,13 +23,13 @@ def report():
     print(f'CUDA was initialized: {torch.cuda.is_initialized()}', flush=True)
 
 atexit.register(report)
-'''
+"""
 FAILING_DRIVER = WORKING_DRIVER + 'torch._C._cuda_init = torch.Tensor.pin_memory = fail\n'
-OPTIONS = '''
+OPTIONS = """
 train_cfg.update(max_iters=2, val_interval=2)
 train_dataloader.update(pin_memory=True)
 val_dataloader.update(pin_memory=True)
-'''
+"""
 CPU = ('--accelerator', 'cpu')
 
 
@@ -37,7 +38,8 @@ def environ(request: Any, tmp_path: Path) -> dict:
     folder = tmp_path / 'start'
     folder.mkdir()
     (folder / 'sitecustomize.py').write_text(
-        FAILING_DRIVER if request.param == 'failing' else WORKING_DRIVER)
+        FAILING_DRIVER if request.param == 'failing' else WORKING_DRIVER
+    )
     return dict(PYTHONPATH=os.pathsep.join(filter(None, [str(folder), os.getenv('PYTHONPATH')])))
 
 
@@ -64,8 +66,17 @@ def test_training_testing_and_prediction(tmp_path: Path, tiny_data: Path, enviro
     tested = run('test.py', *model, '--work-dir', tmp_path / 'test', *CPU, environ=environ)
     check_without_cuda(tested)
     assert 'mIoU' in tested.output
-    check_without_cuda(run('predict.py', *model, tiny_data / 'img_dir' / 'val' / '0.png',
-                           '--out', tmp_path / 'maps', *CPU, environ=environ))
+    check_without_cuda(
+        run(
+            'predict.py',
+            *model,
+            tiny_data / 'img_dir' / 'val' / '0.png',
+            '--out',
+            tmp_path / 'maps',
+            *CPU,
+            environ=environ,
+        )
+    )
 
 
 # The trainings of both drivers are above.
@@ -76,16 +87,27 @@ ONE_DRIVER = pytest.mark.parametrize('environ', ['working'], indirect=True)
 @pytest.mark.parametrize('environ', ['failing'], indirect=True)
 def test_two_ranks(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, OPTIONS)
-    finished = launch(config, '--work-dir', tmp_path / 'run', cold=True,
-                      environ={**environ, 'ACCELERATOR': 'cpu'})
+    finished = launch(
+        config, '--work-dir', tmp_path / 'run', cold=True, environ={**environ, 'ACCELERATOR': 'cpu'}
+    )
     check_without_cuda(finished)
 
 
 @ONE_DRIVER
 def test_caching_features(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     config = write_tiny_config(tmp_path / 'frozen.py', tiny_data, frozen_config.PLAIN + OPTIONS)
-    check_without_cuda(run('cache_features.py', config, '--work-dir', tmp_path / 'run', '--folder',
-                           tmp_path / 'cache', *CPU, environ=environ))
+    check_without_cuda(
+        run(
+            'cache_features.py',
+            config,
+            '--work-dir',
+            tmp_path / 'run',
+            '--folder',
+            tmp_path / 'cache',
+            *CPU,
+            environ=environ,
+        )
+    )
 
 
 @ONE_DRIVER
@@ -111,5 +133,11 @@ assert os.wait()[1] == 0
 def test_a_fork_of_a_process_with_a_run_behind_it_runs_too(tmp_path: Path) -> None:
     (tmp_path / 'fork.py').write_text(FORK)
     path = os.pathsep.join([str(ROOT), str(ROOT / 'tests')])
-    check_finished(launch(tmp_path, command=[sys.executable, str(tmp_path / 'fork.py')], cold=True,
-                          environ={'PYTHONPATH': path}))
+    check_finished(
+        launch(
+            tmp_path,
+            command=[sys.executable, str(tmp_path / 'fork.py')],
+            cold=True,
+            environ={'PYTHONPATH': path},
+        )
+    )

@@ -1,4 +1,5 @@
 """``randomness.deterministic=True`` on cards: losses, models and metrics compute in that mode."""
+
 from __future__ import annotations
 
 import json
@@ -17,16 +18,21 @@ from torch.nn import functional
 from mapsage.models import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 
 WORKSPACE = {'CUBLAS_WORKSPACE_CONFIG': ':4096:8'}
-LOSSES = dict(dice=SegDiceLoss, focal=SegFocalLoss, lovasz=SegLovaszLoss, tversky=SegTverskyLoss,
-              jaccard=lambda **options: JaccardLoss(0.5, 0.1, **options))
+LOSSES = dict(
+    dice=SegDiceLoss,
+    focal=SegFocalLoss,
+    lovasz=SegLovaszLoss,
+    tversky=SegTverskyLoss,
+    jaccard=lambda **options: JaccardLoss(0.5, 0.1, **options),
+)
 # Pools of 2, 3 and 6 pixels over 13 x 9: windows that overlap, of several sizes.
-PYRAMID = '''
+PYRAMID = """
 env_cfg.update(accelerator='cuda')
 randomness.update(deterministic=True)
 model['decode_head'].update(type='PSPHead', pool_scales=(1, 2, 3, 6))
 for name in ('num_convs', 'concat_input'):
     del model['decode_head'][name]
-'''
+"""
 
 
 def backward_passes() -> Dict[str, str]:
@@ -44,7 +50,7 @@ def backward_passes() -> Dict[str, str]:
     def loss_of(kind: Any) -> torch.Tensor:
         logits = torch.randn(2, 4, 8, 8, device='cuda', requires_grad=True)
         labels = torch.randint(0, 4, (2, 8, 8), device='cuda')
-        return kind(class_weight=[1, 2, .5, 1])(logits, labels)
+        return kind(class_weight=[1, 2, 0.5, 1])(logits, labels)
 
     def loss_of_model(name: str) -> torch.Tensor:
         model = revert_sync_batchnorm(SMALL_SEGMENTORS[name]()).to('cuda')
@@ -78,11 +84,22 @@ def pooled(shape: Tuple[int, ...], size: Any, dtype: torch.dtype) -> List[torch.
     return found
 
 
-@pytest.mark.parametrize('shape, size', [
-    ((2, 3, 13, 9), 2), ((2, 3, 13, 9), 3), ((2, 3, 13, 9), 6), ((2, 3, 13, 9), (1, 1)),
-    ((2, 3, 13, 9), (None, 4)), ((3, 5, 5), (7, 2)), ((0, 3, 4, 4), 2), ((2, 3, 4, 4), 4)])
-def test_a_pool_gives_the_means_of_pytorchs_windows(shape: Tuple[int, ...], size: Any,
-                                                    tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'shape, size',
+    [
+        ((2, 3, 13, 9), 2),
+        ((2, 3, 13, 9), 3),
+        ((2, 3, 13, 9), 6),
+        ((2, 3, 13, 9), (1, 1)),
+        ((2, 3, 13, 9), (None, 4)),
+        ((3, 5, 5), (7, 2)),
+        ((0, 3, 4, 4), 2),
+        ((2, 3, 4, 4), 4),
+    ],
+)
+def test_a_pool_gives_the_means_of_pytorchs_windows(
+    shape: Tuple[int, ...], size: Any, tmp_path: Path
+) -> None:
     [found] = run_ranks(pooled, 1, tmp_path, shape, size, torch.float64, environ=WORKSPACE)
     for one, other in ((0, 2), (1, 3)):
         torch.testing.assert_close(found[other], found[one], rtol=1e-12, atol=1e-12)
@@ -104,9 +121,17 @@ def losses(folder: Path) -> List[Optional[float]]:
 def test_a_run_repeats_its_losses(tmp_path: Path, tiny_data: Path) -> None:
     config = write_tiny_config(tmp_path / 'pyramid.py', tiny_data, PYRAMID)
     for name in ('one', 'other'):
-        check_finished(launch(
-            config, '--work-dir', tmp_path / name, '--cfg-options', 'train_cfg.max_iters=3',
-            'train_cfg.val_interval=3', command=[sys.executable, 'tools/train.py']))
+        check_finished(
+            launch(
+                config,
+                '--work-dir',
+                tmp_path / name,
+                '--cfg-options',
+                'train_cfg.max_iters=3',
+                'train_cfg.val_interval=3',
+                command=[sys.executable, 'tools/train.py'],
+            )
+        )
     assert losses(tmp_path / 'one') == losses(tmp_path / 'other')
     assert len(losses(tmp_path / 'one')) == 3
 
@@ -125,18 +150,27 @@ class MaxHead(FCNHead):
     def forward(self, inputs):
         return super().forward(inputs) + self.peaks(inputs[0])[:, :7].mean((2, 3), keepdim=True)
 """
-MAX_HEAD = PYRAMID.split('model[')[0] + """
+MAX_HEAD = (
+    PYRAMID.split('model[')[0]
+    + """
 custom_imports['imports'].append('max_head')
 model['decode_head'].update(type='MaxHead')
 """
+)
 
 
 def test_a_layer_without_such_a_pass_is_named_before_the_first_step(
-        tmp_path: Path, tiny_data: Path) -> None:
+    tmp_path: Path, tiny_data: Path
+) -> None:
     (tmp_path / 'max_head.py').write_text(REFUSED)
     config = write_tiny_config(tmp_path / 'max.py', tiny_data, MAX_HEAD)
-    finished = launch(config, '--work-dir', tmp_path / 'run', environ={'PYTHONPATH': str(tmp_path)},
-                      command=[sys.executable, 'tools/train.py'])
+    finished = launch(
+        config,
+        '--work-dir',
+        tmp_path / 'run',
+        environ={'PYTHONPATH': str(tmp_path)},
+        command=[sys.executable, 'tools/train.py'],
+    )
     assert finished.status == 1
     warning, _, step = finished.output.partition('The first training step that reaches it')
     assert 'decode_head.peaks (AdaptiveMaxPool2d)' in warning

@@ -1,4 +1,5 @@
 """The build of the double: what it does a second time, and what it says where it cannot build."""
+
 from __future__ import annotations
 
 import os
@@ -19,9 +20,13 @@ BELOW = Path(sys.prefix).parents[1]
 def build(folder: Path, **environ: str) -> Tuple[int, str]:
     """Return the exit status of the build and what it says."""
     done = subprocess.run(
-        [str(BELOW / 'bin' / 'python'), str(folder / 'build.py')], stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, universal_newlines=True, timeout=120,
-        env={**os.environ, **environ})
+        [str(BELOW / 'bin' / 'python'), str(folder / 'build.py')],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=120,
+        env={**os.environ, **environ},
+    )
     return done.returncode, done.stdout
 
 
@@ -56,10 +61,13 @@ def test_a_missing_compiler_is_said(changed_sources: Path) -> None:
     assert 'apt install g++' in message
 
 
-def test_headers_that_cannot_be_downloaded_are_said(changed_sources: Path,
-                                                    tmp_path: Path) -> None:
-    status, message = build(changed_sources, XDG_CACHE_HOME=str(tmp_path / 'cache'),
-                            PIP_NO_INDEX='1', PIP_FIND_LINKS=str(tmp_path))
+def test_headers_that_cannot_be_downloaded_are_said(changed_sources: Path, tmp_path: Path) -> None:
+    status, message = build(
+        changed_sources,
+        XDG_CACHE_HOME=str(tmp_path / 'cache'),
+        PIP_NO_INDEX='1',
+        PIP_FIND_LINKS=str(tmp_path),
+    )
     assert status == 5
     assert "CUDA's headers could not be downloaded" in message
     assert 'nvidia-cuda-runtime==13.0.*' in message
@@ -82,10 +90,18 @@ def test_the_script_says_that_pytorchs_cuda_build_cannot_be_had(tmp_path: Path) 
         (tmp_path / path.name).symlink_to(path)
     environ = {name: value for name, value in os.environ.items() if name != 'MAPSAGE_PYTHON'}
     done = subprocess.run(
-        ['bash', str(ROOT / 'scripts' / 'setup_env.sh'), 'cuda'], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, universal_newlines=True, timeout=120,
-        env={**environ, 'MAPSAGE_ENVS': str(tmp_path), 'PIP_NO_INDEX': '1',
-             'PIP_FIND_LINKS': str(tmp_path)})
+        ['bash', str(ROOT / 'scripts' / 'setup_env.sh'), 'cuda'],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=120,
+        env={
+            **environ,
+            'MAPSAGE_ENVS': str(tmp_path),
+            'PIP_NO_INDEX': '1',
+            'PIP_FIND_LINKS': str(tmp_path),
+        },
+    )
     assert done.returncode == 5
     assert "PyTorch's CUDA build cannot be had here" in done.stderr
     assert done.stdout == ''

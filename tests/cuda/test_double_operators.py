@@ -1,4 +1,5 @@
 """The double's operators: what the CPU computes, bit for bit, on tensors of a CUDA device."""
+
 from __future__ import annotations
 
 import itertools
@@ -32,7 +33,7 @@ CASES: Dict[str, Callable[[On], Any]] = {
     'gelu': lambda on: F.gelu(on(IMAGE)),
     'silu': lambda on: F.silu(on(IMAGE)),
     'clamp': lambda on: on(IMAGE).clamp(-1, 1),
-    'lerp': lambda on: on(IMAGE).lerp(on(IMAGE) * 2, .3),
+    'lerp': lambda on: on(IMAGE).lerp(on(IMAGE) * 2, 0.3),
     'isnan': lambda on: on(IMAGE).isnan(),
     'where': lambda on: torch.where(on(IMAGE) > 0, on(IMAGE), on(IMAGE) * 2),
     'bfloat16': lambda on: on(IMAGE).bfloat16() * 3,
@@ -55,7 +56,7 @@ CASES: Dict[str, Callable[[On], Any]] = {
     'cumsum': lambda on: on(IMAGE).cumsum(2),
     'topk': lambda on: on(IMAGE).topk(3, 1),
     'sort': lambda on: on(IMAGE).sort(3),
-    'quantile': lambda on: on(IMAGE).quantile(.3),
+    'quantile': lambda on: on(IMAGE).quantile(0.3),
     'searchsorted': lambda on: torch.searchsorted(on(MATRIX)[0].sort()[0], on(MATRIX)[1]),
     'unique': lambda on: on(INDICES).unique(return_counts=True),
     'bincount': lambda on: on(INDICES).bincount(minlength=9),
@@ -91,15 +92,17 @@ CASES: Dict[str, Callable[[On], Any]] = {
     'cross_entropy': lambda on: F.cross_entropy(on(IMAGE), on(LABELS)),
     'cross_entropy of pixels': lambda on: F.cross_entropy(on(IMAGE), on(LABELS), reduction='none'),
     'binary_cross_entropy': lambda on: F.binary_cross_entropy_with_logits(
-        on(IMAGE), on(IMAGE).sigmoid()),
+        on(IMAGE), on(IMAGE).sigmoid()
+    ),
     'embedding': lambda on: F.embedding(on(INDICES), on(MATRIX)),
     'one_hot': lambda on: F.one_hot(on(INDICES), 6),
     # indices, shapes, new tensors
     'index': lambda on: on(MATRIX)[on(INDICES)],
     'index by a mask': lambda on: on(IMAGE)[on(IMAGE) > 0],
     'index from the host': lambda on: on(MATRIX)[INDICES],
-    'index_put': lambda on: on(MATRIX).clone().index_put_(
-        (on(INDICES),), on(MATRIX)[0], accumulate=True),
+    'index_put': lambda on: (
+        on(MATRIX).clone().index_put_((on(INDICES),), on(MATRIX)[0], accumulate=True)
+    ),
     'scatter_add': lambda on: on(torch.zeros(6)).scatter_add_(0, on(INDICES), on(MATRIX)[0, :5]),
     'index_select': lambda on: on(MATRIX).index_select(1, on(INDICES)),
     'gather': lambda on: on(MATRIX).gather(1, on(INDICES)[None].expand(6, 5)),
@@ -117,16 +120,38 @@ CASES: Dict[str, Callable[[On], Any]] = {
     'linspace': lambda on: torch.linspace(0, 1, 7, device=on(IMAGE).device),
 }
 WITH_GRADIENT = (
-    'mul', 'gelu', 'softmax', 'cumsum', 'matmul', 'conv2d', 'conv_transpose2d', 'depthwise',
-    'max_pool2d', 'adaptive_avg_pool2d', 'bilinear', 'nearest', 'grid_sample', 'unfold',
-    'layer_norm', 'group_norm', 'batch_norm', 'cross_entropy', 'binary_cross_entropy', 'index',
-    'pad', 'channels_last')
+    'mul',
+    'gelu',
+    'softmax',
+    'cumsum',
+    'matmul',
+    'conv2d',
+    'conv_transpose2d',
+    'depthwise',
+    'max_pool2d',
+    'adaptive_avg_pool2d',
+    'bilinear',
+    'nearest',
+    'grid_sample',
+    'unfold',
+    'layer_norm',
+    'group_norm',
+    'batch_norm',
+    'cross_entropy',
+    'binary_cross_entropy',
+    'index',
+    'pad',
+    'channels_last',
+)
 
 
 def tensors_in(value: Any) -> List[Tensor]:
     """Return the tensors of nested tuples and lists."""
-    return [value] if isinstance(value, Tensor) else list(
-        itertools.chain.from_iterable(map(tensors_in, value)))
+    return (
+        [value]
+        if isinstance(value, Tensor)
+        else list(itertools.chain.from_iterable(map(tensors_in, value)))
+    )
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -143,10 +168,13 @@ def test_an_operator_equals_the_cpus(name: str) -> None:
 def test_a_gradient_equals_the_cpus(name: str) -> None:
     gradients = []
     for device in (CUDA, CPU):
-        leaves = {id(tensor): tensor.to(device).detach().requires_grad_()
-                  for tensor in (IMAGE, MATRIX, FILTERS)}
-        output = CASES[name](lambda tensor, leaves=leaves, device=device:
-                             leaves.get(id(tensor), tensor.to(device)))
+        leaves = {
+            id(tensor): tensor.to(device).detach().requires_grad_()
+            for tensor in (IMAGE, MATRIX, FILTERS)
+        }
+        output = CASES[name](
+            lambda tensor, leaves=leaves, device=device: leaves.get(id(tensor), tensor.to(device))
+        )
         output.pow(2).sum().backward()
         gradients.append([leaf.grad for leaf in leaves.values() if leaf.grad is not None])
     assert gradients[0] and all(gradient.device == CUDA for gradient in gradients[0])
@@ -154,19 +182,27 @@ def test_a_gradient_equals_the_cpus(name: str) -> None:
 
 
 @pytest.mark.parametrize('masked', [False, True])
-@pytest.mark.parametrize('dtype, kernel', [
-    (torch.float32, 'ScaledDotProductEfficientAttentionBackward'),
-    (torch.bfloat16, 'ScaledDotProductCudnnAttentionBackward')])
+@pytest.mark.parametrize(
+    'dtype, kernel',
+    [
+        (torch.float32, 'ScaledDotProductEfficientAttentionBackward'),
+        (torch.bfloat16, 'ScaledDotProductCudnnAttentionBackward'),
+    ],
+)
 def test_pytorch_chooses_a_gpus_attention_and_it_equals_the_cpus(
-        dtype: torch.dtype, kernel: str, masked: bool) -> None:
+    dtype: torch.dtype, kernel: str, masked: bool
+) -> None:
     results = []
     for device in (CUDA, CPU):
         query, key, value = (
             torch.randn(2, 3, 16, 32, generator=torch.Generator().manual_seed(seed))
-            .to(device, dtype).requires_grad_() for seed in range(3))
+            .to(device, dtype)
+            .requires_grad_()
+            for seed in range(3)
+        )
         mask: Optional[Tensor] = None
         if masked:
-            mask = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(4)) > .3
+            mask = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(4)) > 0.3
             mask = mask.to(device)
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         if device == CUDA:
@@ -177,8 +213,11 @@ def test_pytorch_chooses_a_gpus_attention_and_it_equals_the_cpus(
 
 
 def draw() -> List[Tensor]:
-    return [torch.rand(4, device=CUDA), F.dropout(torch.ones(8, device=CUDA)),
-            torch.randperm(9, device=CUDA)]
+    return [
+        torch.rand(4, device=CUDA),
+        F.dropout(torch.ones(8, device=CUDA)),
+        torch.randperm(9, device=CUDA),
+    ]
 
 
 def test_a_seed_repeats_the_numbers_of_its_device() -> None:
@@ -214,7 +253,7 @@ def test_tensors_of_two_devices_are_not_added() -> None:
         with pytest.raises(RuntimeError, match='Expected all tensors to be on the same device'):
             torch.ones(3, device=CUDA) + torch.ones(3, device=other)
     # a single number of the host may be
-    assert (torch.ones(3, device=CUDA) + torch.tensor(1.)).tolist() == [2, 2, 2]
+    assert (torch.ones(3, device=CUDA) + torch.tensor(1.0)).tolist() == [2, 2, 2]
 
 
 def test_the_current_device_is_the_one_that_is_chosen() -> None:
@@ -225,11 +264,12 @@ def test_the_current_device_is_the_one_that_is_chosen() -> None:
 
 def test_an_operator_without_a_cpu_kernel_fails_by_name() -> None:
     with pytest.raises(RuntimeError, match='the CUDA double has no aten::_cudnn_init_dropout'):
-        torch._cudnn_init_dropout_state(.5, True, 1, dtype=torch.uint8, device=CUDA)
+        torch._cudnn_init_dropout_state(0.5, True, 1, dtype=torch.uint8, device=CUDA)
 
 
 def test_a_kernel_that_no_operator_launches_fails_by_name(
-        capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv('CUDA_DOUBLE_BACKTRACE', '1')
     with pytest.raises(RuntimeError, match='operation not supported'):
         torch.cuda._sleep(10)

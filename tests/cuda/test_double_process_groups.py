@@ -1,4 +1,5 @@
 """NCCL's double under PyTorch's own ProcessGroupNCCL: collectives, DDP, synchronized BatchNorm."""
+
 from __future__ import annotations
 
 import os
@@ -14,8 +15,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 8
-TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int32,
-         torch.int64)
+TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
 
 
 def join() -> torch.device:
@@ -27,7 +35,7 @@ def join() -> torch.device:
 
 
 def numbers_of(rank: int) -> Tensor:
-    return torch.arange(6.) * (rank + 1)
+    return torch.arange(6.0) * (rank + 1)
 
 
 class Answers:
@@ -43,9 +51,11 @@ class Answers:
 
     def check_reductions(self) -> None:
         for dtype in TYPES:
-            for operation, answer in ((dist.ReduceOp.SUM, self.every.sum(0)),
-                                      (dist.ReduceOp.MAX, self.every.amax(0)),
-                                      (dist.ReduceOp.MIN, self.every.amin(0))):
+            for operation, answer in (
+                (dist.ReduceOp.SUM, self.every.sum(0)),
+                (dist.ReduceOp.MAX, self.every.amax(0)),
+                (dist.ReduceOp.MIN, self.every.amin(0)),
+            ):
                 tensor = self.local(dtype)
                 dist.all_reduce(tensor, operation, group=self.group)
                 assert torch.equal(tensor.cpu(), answer.to(dtype)), (dtype, operation)
@@ -53,7 +63,7 @@ class Answers:
         dist.all_reduce(tensor, dist.ReduceOp.AVG, group=self.group)
         assert torch.equal(tensor.cpu(), self.every.sum(0) / self.size)
         tensor = self.local()
-        dist.all_reduce(tensor, dist._make_nccl_premul_sum(.5), group=self.group)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5), group=self.group)
         assert torch.equal(tensor.cpu(), self.every.sum(0) / 2)
         tensor = self.local()
         dist.reduce(tensor, group=self.group, group_dst=self.size - 1)
@@ -72,8 +82,8 @@ class Answers:
         whole[self.rank] = self.local()
         dist.all_gather_into_tensor(whole.view(-1), whole[self.rank], group=self.group)
         assert torch.equal(whole.cpu(), self.every)
-        parts = torch.arange(2. * self.size, device=self.device) + self.rank
-        answer = torch.arange(2. * self.size) * self.size + sum(range(self.size))
+        parts = torch.arange(2.0 * self.size, device=self.device) + self.rank
+        answer = torch.arange(2.0 * self.size) * self.size + sum(range(self.size))
         local = slice(2 * self.rank, 2 * self.rank + 2)
         part = torch.zeros(2, device=self.device)
         dist.reduce_scatter_tensor(part, parts, group=self.group)
@@ -82,42 +92,56 @@ class Answers:
         assert torch.equal(parts[local].cpu(), answer[local])
         # of different lengths: PyTorch makes a group of broadcasts, or of messages, of them
         gathered = [torch.zeros(rank + 1, device=self.device) for rank in range(self.size)]
-        dist.all_gather(gathered, self.local()[:1].expand(self.rank + 1) + self.rank,
-                        group=self.group)
+        dist.all_gather(
+            gathered, self.local()[:1].expand(self.rank + 1) + self.rank, group=self.group
+        )
         assert [one.tolist() for one in gathered] == [
-            [float(rank)] * (rank + 1) for rank in range(self.size)]
+            [float(rank)] * (rank + 1) for rank in range(self.size)
+        ]
         lengths = [rank + 1 for rank in range(self.size)]
         received = torch.zeros((self.rank + 1) * self.size, device=self.device)
         dist.all_to_all_single(
-            received, torch.full((sum(lengths),), float(self.rank), device=self.device),
-            [self.rank + 1] * self.size, lengths, group=self.group)
+            received,
+            torch.full((sum(lengths),), float(self.rank), device=self.device),
+            [self.rank + 1] * self.size,
+            lengths,
+            group=self.group,
+        )
         assert received.view(self.size, -1)[:, 0].tolist() == list(range(self.size))
         received = torch.zeros(self.size, device=self.device)
         sent = torch.arange(float(self.size), device=self.device) + 100 * self.rank
         dist.all_to_all_single(received, sent, group=self.group)
-        assert torch.equal(received.cpu(), torch.arange(self.size) * 100. + self.rank)
+        assert torch.equal(received.cpu(), torch.arange(self.size) * 100.0 + self.rank)
         gathered = [torch.zeros(6, device=self.device) for _ in range(self.size)]
-        dist.gather(self.local(), gathered if self.rank == 0 else None, group=self.group,
-                    group_dst=0)
+        dist.gather(
+            self.local(), gathered if self.rank == 0 else None, group=self.group, group_dst=0
+        )
         if self.rank == 0:
             assert torch.equal(torch.stack(gathered).cpu(), self.every)
         tensor = torch.zeros(6, device=self.device)
-        dist.scatter(tensor, list(self.every.to(self.device)) if self.rank == 0 else None,
-                     group=self.group, group_src=0)
+        dist.scatter(
+            tensor,
+            list(self.every.to(self.device)) if self.rank == 0 else None,
+            group=self.group,
+            group_src=0,
+        )
         assert torch.equal(tensor.cpu(), self.every[self.rank])
 
     def check_messages(self) -> None:
         right = dist.get_global_rank(self.group, (self.rank + 1) % self.size)
         left = dist.get_global_rank(self.group, (self.rank - 1) % self.size)
         # longer than what a channel carries at a time
-        sent = torch.arange(100_000., device=self.device) + self.rank
+        sent = torch.arange(100_000.0, device=self.device) + self.rank
         received = torch.zeros(100_000, device=self.device)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, sent, right, self.group),
-            dist.P2POp(dist.irecv, received, left, self.group)])
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, right, self.group),
+                dist.P2POp(dist.irecv, received, left, self.group),
+            ]
+        )
         for work in works:
             work.wait()
-        assert torch.equal(received.cpu(), torch.arange(100_000.) + (self.rank - 1) % self.size)
+        assert torch.equal(received.cpu(), torch.arange(100_000.0) + (self.rank - 1) % self.size)
 
     def check_coalesced(self) -> None:
         first, second = self.local(), self.local() * 2
@@ -137,7 +161,7 @@ class Answers:
             work = dist.all_gather_into_tensor(copies[-1], tensor, group=self.group, async_op=True)
         work.wait()
         for step, copy in enumerate(copies, 1):
-            assert float(copy.min()) == float(copy.max()) == self.size ** step
+            assert float(copy.min()) == float(copy.max()) == self.size**step
 
     def check_two_streams(self) -> None:
         """One communicator on two streams: NCCL keeps the order of the calls."""
@@ -180,28 +204,33 @@ def run_collectives(sizes: List[int]) -> List[int]:
 
 
 def test_collectives_of_2_3_5_and_8_ranks_give_the_known_answers(tmp_path: Path) -> None:
-    done = run_ranks(run_collectives, RANKS, tmp_path, [2, 3, 5, 8],
-                     environ={'CUDA_DOUBLE_DEVICES': str(RANKS)})
+    done = run_ranks(
+        run_collectives, RANKS, tmp_path, [2, 3, 5, 8], environ={'CUDA_DOUBLE_DEVICES': str(RANKS)}
+    )
     assert done == [[2, 3, 5, 8], [2, 3, 5, 8], [3, 5, 8], [5, 8], [5, 8], [8], [8], [8]]
 
 
 def make_network(sync: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(),
-                          nn.Conv2d(8, 5, 1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 5, 1)
+    )
     return nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync else model
 
 
 def batch_of(rank: int, step: int) -> Any:
     random = torch.Generator().manual_seed(100 * step + rank)
-    return (torch.randn(2, 3, 8, 8, generator=random),
-            torch.randint(0, 5, (2, 8, 8), generator=random))
+    return (
+        torch.randn(2, 3, 8, 8, generator=random),
+        torch.randint(0, 5, (2, 8, 8), generator=random),
+    )
 
 
-def train(model: nn.Module, network: nn.Module, device: torch.device,
-          ranks: List[int]) -> Dict[str, Tensor]:
+def train(
+    model: nn.Module, network: nn.Module, device: torch.device, ranks: List[int]
+) -> Dict[str, Tensor]:
     """Take four steps on the samples of these ranks; return the network's state."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(4):
         batches = [batch_of(rank, step) for rank in ranks]
         images, labels = (torch.cat(parts).to(device) for parts in zip(*batches))
@@ -214,24 +243,30 @@ def train(model: nn.Module, network: nn.Module, device: torch.device,
 def train_ddp(sync: bool = False, on_cpu: bool = False, **options: Any) -> Dict[str, Tensor]:
     device = torch.device('cpu') if on_cpu else torch.device('cuda', dist.get_rank())
     network = make_network(sync).to(device)
-    model = DistributedDataParallel(network, device_ids=None if on_cpu else [device.index],
-                                    **options)
+    model = DistributedDataParallel(
+        network, device_ids=None if on_cpu else [device.index], **options
+    )
     return train(model, network, device, [dist.get_rank()])
 
 
 def run_ddp() -> Dict[str, Dict[str, Tensor]]:
     join()
-    return dict(gloo=train_ddp(on_cpu=True), nccl=train_ddp(),
-                small_buckets=train_ddp(gradient_as_bucket_view=True, static_graph=True,
-                                        bucket_cap_mb=.0005),
-                sync=train_ddp(sync=True))
+    return dict(
+        gloo=train_ddp(on_cpu=True),
+        nccl=train_ddp(),
+        small_buckets=train_ddp(
+            gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=0.0005
+        ),
+        sync=train_ddp(sync=True),
+    )
 
 
 @pytest.fixture(scope='module')
 def states(tmp_path_factory: Any) -> List[Dict[str, Dict[str, Tensor]]]:
     """What trainings of three ranks have left, by rank."""
-    return run_ranks(run_ddp, 3, tmp_path_factory.mktemp('ddp'),
-                     environ={'CUDA_DOUBLE_DEVICES': '3'})
+    return run_ranks(
+        run_ddp, 3, tmp_path_factory.mktemp('ddp'), environ={'CUDA_DOUBLE_DEVICES': '3'}
+    )
 
 
 def assert_close(state: Dict[str, Tensor], expected: Dict[str, Tensor], tolerance: float) -> None:
@@ -244,8 +279,11 @@ def assert_close(state: Dict[str, Tensor], expected: Dict[str, Tensor], toleranc
 def test_ddp_over_nccl_equals_ddp_over_gloo(states: Any, name: str) -> None:
     for state in states:
         assert_close(state[name], state['gloo'], 1e-7)  # the order of three summands differs
-        assert all(torch.equal(state[name][key], states[0][name][key])
-                   for key in state[name] if 'running' not in key)
+        assert all(
+            torch.equal(state[name][key], states[0][name][key])
+            for key in state[name]
+            if 'running' not in key
+        )
 
 
 def test_synchronized_batch_norm_equals_that_of_the_whole_batch(states: Any) -> None:

@@ -1,4 +1,5 @@
 """Training a small network on the double: optimizers, autocast and GradScaler, against the CPU."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional
@@ -21,16 +22,26 @@ class Training(NamedTuple):
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU(),
-        nn.Conv2d(8, 8, 3, groups=8, stride=2), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Upsample(scale_factor=2, mode='bilinear'), nn.Conv2d(8, 5, 1))
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.Conv2d(8, 8, 3, groups=8, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Upsample(scale_factor=2, mode='bilinear'),
+        nn.Conv2d(8, 5, 1),
+    )
 
 
-def train(device: torch.device, make_optimizer: Any = torch.optim.AdamW,
-          dtype: Optional[torch.dtype] = None, overflow_in_step: Optional[int] = None,
-          **options: Any) -> Training:
+def train(
+    device: torch.device,
+    make_optimizer: Any = torch.optim.AdamW,
+    dtype: Optional[torch.dtype] = None,
+    overflow_in_step: Optional[int] = None,
+    **options: Any,
+) -> Training:
     model = network().to(device)
-    optimizer = make_optimizer(model.parameters(), lr=.01, **options)
+    optimizer = make_optimizer(model.parameters(), lr=0.01, **options)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     random = torch.Generator().manual_seed(1)
     losses, scales = [], []
@@ -44,7 +55,7 @@ def train(device: torch.device, make_optimizer: Any = torch.optim.AdamW,
         assert logits.dtype == (dtype or torch.float32) and loss.dtype == torch.float32
         scaler.scale(loss * (float('inf') if step == overflow_in_step else 1)).backward()
         scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
@@ -53,12 +64,16 @@ def train(device: torch.device, make_optimizer: Any = torch.optim.AdamW,
     return Training(losses, state, scales)
 
 
-@pytest.mark.parametrize('options', [
-    dict(make_optimizer=torch.optim.AdamW),
-    dict(make_optimizer=torch.optim.AdamW, foreach=True),
-    dict(make_optimizer=torch.optim.AdamW, fused=True),
-    dict(make_optimizer=torch.optim.SGD, momentum=.9, nesterov=True),
-    dict(make_optimizer=torch.optim.SGD, momentum=.9, fused=True)])
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(make_optimizer=torch.optim.AdamW),
+        dict(make_optimizer=torch.optim.AdamW, foreach=True),
+        dict(make_optimizer=torch.optim.AdamW, fused=True),
+        dict(make_optimizer=torch.optim.SGD, momentum=0.9, nesterov=True),
+        dict(make_optimizer=torch.optim.SGD, momentum=0.9, fused=True),
+    ],
+)
 def test_training_equals_the_cpus(options: Any) -> None:
     result, expected = train(CUDA, **options), train(CPU, **options)
     assert result.losses == expected.losses
@@ -80,7 +95,7 @@ def test_parameters_stay_on_their_device_in_fused_steps() -> None:
 def test_autocast_training_is_near_that_in_float32(dtype: torch.dtype, options: Any) -> None:
     result, expected = train(CUDA, dtype=dtype, **options), train(CPU, **options)
     differences = [abs(a - b) for a, b in zip(result.losses, expected.losses)]
-    assert max(differences) < .01
+    assert max(differences) < 0.01
     assert result.losses != expected.losses
     assert all(tensor.dtype in (torch.float32, torch.long) for tensor in result.state.values())
 

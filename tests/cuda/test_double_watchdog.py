@@ -1,4 +1,5 @@
 """What PyTorch's ProcessGroupNCCL does on the double when ranks or streams do not keep in step."""
+
 from __future__ import annotations
 
 import ctypes
@@ -41,7 +42,7 @@ def sum_of_ones(count: int) -> List[float]:
 
 def wait_for(path: Path) -> None:
     while not path.exists():
-        time.sleep(.02)
+        time.sleep(0.02)
 
 
 def meet_once(folder: Path, peer_dies: bool) -> None:
@@ -66,8 +67,7 @@ def meet_once(folder: Path, peer_dies: bool) -> None:
 
 
 @pytest.mark.parametrize('peer_dies', [False, True])
-def test_the_watchdog_ends_a_rank_whose_peer_does_not_come(tmp_path: Path,
-                                                           peer_dies: bool) -> None:
+def test_the_watchdog_ends_a_rank_whose_peer_does_not_come(tmp_path: Path, peer_dies: bool) -> None:
     start = time.monotonic()
     with pytest.raises(AssertionError, match='rank 0: exit status -6') as failure:
         run_ranks(meet_once, 2, tmp_path / 'ranks', tmp_path, peer_dies, timeout=60, environ=SOON)
@@ -94,14 +94,21 @@ def sum_different_counts() -> Tuple[float, str]:
 
 
 def test_ranks_in_different_collectives_hang_and_are_named(tmp_path: Path) -> None:
-    results = run_ranks(sum_different_counts, 2, tmp_path, timeout=60,
-                        environ={**BLOCKING, 'CUDA_DOUBLE_NCCL_TRACE': '1'})
+    results = run_ranks(
+        sum_different_counts,
+        2,
+        tmp_path,
+        timeout=60,
+        environ={**BLOCKING, 'CUDA_DOUBLE_NCCL_TRACE': '1'},
+    )
     for rank, (seconds, message) in enumerate(results):
         assert seconds >= TIMEOUT_SECONDS
         assert f'OpType=ALLREDUCE, NumelIn={4 + rank}' in message and 'timeout' in message
         log = (tmp_path / f'task{rank}.pkl.log').read_text()
-        assert (f'rank {rank} of 2 is in AllReduce of {4 + rank} numbers of type 7 and rank '
-                f'{1 - rank} is not') in log
+        assert (
+            f'rank {rank} of 2 is in AllReduce of {4 + rank} numbers of type 7 and rank '
+            f'{1 - rank} is not'
+        ) in log
         assert f'rank {rank}/2 AllReduce count {4 + rank} type 7 reduction 0' in log
 
 
@@ -113,14 +120,17 @@ def read_without_waiting() -> Dict[str, Any]:
     """Start collectives whose peer comes later, and read their targets on another stream."""
     rank = join(int(os.environ['RANK']), backend='cpu:gloo,cuda:nccl')
     dist.all_reduce(torch.ones(1, device='cuda'))  # makes the communicator
-    in_place = torch.full((8,), rank + 1., device='cuda')
+    in_place = torch.full((8,), rank + 1.0, device='cuda')
     numbers = torch.full((8,), rank + 1, device='cuda')
-    source, gathered = torch.full((8,), rank + 1., device='cuda'), torch.zeros(16, device='cuda')
+    source, gathered = torch.full((8,), rank + 1.0, device='cuda'), torch.zeros(16, device='cuda')
     torch.cuda.synchronize()
     if rank == 1:
         meet_on_the_host()
-    start = [dist.all_reduce(in_place, async_op=True), dist.all_reduce(numbers, async_op=True),
-             dist.all_gather_into_tensor(gathered, source, async_op=True)]
+    start = [
+        dist.all_reduce(in_place, async_op=True),
+        dist.all_reduce(numbers, async_op=True),
+        dist.all_gather_into_tensor(gathered, source, async_op=True),
+    ]
     results: Dict[str, Any] = {}
     if rank == 0:
         with torch.cuda.stream(torch.cuda.Stream()):  # a race on a GPU
@@ -140,9 +150,9 @@ def test_a_target_holds_poison_until_its_collective_has_run(tmp_path: Path) -> N
     assert not any(results[0]['completed'])
     assert bool(in_place.isnan().all()) and bool(gathered.isnan().all())
     assert numbers.tolist() == [torch.iinfo(torch.int64).min] * 8
-    assert source.tolist() == [1.] * 8
+    assert source.tolist() == [1.0] * 8
     for rank, result in enumerate(results):
-        assert result['late'] == [[3.] * 8, [3] * 8, [1.] * 8 + [2.] * 8, [rank + 1.] * 8]
+        assert result['late'] == [[3.0] * 8, [3] * 8, [1.0] * 8 + [2.0] * 8, [rank + 1.0] * 8]
 
 
 def join_on_one_card() -> str:

@@ -1,4 +1,5 @@
 """``env_cfg.float32_matmul_precision`` and ``cudnn_allow_tf32`` in every process that computes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,16 +21,23 @@ def settings_of_run(folder: Path, accelerator: str, changes: Dict[str, Any]) -> 
     return settings, facts, log_of(runner)
 
 
-@pytest.mark.parametrize('changes, expected', [
-    ({}, ('highest', True)),
-    ({'env_cfg.float32_matmul_precision': 'high'}, ('high', True)),
-    ({'env_cfg.float32_matmul_precision': 'medium', 'env_cfg.cudnn_allow_tf32': False},
-     ('medium', False)),
-])
-def test_a_run_on_a_card(changes: Dict[str, Any], expected: Tuple[str, bool],
-                         tmp_path: Path) -> None:
-    [(settings, facts, log)] = run_ranks(settings_of_run, 1, tmp_path / 'rank', tmp_path / 'run',
-                                         'cuda', changes)
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        ({}, ('highest', True)),
+        ({'env_cfg.float32_matmul_precision': 'high'}, ('high', True)),
+        (
+            {'env_cfg.float32_matmul_precision': 'medium', 'env_cfg.cudnn_allow_tf32': False},
+            ('medium', False),
+        ),
+    ],
+)
+def test_a_run_on_a_card(
+    changes: Dict[str, Any], expected: Tuple[str, bool], tmp_path: Path
+) -> None:
+    [(settings, facts, log)] = run_ranks(
+        settings_of_run, 1, tmp_path / 'rank', tmp_path / 'run', 'cuda', changes
+    )
     assert settings == expected
     assert facts['matmul_allow_tf32'] == str(expected[0] != 'highest')
     assert facts['cudnn_allow_tf32'] == str(expected[1])
@@ -38,8 +46,11 @@ def test_a_run_on_a_card(changes: Dict[str, Any], expected: Tuple[str, bool],
 
 def test_a_run_on_the_cpu_says_that_they_have_no_effect(tmp_path: Path) -> None:
     changes = {'env_cfg.float32_matmul_precision': 'medium', 'env_cfg.cudnn_allow_tf32': False}
-    [(settings, _, log)] = run_ranks(settings_of_run, 1, tmp_path / 'rank', tmp_path / 'run',
-                                     'cpu', changes)
+    [(settings, _, log)] = run_ranks(
+        settings_of_run, 1, tmp_path / 'rank', tmp_path / 'run', 'cpu', changes
+    )
     assert settings == ('highest', True)
-    assert ("env_cfg.float32_matmul_precision='medium' and env_cfg.cudnn_allow_tf32=False: no "
-            'effect on cpu') in log
+    assert (
+        "env_cfg.float32_matmul_precision='medium' and env_cfg.cudnn_allow_tf32=False: no "
+        'effect on cpu'
+    ) in log

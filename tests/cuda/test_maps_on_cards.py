@@ -1,4 +1,5 @@
 """Test, predict and export with a device: the numbers and maps are those of the CPU."""
+
 from __future__ import annotations
 
 import re
@@ -15,11 +16,11 @@ from map_runs import read
 from support import check_finished, write_tiny_config
 
 TRANSFORM = rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000)
-SHORT = '''
+SHORT = """
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=2, val_interval=2)
 default_hooks['preview'] = None
 default_hooks['checkpoint']['interval'] = 2
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -42,16 +43,18 @@ def scores(output: str) -> List[str]:
     return re.findall(r'(?:aAcc|mIoU|mAcc): ([0-9.]+)', output)
 
 
-def test_a_test_has_the_scores_of_the_validation_and_of_the_cpu(trained: Any,
-                                                                tmp_path: Path) -> None:
-    ranks = launch_on_cards(*trained, '--work-dir', tmp_path / 'ranks',
-                            command=['bash', 'scripts/test.sh'])
+def test_a_test_has_the_scores_of_the_validation_and_of_the_cpu(
+    trained: Any, tmp_path: Path
+) -> None:
+    ranks = launch_on_cards(
+        *trained, '--work-dir', tmp_path / 'ranks', command=['bash', 'scripts/test.sh']
+    )
     cpu = run_tool('test', *trained, '--work-dir', tmp_path / 'cpu', accelerator='cpu')
     for finished in (ranks, cpu):
         check_finished(finished)
     assert 'accelerator cuda (2 device(s)' in ranks.output
     assert len(scores(cpu.output)) >= 3 and scores(ranks.output) == scores(cpu.output)
-    validated, = logged(trained[1].parent, 'mIoU')
+    (validated,) = logged(trained[1].parent, 'mIoU')
     assert validated == pytest.approx(float(scores(cpu.output)[1]), abs=0.005)
 
 
@@ -59,41 +62,71 @@ def test_a_card_with_little_memory_gives_the_same_map(colors: Any, tmp_path: Pat
     classes, maps = paint(500, 900), {}
     scene = write_scene(tmp_path / 'field.tif', classes, transform=TRANSFORM)
     for memory in ('1024', '16'):  # MiB
-        finished = run_tool('predict', *colors, scene, '--out', tmp_path / memory, '--confidence',
-                            '--window', 256, '--batch-size', 16,
-                            environ={'CUDA_DOUBLE_MEMORY': memory})
+        finished = run_tool(
+            'predict',
+            *colors,
+            scene,
+            '--out',
+            tmp_path / memory,
+            '--confidence',
+            '--window',
+            256,
+            '--batch-size',
+            16,
+            environ={'CUDA_DOUBLE_MEMORY': memory},
+        )
         check_finished(finished)
-        batches = re.findall(r'out of memory with (\d+) windows .*goes on with (\d+)',
-                             finished.output)
+        batches = re.findall(
+            r'out of memory with (\d+) windows .*goes on with (\d+)', finished.output
+        )
         assert batches[:1] == ([('16', '8')] if memory == '16' else []), finished.output
-        maps[memory] = [(tmp_path / memory / name).read_bytes()
-                        for name in ('field.tif', 'field_confidence.tif', 'field.json')]
+        maps[memory] = [
+            (tmp_path / memory / name).read_bytes()
+            for name in ('field.tif', 'field_confidence.tif', 'field.json')
+        ]
     assert maps['16'] == maps['1024']
     np.testing.assert_array_equal(read(tmp_path / '16' / 'field.tif'), classes)
 
 
 def test_ranks_on_cards_share_the_scenes(colors: Any, tmp_path: Path) -> None:
-    scenes = [write_scene(tmp_path / f'{number}.tif', paint(90, 150 + 30 * number),
-                          transform=TRANSFORM) for number in range(3)]
-    finished = launch_on_cards(*colors, *scenes, '--out', tmp_path / 'maps', '--amp',
-                               command=['bash', 'scripts/predict.sh'])
+    scenes = [
+        write_scene(tmp_path / f'{number}.tif', paint(90, 150 + 30 * number), transform=TRANSFORM)
+        for number in range(3)
+    ]
+    finished = launch_on_cards(
+        *colors,
+        *scenes,
+        '--out',
+        tmp_path / 'maps',
+        '--amp',
+        command=['bash', 'scripts/predict.sh'],
+    )
     check_finished(finished)
     assert 'cuda (2 device(s)' in finished.output and 'on 2 rank(s)' in finished.output
     for number in range(3):
-        np.testing.assert_array_equal(read(tmp_path / 'maps' / f'{number}.tif'),
-                                      paint(90, 150 + 30 * number))
+        np.testing.assert_array_equal(
+            read(tmp_path / 'maps' / f'{number}.tif'), paint(90, 150 + 30 * number)
+        )
 
 
-def test_what_was_trained_on_cards_exports_to_the_same_map(trained: Any, tiny_data: Path,
-                                                           tmp_path: Path) -> None:
+def test_what_was_trained_on_cards_exports_to_the_same_map(
+    trained: Any, tiny_data: Path, tmp_path: Path
+) -> None:
     model, image = tmp_path / 'model.onnx', tiny_data / 'img_dir' / 'val' / '0.png'
     finished = run_tool('export', *trained, '--out', model, '--tiles', 2)
     check_finished(finished)
     assert 'equal pixels 100.0000 %' in finished.output
     check_finished(run_tool('predict', *trained, image, '--out', tmp_path / 'card'))
-    check_finished(launch_on_cards(
-        '--model', model, image, '--out', tmp_path / 'exported',
-        command=[sys.executable, 'tools/predict.py']))
+    check_finished(
+        launch_on_cards(
+            '--model',
+            model,
+            image,
+            '--out',
+            tmp_path / 'exported',
+            command=[sys.executable, 'tools/predict.py'],
+        )
+    )
     card, exported = (read(tmp_path / name / '0.tif') for name in ('card', 'exported'))
     assert len(np.unique(card)) > 1
     np.testing.assert_array_equal(card, exported)

@@ -1,4 +1,5 @@
 """Dynamic sampling, FixMatch, mask transformers and LoRA on two devices and on two CPU ranks."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,18 +14,21 @@ from semi_runs import write_semi_config, write_semi_data
 from support import check_finished, write_tiny_config
 
 # What devices draw at random differs from what the CPU draws: no dropout here.
-SAMPLING = '''
+SAMPLING = """
 train_dataloader.update(batch_size=3, num_workers=1, persistent_workers=True)
 custom_hooks = [dict(
     type='DynamicSamplingHook', score=dict(type='LabelScore'), validity=dict(low=0.491),
     local_target=2, max_age=2, prefetch=True)]
 train_cfg.update(max_iters=6, val_interval=6)
-'''
-LORA = FROZEN + '''
+"""
+LORA = (
+    FROZEN
+    + """
 model['backbone'].update(frozen=False, normalization='web',
                          lora=dict(rank=4, targets=('q', 'v', 'mlp.fc1')))
 train_cfg.update(max_iters=6, val_interval=6)
-'''
+"""
+)
 
 
 def sampling(data: Path, folder: Path) -> Path:
@@ -36,8 +40,11 @@ def lora(data: Path, folder: Path) -> Path:
 
 
 def fixmatch(data: Path, folder: Path) -> Path:
-    return write_semi_config(folder / 'semi.py', write_semi_data(folder / 'data'),
-                             "model['decode_head'].update(dropout_ratio=0)\n")
+    return write_semi_config(
+        folder / 'semi.py',
+        write_semi_data(folder / 'data'),
+        "model['decode_head'].update(dropout_ratio=0)\n",
+    )
 
 
 def eomt(data: Path, folder: Path, kind: str = 'eomt') -> Path:
@@ -54,7 +61,8 @@ def pmt(data: Path, folder: Path) -> Path:
 
 
 METHODS: Dict[str, Callable[[Path, Path], Path]] = {
-    method.__name__: method for method in (sampling, fixmatch, lora, eomt, pmt)}
+    method.__name__: method for method in (sampling, fixmatch, lora, eomt, pmt)
+}
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -62,8 +70,14 @@ def test_two_cards_train_like_two_cpu_ranks(name: str, tiny_data: Path, tmp_path
     config = METHODS[name](tiny_data, tmp_path)
     start = f'load_from={write_start(config)}'
     for accelerator in ('cuda', 'cpu'):
-        finished = launch_on_cards(config, '--work-dir', tmp_path / accelerator, '--cfg-options',
-                                   start, environ={'ACCELERATOR': accelerator})
+        finished = launch_on_cards(
+            config,
+            '--work-dir',
+            tmp_path / accelerator,
+            '--cfg-options',
+            start,
+            environ={'ACCELERATOR': accelerator},
+        )
         check_finished(finished)
         assert f'accelerator {accelerator} ' in finished.output
     losses, expected = (logged(tmp_path / name) for name in ('cuda', 'cpu'))

@@ -1,4 +1,5 @@
 """tools/benchmarks/on_gpu.sh at toy sizes: a card's first hour is not spent on its mistakes."""
+
 from __future__ import annotations
 
 import re
@@ -10,9 +11,18 @@ from support import check_finished
 
 from mapsage.extras.demo import DemoParams, write_demo_data
 
-STAGES = ['tests/contract', 'tests/unit/wrappers', 'all_devices', 'one_device', 'step_overhead.py',
-          'dinov3_training.py', 'segmentors_gpu.py', 'feature_sources.py', 'feature_sources.py',
-          'feature_cache.py']
+STAGES = [
+    'tests/contract',
+    'tests/unit/wrappers',
+    'all_devices',
+    'one_device',
+    'step_overhead.py',
+    'dinov3_training.py',
+    'segmentors_gpu.py',
+    'feature_sources.py',
+    'feature_sources.py',
+    'feature_cache.py',
+]
 
 
 # It starts 30 processes, of which each imports everything.
@@ -20,9 +30,15 @@ STAGES = ['tests/contract', 'tests/unit/wrappers', 'all_devices', 'one_device', 
 def test_each_stage_runs_on_two_devices(tmp_path: Path) -> None:
     write_demo_data(tmp_path / 'demo', DemoParams(train_scenes=1, val_scenes=1, scene_size=256))
     finished = launch_on_cards(
-        '--toy', command=['bash', 'tools/benchmarks/on_gpu.sh'], timeout=900.0, environ={
-            'MAPSAGE_DEMO': str(tmp_path / 'demo'), 'WORK_DIR': str(tmp_path / 'runs'),
-            'MAPSAGE_NWPU': ''})
+        '--toy',
+        command=['bash', 'tools/benchmarks/on_gpu.sh'],
+        timeout=900.0,
+        environ={
+            'MAPSAGE_DEMO': str(tmp_path / 'demo'),
+            'WORK_DIR': str(tmp_path / 'runs'),
+            'MAPSAGE_NWPU': '',
+        },
+    )
     check_finished(finished)
     output = finished.output
     assert re.findall(r'^cuda:(\d) is ', output, re.M) == ['0', '1']

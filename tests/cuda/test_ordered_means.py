@@ -1,4 +1,5 @@
 """The ordered sum of DDP's buckets over NCCL: what it waits for, on which stream."""
+
 from __future__ import annotations
 
 import time
@@ -22,7 +23,7 @@ class Bucket:
 
     def __init__(self, index: int, last: bool) -> None:
         self._index, self._last = index, last
-        self._buffer = torch.full((LENGTH,), 1. + 2 * dist.get_rank() + index, device='cuda')
+        self._buffer = torch.full((LENGTH,), 1.0 + 2 * dist.get_rank() + index, device='cuda')
 
     def buffer(self) -> torch.Tensor:
         return self._buffer
@@ -54,8 +55,11 @@ def means_of_two_buckets() -> Dict[str, Any]:
     first = means.begin(Bucket(0, last=False))
     done_at_once = first.done()
     last = means.begin(Bucket(1, last=True))
-    return dict(done_at_once=done_at_once, done=first.done() and last.done(),
-                means=[future.wait().cpu().unique().tolist() for future in (first, last)])
+    return dict(
+        done_at_once=done_at_once,
+        done=first.done() and last.done(),
+        means=[future.wait().cpu().unique().tolist() for future in (first, last)],
+    )
 
 
 def mean_from_another_stream() -> List[float]:

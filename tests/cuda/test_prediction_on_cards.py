@@ -1,4 +1,5 @@
 """A card that predicts is fed from pinned memory, and the next batch is read while it computes."""
+
 from __future__ import annotations
 
 import threading
@@ -41,8 +42,7 @@ class Device(PixelModel):
         self.to(device)
 
     def data_preprocessor(self, data: dict, training: bool) -> dict:
-        inputs = [image.to(self.device, non_blocking=image.is_pinned())
-                  for image in data['inputs']]
+        inputs = [image.to(self.device, non_blocking=image.is_pinned()) for image in data['inputs']]
         return dict(data, inputs=torch.stack(inputs).float())
 
     def encode_decode(self, inputs: torch.Tensor, metas: List[dict]) -> torch.Tensor:
@@ -59,8 +59,9 @@ def predicted(device: str) -> Tuple[np.ndarray, List[Tuple[torch.dtype, bool]]]:
     predictor = WindowPredictor(model, torch.device(device), grid.window, 0, 2)
     strips: List[Strip] = []
     with Transfers() as transfers:
-        predict_strips(scene, grid, [0], predictor, 2, True, strips.append, lambda count: None,
-                       most_readers=2)
+        predict_strips(
+            scene, grid, [0], predictor, 2, True, strips.append, lambda count: None, most_readers=2
+        )
     return np.stack([strips[0].classes, strips[0].confidence]), transfers.copies
 
 

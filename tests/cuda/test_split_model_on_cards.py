@@ -1,4 +1,5 @@
 """One process that splits a model over two devices, or over a device and the CPU."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,43 +9,59 @@ import pytest
 from cards import logged, run_tool, write_start
 from support import Finished, check_finished, write_tiny_config, write_tiny_data
 
-SHORT = '''
+SHORT = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='ReportPlacement')]
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=4, val_interval=4)
 default_hooks['preview'] = None
 default_hooks['checkpoint']['interval'] = 2
 optim_wrapper.update(clip_grad=dict(max_norm=1.0))
-'''
+"""
 # Weights, gradients and momentum take 36 MiB; the activations of 32x32 pixels little beside that.
-FAT = '''
+FAT = """
 model['backbone'].update(base_channels=128)
 model['decode_head'].update(in_channels=128)
 model['data_preprocessor'].update(size=(32, 32))
 train_dataloader['batch_size'] = 1
-'''
+"""
 TWO_CARDS = ['env_cfg.use_model_parallel=True']
-CARD_AND_CPU = ['model_wrapper_cfg.type=MMModelParallel',
-                "model_wrapper_cfg.devices=['cuda:0','cpu']"]
+CARD_AND_CPU = [
+    'model_wrapper_cfg.type=MMModelParallel',
+    "model_wrapper_cfg.devices=['cuda:0','cpu']",
+]
 
 
-def train(config: Path, work: Path, *settings: str, resume: bool = False,
-          **options: Any) -> Finished:
+def train(
+    config: Path, work: Path, *settings: str, resume: bool = False, **options: Any
+) -> Finished:
     environ = {'MAPSAGE_TEST_PLACEMENT': str(work.parent), **options.pop('environ', {})}
-    return run_tool('train', config, '--work-dir', work, *(['--resume'] if resume else []),
-                    '--cfg-options', *settings, environ=environ, **options)
+    return run_tool(
+        'train',
+        config,
+        '--work-dir',
+        work,
+        *(['--resume'] if resume else []),
+        '--cfg-options',
+        *settings,
+        environ=environ,
+        **options,
+    )
 
 
-@pytest.mark.parametrize('settings, cards, split', [
-    (TWO_CARDS, 2, ['cuda:0', 'cuda:1']), (CARD_AND_CPU, 1, ['cpu', 'cuda:0'])],
-    ids=['two cards', 'card and CPU'])
-def test_a_split_model_trains_validates_and_resumes(settings: list, cards: int, split: list,
-                                                    tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'settings, cards, split',
+    [(TWO_CARDS, 2, ['cuda:0', 'cuda:1']), (CARD_AND_CPU, 1, ['cpu', 'cuda:0'])],
+    ids=['two cards', 'card and CPU'],
+)
+def test_a_split_model_trains_validates_and_resumes(
+    settings: list, cards: int, split: list, tiny_data: Path, tmp_path: Path
+) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT)
     start = f'load_from={write_start(config)}'
     check_finished(train(config, tmp_path / 'one', start))
-    check_finished(train(config, tmp_path / 'split', start, *settings, 'train_cfg.max_iters=2',
-                         cards=cards))
+    check_finished(
+        train(config, tmp_path / 'split', start, *settings, 'train_cfg.max_iters=2', cards=cards)
+    )
     finished = train(config, tmp_path / 'split', *settings, cards=cards, resume=True)
     check_finished(finished)
     assert 'strategy model_parallel_single_process' in finished.output

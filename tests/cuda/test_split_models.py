@@ -1,4 +1,5 @@
 """Training a model that is split over several kinds of devices, on a machine with cards."""
+
 from __future__ import annotations
 
 import json
@@ -13,17 +14,25 @@ from mmengine.device import get_max_cuda_memory
 from mmengine.runner import LogProcessor
 from support import Finished, check_finished, launch, write_tiny_config
 
-SPLIT = '''
+SPLIT = """
 env_cfg.update(accelerator={accelerator!r})
 model_wrapper_cfg = dict(type='MMModelParallel', devices={devices!r})
-'''
+"""
 
 
 def train(folder: Path, tiny_data: Path, accelerator: str, devices: List[Any]) -> Finished:
-    config = write_tiny_config(folder / 'split.py', tiny_data, SPLIT.format(
-        accelerator=accelerator, devices=devices))
-    return launch(config, '--work-dir', folder / 'run', '--cfg-options', 'train_cfg.max_iters=3',
-                  'train_cfg.val_interval=3', command=[sys.executable, 'tools/train.py'])
+    config = write_tiny_config(
+        folder / 'split.py', tiny_data, SPLIT.format(accelerator=accelerator, devices=devices)
+    )
+    return launch(
+        config,
+        '--work-dir',
+        folder / 'run',
+        '--cfg-options',
+        'train_cfg.max_iters=3',
+        'train_cfg.val_interval=3',
+        command=[sys.executable, 'tools/train.py'],
+    )
 
 
 def training_scalars(folder: Path) -> List[Dict[str, float]]:
@@ -33,8 +42,9 @@ def training_scalars(folder: Path) -> List[Dict[str, float]]:
 
 
 @pytest.mark.parametrize('devices', [['cuda:0', 'cpu'], ['cpu', 'cuda:1'], ['cuda:0', 'cuda:1']])
-def test_a_split_run_logs_the_memory_of_its_cards(tmp_path: Path, tiny_data: Path,
-                                                  devices: List[str]) -> None:
+def test_a_split_run_logs_the_memory_of_its_cards(
+    tmp_path: Path, tiny_data: Path, devices: List[str]
+) -> None:
     check_finished(train(tmp_path, tiny_data, 'cuda', devices))
     scalars = training_scalars(tmp_path)
     assert len(scalars) == 3
@@ -42,8 +52,9 @@ def test_a_split_run_logs_the_memory_of_its_cards(tmp_path: Path, tiny_data: Pat
     assert all(line['memory'] >= 1 for line in scalars)
 
 
-def test_simulated_cards_beside_real_ones_log_their_own_memory(tmp_path: Path,
-                                                               tiny_data: Path) -> None:
+def test_simulated_cards_beside_real_ones_log_their_own_memory(
+    tmp_path: Path, tiny_data: Path
+) -> None:
     check_finished(train(tmp_path, tiny_data, 'sim', [0, 1]))
     scalars = training_scalars(tmp_path)
     assert len(scalars) == 3

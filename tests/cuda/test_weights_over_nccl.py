@@ -1,4 +1,5 @@
 """Weights at the start of a run, and buffers before an evaluation, travel over NCCL together."""
+
 from __future__ import annotations
 
 from pathlib import Path

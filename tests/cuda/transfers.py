@@ -1,4 +1,5 @@
 """Counts the copies of batches from the host to a card, also in a user's run."""
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,12 @@ class Transfers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get('device')
-        if func is torch.ops.aten._to_copy.default and device is not None \
-                and torch.device(device).type == 'cuda' and args[0].is_cpu:
+        if (
+            func is torch.ops.aten._to_copy.default
+            and device is not None
+            and torch.device(device).type == 'cuda'
+            and args[0].is_cpu
+        ):
             pinned = args[0].is_pinned() and kwargs.get('non_blocking', False)
             self.copies.append((args[0].dtype, not pinned))
         return func(*args, **kwargs)
@@ -44,14 +49,20 @@ class TransfersOfBatches(Hook):
                 return forward(data, training)
             with transfers:
                 prepared = forward(data, training)
-            self.dtypes += [str(sample.gt_sem_seg.data.dtype)
-                            for sample in prepared['data_samples']]
+            self.dtypes += [
+                str(sample.gt_sem_seg.data.dtype) for sample in prepared['data_samples']
+            ]
             return prepared
 
         preprocessor.forward = counted
         self.transfers = transfers
 
     def after_train(self, runner: Any) -> None:
-        Path(os.environ['MAPSAGE_TEST_TRANSFERS']).write_text(json.dumps(dict(
-            copies=[[str(dtype), waits] for dtype, waits in self.transfers.copies],
-            labels=self.dtypes)))
+        Path(os.environ['MAPSAGE_TEST_TRANSFERS']).write_text(
+            json.dumps(
+                dict(
+                    copies=[[str(dtype), waits] for dtype, waits in self.transfers.copies],
+                    labels=self.dtypes,
+                )
+            )
+        )

@@ -1,4 +1,5 @@
 """Hooks of launched runs, most of which break rank 1."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ class BatchOfRank1(Hook):
 class WeightOfRank1(Hook):
     """Changes one element of one parameter of rank 1 after the third iteration."""
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if get_rank() == 1 and runner.iter == 2:
             next(runner.model.parameters()).data.view(-1)[0] += 1e-3
 
@@ -35,8 +37,9 @@ class DriftOfRank1(Hook):
     def __init__(self, by: float) -> None:
         self.by = by
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if get_rank() == 1:
             for parameter in runner.model.parameters():
                 parameter.data.mul_(1 + self.by)

@@ -3,6 +3,7 @@
 The process that is struck writes a line into the file ``struck`` right before: what happens next is
 compared with this record, and not with the plan.
 """
+
 from __future__ import annotations
 
 import builtins
@@ -54,8 +55,20 @@ def _is(*places: str) -> bool:
 
 def record(fault: Dict[str, Any], folder: Path, rank: int, file: str = '') -> bool:
     """Record what strikes which process now; return whether it shall, as the first or again."""
-    line = json.dumps(dict(time=time.time(), pid=os.getpid(), rank=rank, kind=fault['kind'],
-                           action=fault['action'], place=fault['place'], file=file)) + '\n'
+    line = (
+        json.dumps(
+            dict(
+                time=time.time(),
+                pid=os.getpid(),
+                rank=rank,
+                kind=fault['kind'],
+                action=fault['action'],
+                place=fault['place'],
+                file=file,
+            )
+        )
+        + '\n'
+    )
     try:
         handle = os.open(str(folder / 'struck'), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -68,8 +81,9 @@ def record(fault: Dict[str, Any], folder: Path, rank: int, file: str = '') -> bo
 
 
 def _record() -> bool:
-    return record(_FAULT, _FOLDER, _RANK, _victim().name if _FAULT['place'] == 'mapping'
-                  else _FAULT['place'])
+    return record(
+        _FAULT, _FOLDER, _RANK, _victim().name if _FAULT['place'] == 'mapping' else _FAULT['place']
+    )
 
 
 def strike(*_: Any) -> None:
@@ -80,7 +94,7 @@ def strike(*_: Any) -> None:
 
 def _raise() -> None:
     # with what the name of a file in another encoding becomes
-    raise ArithmeticError(f"{TEXT} in a {_FAULT['place']} \udcb5\udcd8")
+    raise ArithmeticError(f'{TEXT} in a {_FAULT["place"]} \udcb5\udcd8')
 
 
 def _raise_memory_error() -> None:
@@ -88,8 +102,9 @@ def _raise_memory_error() -> None:
 
 
 def _raise_out_of_memory() -> None:
-    raise RuntimeError('DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes: '
-                       'out of memory')
+    raise RuntimeError(
+        'DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes: out of memory'
+    )
 
 
 def _continue_when(condition: Callable[[], bool], seconds: float) -> None:
@@ -143,7 +158,8 @@ def _forbid_large_files() -> None:
 def _put_folders_in_place() -> None:
     work = Path(os.environ['MAPSAGE_TEST_FOLDER'], 'work')
     for name in [f'iter_{number}.pth' for number in range(1, 9)] + [
-            f'epoch_{number}.pth' for number in range(1, 9)]:
+        f'epoch_{number}.pth' for number in range(1, 9)
+    ]:
         if not (work / name).exists():
             (work / name).mkdir(parents=True)
 
@@ -157,9 +173,12 @@ def _ask_to_leave() -> None:
 
 def _refuse_shared_memory() -> None:
     """Fail where a full /dev/shm does: while the worker's feeder thread pickles a batch."""
+
     def refuse(_: torch.Tensor) -> Any:
-        raise RuntimeError('unable to allocate shared memory(shm) for file </torch_1_2_3>: '
-                           'No space left on device (28)')
+        raise RuntimeError(
+            'unable to allocate shared memory(shm) for file </torch_1_2_3>: '
+            'No space left on device (28)'
+        )
 
     ForkingPickler.register(torch.Tensor, refuse)
 
@@ -177,8 +196,13 @@ def _fill_disk() -> None:
     true_open, true_statvfs = builtins.open, os.statvfs
     creates = _FAULT['action'] == 'no inodes'
 
-    def open_full(file: Any, mode: str = 'r', buffering: int = -1, encoding: Optional[str] = None,
-                  **options: Any) -> Any:
+    def open_full(
+        file: Any,
+        mode: str = 'r',
+        buffering: int = -1,
+        encoding: Optional[str] = None,
+        **options: Any,
+    ) -> Any:
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ''
         if _FAULT['place'] not in str(name) or mode.startswith('r'):
             return true_open(file, mode, buffering, encoding, **options)
@@ -203,7 +227,7 @@ def _fill_disk() -> None:
 def _victim() -> Path:
     """Return the scene that is struck: not one of the first, which may be finished."""
     scenes = sorted((_FOLDER / 'scenes').iterdir())
-    return random.Random(_FAULT['seed']).choice(scenes[len(scenes) // 3:])
+    return random.Random(_FAULT['seed']).choice(scenes[len(scenes) // 3 :])
 
 
 def _cut(size: Optional[int] = None) -> None:
@@ -248,15 +272,19 @@ _ACTIONS: Dict[str, Callable[[], Any]] = {
     'small files': _forbid_large_files,
     'folders': _put_folders_in_place,
     'refuse batches': _refuse_shared_memory,
-    'ENOSPC': _fill_disk, 'EDQUOT': _fill_disk, 'no inodes': _fill_disk,
+    'ENOSPC': _fill_disk,
+    'EDQUOT': _fill_disk,
+    'no inodes': _fill_disk,
     'unlink': lambda: _victim().unlink(),
     'rename': lambda: _victim().rename(_FOLDER / 'moved.tif'),
     'cut to the header': lambda: _cut(120),
     'cut to half': _cut,
     'emptied': lambda: _cut(0),
     'chmod 0': lambda: _victim().chmod(0),
-    'SIGTERM': _ask_to_leave, 'SIGUSR1': _ask_to_leave,
-    'SIGTERM to the launcher': _ask_to_leave, 'SIGUSR1 to the launcher': _ask_to_leave,
+    'SIGTERM': _ask_to_leave,
+    'SIGUSR1': _ask_to_leave,
+    'SIGTERM to the launcher': _ask_to_leave,
+    'SIGUSR1 to the launcher': _ask_to_leave,
 }
 _NUMBERS = {'nan': float('nan'), 'inf': float('inf')}
 
@@ -320,8 +348,9 @@ class PlantedFault(Hook):
         elif _is('log'):
             runner.log_processor.get_log_after_iter = strike
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if not _HERE or runner.iter != _FAULT['step']:
             return
         if _is('after the step'):
@@ -445,8 +474,9 @@ class CheckpointWitness(Hook):
     def __init__(self) -> None:
         self._seen = ''
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         self._look(runner)
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -470,8 +500,9 @@ class CheckpointWitness(Hook):
 
 def digest(state: Dict[str, torch.Tensor]) -> str:
     """Return a hash of the bytes of weights."""
-    return hashlib.sha256(b''.join(
-        name.encode() + value.cpu().numpy().tobytes() for name, value in state.items())).hexdigest()
+    return hashlib.sha256(
+        b''.join(name.encode() + value.cpu().numpy().tobytes() for name, value in state.items())
+    ).hexdigest()
 
 
 def _model(runner: Any) -> Any:

@@ -1,4 +1,5 @@
 """Agreement between real processes of which one is late, raises, dies, or differs."""
+
 from __future__ import annotations
 
 import os
@@ -31,11 +32,14 @@ GBK_NAME = b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')  # as os.listdir g
 ROUNDS = 400  # of two threads at once: by then an unlocked store of torch 1.10 is stuck
 
 
-
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
     return fork_scenarios(
-        {(name, world): (function, world, *args)
-         for (name, world), (function, *args) in scenarios().items()}, folder)
+        {
+            (name, world): (function, world, *args)
+            for (name, world), (function, *args) in scenarios().items()
+        },
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -53,12 +57,25 @@ def agree_and_differ() -> Dict[str, Any]:
     silent: Dict[str, int] = {} if rank == world - 1 else dict(step=5, left=1)
     partial = consensus.tick(**silent)
     answers = dict(
-        all_came=[facts.max('step'), facts.min('step'), facts.any('step'), facts.all('step'),
-                  facts.agree('step'), facts.complete('step'), facts.all('left')],
-        one_silent=[partial.max('step'), partial.agree('step'), partial.complete('step'),
-                    partial.all('left'), partial.max('seed')],
+        all_came=[
+            facts.max('step'),
+            facts.min('step'),
+            facts.any('step'),
+            facts.all('step'),
+            facts.agree('step'),
+            facts.complete('step'),
+            facts.all('left'),
+        ],
+        one_silent=[
+            partial.max('step'),
+            partial.agree('step'),
+            partial.complete('step'),
+            partial.all('left'),
+            partial.max('seed'),
+        ],
         by_rank=partial.by_rank('step'),
-        error=error_of(lambda: consensus.tick(seed=7 + (rank == world - 1))))
+        error=error_of(lambda: consensus.tick(seed=7 + (rank == world - 1))),
+    )
     # the error has left nothing behind: the next tick works
     answers['after'] = consensus.tick(step=rank).max('step')
     return answers
@@ -88,8 +105,15 @@ def test_late_silent_and_differing_ranks(world: int, answers: Answers) -> None:
     assert all(each == every[0] for each in every)
     last = world - 1
     values = {rank: 7 + (rank == last) for rank in range(world)}
-    assert every[0]['all_came'] == [last - 1, -1, True, world == 2 and all([-1, 0]), False, True,
-                                    False]
+    assert every[0]['all_came'] == [
+        last - 1,
+        -1,
+        True,
+        world == 2 and all([-1, 0]),
+        False,
+        True,
+        False,
+    ]
     assert every[0]['one_silent'] == [5, True, False, True, None]
     assert every[0]['by_rank'] == dict.fromkeys(range(last), 5)
     assert every[0]['error']['type'] == 'DisagreementError'
@@ -120,16 +144,21 @@ def lose_a_rank(how: str, folder: Path) -> Any:
     return error, again
 
 
-@pytest.mark.parametrize('how, world', [
-    ('dies', 2), ('dies', 4), ('dies', 8), ('hangs', 2), ('hangs', 4)])
+@pytest.mark.parametrize(
+    'how, world', [('dies', 2), ('dies', 4), ('dies', 8), ('hangs', 2), ('hangs', 4)]
+)
 def test_a_lost_rank_is_named(how: str, world: int, answers: Answers) -> None:
     *every, _ = answers.of(how, world)
     for rank, (error, again) in enumerate(every):
         assert error['type'] == 'RankLostError' and error['ranks'] == [world - 1]
-        assert f'rank {rank} waited at agreement 3 and rank(s) [{world - 1}] did not come' \
+        assert (
+            f'rank {rank} waited at agreement 3 and rank(s) [{world - 1}] did not come'
             in error['message']
-        assert (f'Rank {world - 1} on host {socket.gethostname()}'
-                + (': its process has ended' if how == 'dies' else ' answers')) in error['message']
+        )
+        assert (
+            f'Rank {world - 1} on host {socket.gethostname()}'
+            + (': its process has ended' if how == 'dies' else ' answers')
+        ) in error['message']
         assert again == error
 
 
@@ -178,8 +207,7 @@ def of_two_groups(folder: Path) -> Dict[str, Any]:
 
 
 def test_a_group_agrees_for_itself_and_names_global_ranks(answers: Answers) -> None:
-    assert answers.of('groups', 4) == [
-        {0: 0, 3: 3}, {1: 1, 2: 2}, {1: 1, 2: 2}, {0: 0, 3: 3}]
+    assert answers.of('groups', 4) == [{0: 0, 3: 3}, {1: 1, 2: 2}, {1: 1, 2: 2}, {0: 0, 3: 3}]
 
 
 def in_two_threads() -> List[int]:
@@ -221,9 +249,13 @@ def test_a_tensor_need_not_be_contiguous(answers: Answers) -> None:
     every = [(torch.arange(6).view(2, 3) + 10 * rank).t() for rank in range(3)]
     for rank, found in enumerate(answers.of('layouts', 3)):
         own = torch.stack([each[rank] for each in every])
-        assert found == [[each.tolist() for each in every],
-                         own[:, :1].tolist() + own[:, 0].tolist(), every[1].tolist(),
-                         own.tolist(), every[2].tolist()]
+        assert found == [
+            [each.tolist() for each in every],
+            own[:, :1].tolist() + own[:, 0].tolist(),
+            every[1].tolist(),
+            own.tolist(),
+            every[2].tolist(),
+        ]
 
 
 def one_raises() -> List[Any]:
@@ -250,8 +282,9 @@ def test_an_exception_reaches_every_rank(world: int, answers: Answers) -> None:
             assert (kind, message) == ('KeyError', own)
         else:
             assert (kind, lowest) == ('RankError', 1)
-            assert message == ('rank 1 failed in reading the list: KeyError: '
-                               "'no such scene on rank 1 ü'")
+            assert message == (
+                "rank 1 failed in reading the list: KeyError: 'no such scene on rank 1 ü'"
+            )
 
 
 def scenes_that_fail(failing: List[int]) -> List[Any]:
@@ -265,14 +298,19 @@ def scenes_that_fail(failing: List[int]) -> List[Any]:
 
     def after_a_tick() -> None:
         if consensus.tick(failed=rank in failing).any('failed'):
-            raise_together(consensus.channel, error if rank in failing else None,
-                           'opening the scenes')
+            raise_together(
+                consensus.channel, error if rank in failing else None, 'opening the scenes'
+            )
 
     def one_error_for_all() -> None:
         raise_together(
-            consensus.channel, error if rank in failing else None, 'opening the scenes',
-            everywhere=lambda texts: ValueError('; '.join(
-                f'rank {rank}: {text}' for rank, text in texts.items())))
+            consensus.channel,
+            error if rank in failing else None,
+            'opening the scenes',
+            everywhere=lambda texts: ValueError(
+                '; '.join(f'rank {rank}: {text}' for rank, text in texts.items())
+            ),
+        )
 
     consensus = Consensus(['failed'], timeout=PATIENT)
     answers = [error_of(action) for action in (in_a_block, after_a_tick, one_error_for_all)]
@@ -281,8 +319,9 @@ def scenes_that_fail(failing: List[int]) -> List[Any]:
 
 
 @pytest.mark.parametrize('failing', [[1], [2], [1, 2]])
-def test_an_error_whose_text_is_no_utf8_reaches_every_rank(failing: List[int],
-                                                           answers: Answers) -> None:
+def test_an_error_whose_text_is_no_utf8_reaches_every_rank(
+    failing: List[int], answers: Answers
+) -> None:
     text = r'FileNotFoundError: cannot open \udcb5\udcd8.tif of rank '
     for rank, (*own, everywhere, after) in enumerate(answers.of(f'scenes {failing}', 3)):
         for error in own:
@@ -290,8 +329,9 @@ def test_an_error_whose_text_is_no_utf8_reaches_every_rank(failing: List[int],
                 assert error['type'] == 'FileNotFoundError' and GBK_NAME in error['message']
             else:
                 assert (error['type'], error['rank']) == ('RankError', failing[0])
-                assert error['message'] == (f'rank {failing[0]} failed in opening the scenes: '
-                                            f'{text}{failing[0]}')
+                assert error['message'] == (
+                    f'rank {failing[0]} failed in opening the scenes: {text}{failing[0]}'
+                )
         assert everywhere['type'] == 'ValueError'
         assert everywhere['message'] == '; '.join(f'rank {each}: {text}{each}' for each in failing)
         assert after == 2
@@ -359,17 +399,29 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
     """Return (function, *args) by name and world size; Path stands for a folder of its own."""
     table: Dict[Tuple[str, int], Tuple[Any, ...]] = {}
     for world in WORLDS:
-        table.update({
-            ('agree', world): (agree_and_differ,), ('raises', world): (one_raises,),
-            ('dies', world): (lose_a_rank, 'dies', Path)})
-    table.update({
-        ('hangs', 2): (lose_a_rank, 'hangs', Path), ('hangs', 4): (lose_a_rank, 'hangs', Path),
-        ('dies in block', 4): (die_in_block, Path), ('agree by maximum', 4): (agree_by_maximum,),
-        ('two threads', 2): (in_two_threads,), ('layouts', 3): (pass_transposed_tensors,),
-        ('dies inside', 2): (die_inside,), ('fields', 2): (differ_in_fields,),
-        ('groups', 4): (of_two_groups, Path), ('never opens', 2): (never_open, Path),
-        ('all_reduce', 2): (raise_past_a_collective, 'all_reduce'),
-        ('tick', 2): (raise_past_a_collective, 'tick')})
+        table.update(
+            {
+                ('agree', world): (agree_and_differ,),
+                ('raises', world): (one_raises,),
+                ('dies', world): (lose_a_rank, 'dies', Path),
+            }
+        )
+    table.update(
+        {
+            ('hangs', 2): (lose_a_rank, 'hangs', Path),
+            ('hangs', 4): (lose_a_rank, 'hangs', Path),
+            ('dies in block', 4): (die_in_block, Path),
+            ('agree by maximum', 4): (agree_by_maximum,),
+            ('two threads', 2): (in_two_threads,),
+            ('layouts', 3): (pass_transposed_tensors,),
+            ('dies inside', 2): (die_inside,),
+            ('fields', 2): (differ_in_fields,),
+            ('groups', 4): (of_two_groups, Path),
+            ('never opens', 2): (never_open, Path),
+            ('all_reduce', 2): (raise_past_a_collective, 'all_reduce'),
+            ('tick', 2): (raise_past_a_collective, 'tick'),
+        }
+    )
     for failing in ([1], [2], [1, 2]):
         table[f'scenes {failing}', 3] = (scenes_that_fail, failing)
     return table

@@ -1,4 +1,5 @@
 """The calibration error on real ranks whose images do not divide, against one process."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,8 +37,12 @@ class Logits(Dataset):
         logits = torch.randn(3, *shape, generator=random) * 3
         truth = torch.randint(0, 3, shape, generator=random)
         truth[:, :5] = 255
-        return dict(seg_logits=dict(data=logits), gt_sem_seg=dict(data=truth[None]),
-                    pred_sem_seg=dict(data=logits.argmax(0)[None]), img_path=f'{index}.tif')
+        return dict(
+            seg_logits=dict(data=logits),
+            gt_sem_seg=dict(data=truth[None]),
+            pred_sem_seg=dict(data=logits.argmax(0)[None]),
+            img_path=f'{index}.tif',
+        )
 
 
 def evaluated(images: Logits, sampler: Any) -> Any:
@@ -50,9 +55,13 @@ def evaluated(images: Logits, sampler: Any) -> Any:
 
 def every_size() -> Any:
     init_process_group(set_current_accelerator(resolve_accelerator('cpu')), timeout=40)
-    return {(size, round_up): evaluated(Logits(size), DefaultSampler(
-        Logits(size), shuffle=False, round_up=round_up))
-        for size in SIZES for round_up in (True, False)}
+    return {
+        (size, round_up): evaluated(
+            Logits(size), DefaultSampler(Logits(size), shuffle=False, round_up=round_up)
+        )
+        for size in SIZES
+        for round_up in (True, False)
+    }
 
 
 def all_images_on_every_rank() -> str:
@@ -85,5 +94,7 @@ def test_ranks_count_what_one_process_counts(world: int, answers: Answers) -> No
 
 
 def test_a_sampler_that_repeats_more_is_an_error_on_every_rank(answers: Answers) -> None:
-    assert all('[5, 5] images of a dataset of 5: a rank repeats more than one' in text
-               for text in answers.of('everything'))
+    assert all(
+        '[5, 5] images of a dataset of 5: a rank repeats more than one' in text
+        for text in answers.of('everything')
+    )

@@ -1,4 +1,5 @@
 """A rank that computes wrong numbers, or has other weights, ends the run; checks change no bit."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -45,8 +46,9 @@ class FlipsWeight(Hook):
     def __init__(self, rank: int, iteration: int) -> None:
         self.rank, self.iteration = rank, iteration
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if runner.rank == self.rank and runner.iter + 1 == self.iteration:
             flip_bit(next(runner.model.parameters()).data, 5, 3)
 
@@ -57,8 +59,9 @@ class DrawsNumber(Hook):
 
     priority = 'LOWEST'
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         next(runner.model.buffers()).add_(torch.rand(1))
 
 
@@ -99,35 +102,77 @@ class ForgetfulToy(ToyRegression):
 
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),
-    'train_dataloader.sampler.type': 'DefaultSampler', 'train_dataloader.dataset.length': 20,
-    'default_hooks.checkpoint': dict(interval=1, by_epoch=True)}
+    'train_dataloader.sampler.type': 'DefaultSampler',
+    'train_dataloader.dataset.length': 20,
+    'default_hooks.checkpoint': dict(interval=1, by_epoch=True),
+}
 # Ranks and changes of runs that are the same with and without checks.
 SOUND: Dict[str, Any] = {
-    'iterations': (2, {'custom_hooks': [dict(type='EMAHook', update_buffers=True)],
-                       'optim_wrapper.accumulative_counts': 3}),
-    'epochs': (2, dict(EPOCHS, **{'custom_hooks': [dict(type='DrawsNumber')],
-                                  'optim_wrapper.type': 'AmpOptimWrapper',
-                                  'env_cfg.reduction': 'native'})),
-    'loss scale and counts': (2, {
-        'optim_wrapper.type': ScaledOnCpu.__name__, 'optim_wrapper.accumulative_counts': 2,
-        'model.type': CountedToy.__name__, 'find_unused_parameters': True}),
+    'iterations': (
+        2,
+        {
+            'custom_hooks': [dict(type='EMAHook', update_buffers=True)],
+            'optim_wrapper.accumulative_counts': 3,
+        },
+    ),
+    'epochs': (
+        2,
+        dict(
+            EPOCHS,
+            **{
+                'custom_hooks': [dict(type='DrawsNumber')],
+                'optim_wrapper.type': 'AmpOptimWrapper',
+                'env_cfg.reduction': 'native',
+            },
+        ),
+    ),
+    'loss scale and counts': (
+        2,
+        {
+            'optim_wrapper.type': ScaledOnCpu.__name__,
+            'optim_wrapper.accumulative_counts': 2,
+            'model.type': CountedToy.__name__,
+            'find_unused_parameters': True,
+        },
+    ),
     'virtual ranks': (2, {'env_cfg.virtual_ranks': 5, 'optim_wrapper.accumulative_counts': 3}),
-    'counts of virtual ranks': (2, {'model.type': CountedToy.__name__, 'env_cfg.virtual_ranks': 3,
-                                    'find_unused_parameters': True}),
+    'counts of virtual ranks': (
+        2,
+        {
+            'model.type': CountedToy.__name__,
+            'env_cfg.virtual_ranks': 3,
+            'find_unused_parameters': True,
+        },
+    ),
     'one rank, activations computed again': (1, {'model.type': 'CheckpointedToy'}),
 }
 # Ranks, hooks, changes of the config; ranks that are named, words of the error.
 FAULTY: Dict[str, Any] = {
     'two ranks': (2, [CardBreaksDown(1, 4)], CALM, [0, 1], 'after iteration 6 failed'),
-    'virtual ranks': (3, [CardBreaksDown(0, 1)], dict(CALM, **{'env_cfg.virtual_ranks': 7}), [0],
-                      'rank 1 and rank 2, which agree'),
-    'before a checkpoint': (3, [CardBreaksDown(1, 4)], {}, [1],
-                            'the cross-check before a checkpoint, after iteration 4, failed'),
+    'virtual ranks': (
+        3,
+        [CardBreaksDown(0, 1)],
+        dict(CALM, **{'env_cfg.virtual_ranks': 7}),
+        [0],
+        'rank 1 and rank 2, which agree',
+    ),
+    'before a checkpoint': (
+        3,
+        [CardBreaksDown(1, 4)],
+        {},
+        [1],
+        'the cross-check before a checkpoint, after iteration 4, failed',
+    ),
     'weights of two': (2, [FlipsWeight(0, 4)], CALM, [0, 1], 'differs between the two ranks'),
     'weights and a checkpoint': (3, [FlipsWeight(2, 3)], {}, [2], 'before a checkpoint'),
     'one rank': (1, [FlipsOnce(4)], CALM, [0], 'twice from the same numbers'),
-    'no repetition': (1, [], dict(CALM, **{'model.type': 'ForgetfulToy'}), [],
-                      'the first step, computed a second time'),
+    'no repetition': (
+        1,
+        [],
+        dict(CALM, **{'model.type': 'ForgetfulToy'}),
+        [],
+        'the first step, computed a second time',
+    ),
 }
 
 
@@ -141,8 +186,7 @@ def with_checks(changes: Dict[str, Any], **more: Any) -> Dict[str, Any]:
 
 
 def train_unlike(folder: Path, bit: int) -> Any:
-    """Train on ranks that promise no bits; the card of rank 1 rounds a number otherwise from 4 on.
-    """
+    """Train on ranks that promise no bits; the card of rank 1 rounds a number otherwise from 4 on."""
     os.environ['NVIDIA_TF32_OVERRIDE'] = os.environ['RANK']
     return train(folder, [CardBreaksDown(1, 4, 'backward', bit)], with_checks(CALM))
 
@@ -153,27 +197,47 @@ def run_benchmark(folder: Path) -> Dict[str, List[int]]:
     spec: Any = importlib.util.spec_from_file_location('cross_check_benchmark', path)
     benchmark: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    return {kind: [*counts, bool(benchmark.KINDS[kind])] for kind, counts in benchmark.run_faults(
-        folder, 3, benchmark.draw_faults(9, 3, seed=5)).items()}
+    return {
+        kind: [*counts, bool(benchmark.KINDS[kind])]
+        for kind, counts in benchmark.run_faults(
+            folder, 3, benchmark.draw_faults(9, 3, seed=5)
+        ).items()
+    }
 
 
 def run_scenarios(folder: Path) -> Dict[Any, Any]:
     """Train all runs of this file, in a process without threads, several at a time."""
     scenarios: Dict[Any, Any] = {}
     for name, (ranks, changes) in SOUND.items():
-        scenarios[name, 'checked'] = (train, ranks, folder / name / 'checked', [],
-                                      with_checks(changes))
+        scenarios[name, 'checked'] = (
+            train,
+            ranks,
+            folder / name / 'checked',
+            [],
+            with_checks(changes),
+        )
         scenarios[name, 'plain'] = train, ranks, folder / name / 'plain', [], changes
     for name, (ranks, hooks, changes, _, _) in FAULTY.items():
         scenarios[name] = train, ranks, folder / name, hooks, with_checks(changes)
     for bit in BITS:
         scenarios['unlike', bit] = train_unlike, 2, folder / f'unlike {bit}', bit
-    scenarios['faulty'] = (train, 2, folder / 'faulty', [CardBreaksDown(1, 5)],
-                           with_checks(RESUMED))
+    scenarios['faulty'] = (
+        train,
+        2,
+        folder / 'faulty',
+        [CardBreaksDown(1, 5)],
+        with_checks(RESUMED),
+    )
     scenarios['sound'] = train, 2, folder / 'sound', [], RESUMED
     answers = fork_scenarios(scenarios, folder / 'ranks')
-    answers['resumed'] = fork_ranks(train, 2, folder / 'ranks' / 'resumed', folder / 'faulty', [],
-                                    with_checks(RESUMED, resume=True))
+    answers['resumed'] = fork_ranks(
+        train,
+        2,
+        folder / 'ranks' / 'resumed',
+        folder / 'faulty',
+        [],
+        with_checks(RESUMED, resume=True),
+    )
     answers['benchmark'] = [run_benchmark(folder / 'benchmark')]
     return answers
 
@@ -194,8 +258,9 @@ def test_checks_change_no_bit(name: str, answers: Answers, folder: Path) -> None
     log, plain_log = answers.of((name, 'checked'))[0], answers.of((name, 'plain'))[0]
     assert isinstance(log, str) and isinstance(plain_log, str), (log, plain_log)
     assert '[CrossCheck] every 3 iteration(s)' in log
-    assert ('this device computes' if ranks == 1 else f'another of the {ranks} ranks computes'
-            ) in log
+    assert (
+        'this device computes' if ranks == 1 else f'another of the {ranks} ranks computes'
+    ) in log
     paths = sorted((folder / name / 'checked').glob('*.pth'))
     assert len(paths) >= 2
     for path in paths:
@@ -213,7 +278,7 @@ def test_a_fault_ends_the_run_on_every_rank(name: str, answers: Answers) -> None
 
 
 def test_a_sample_of_the_benchmark(answers: Answers) -> None:
-    table, = answers.of('benchmark')
+    (table,) = answers.of('benchmark')
     for count, found, named, always in table.values():
         assert not always or count == found == named, table
     # The benchmark can tell: a step that is not checked hides a single fault.
@@ -234,8 +299,9 @@ def test_a_resumed_run_has_the_bits_of_a_sound_one(answers: Answers, folder: Pat
     assert 'after iteration 6 failed' in message
     assert f'{folder}/faulty/iter_4.pth was saved after a check: --resume' in message
     assert isinstance(answers.of('resumed')[0], str), answers.of('resumed')
-    assert checkpoint_bits(folder / 'faulty' / 'iter_8.pth') == \
-        checkpoint_bits(folder / 'sound' / 'iter_8.pth')
+    assert checkpoint_bits(folder / 'faulty' / 'iter_8.pth') == checkpoint_bits(
+        folder / 'sound' / 'iter_8.pth'
+    )
 
 
 simulator_missing = no_simulated_cards()
@@ -243,16 +309,27 @@ simulator_missing = no_simulated_cards()
 
 @pytest.mark.skipif(simulator_missing is not None, reason=str(simulator_missing))
 def test_a_launched_run_on_simulated_cards(tiny_data: Path, tmp_path: Path) -> None:
-    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, '''
+    config = write_tiny_config(
+        tmp_path / 'tiny.py',
+        tiny_data,
+        """
 custom_imports = dict(imports=['mapsage', 'faulty_card'])
 custom_hooks = [dict(type='CardBreaksDown', rank=2, iteration=4)]
 env_cfg['cross_check'] = dict(interval=2)
-''')
-    finished = launch(config, '--work-dir', tmp_path / 'work', ranks=3, environ={
-        'ACCELERATOR': 'sim', 'PYTHONPATH': str(Path(__file__).parents[1])})
+""",
+    )
+    finished = launch(
+        config,
+        '--work-dir',
+        tmp_path / 'work',
+        ranks=3,
+        environ={'ACCELERATOR': 'sim', 'PYTHONPATH': str(Path(__file__).parents[1])},
+    )
     assert finished.status == 1, finished.output[-4000:]
     assert finished.left_running == []
-    assert 'rank(s) [0, 1, 2] report:\nCrossCheckError: the cross-check after iteration 4 failed:' \
-        in finished.final_error, finished.output[-6000:]
+    assert (
+        'rank(s) [0, 1, 2] report:\nCrossCheckError: the cross-check after iteration 4 failed:'
+        in finished.final_error
+    ), finished.output[-6000:]
     assert 'rank 2: (' in finished.final_error and ', gcu:2) computes wrong' in finished.final_error
     assert 'rank 0 and rank 1, which agree. Take this card out' in finished.final_error

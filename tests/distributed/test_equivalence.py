@@ -1,4 +1,5 @@
 """Several ranks with small batches do what one process does with the large one."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,10 +27,21 @@ def has_xla() -> bool:
 
 
 def train(config: Path, work: Path, ranks: int, batch: int, accelerator: str) -> dict:
-    check_finished(launch(
-        config, '--work-dir', work, '--cfg-options', f'train_dataloader.batch_size={batch}',
-        'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None', ranks=ranks, timeout=400,
-        environ={'ACCELERATOR': accelerator}))
+    check_finished(
+        launch(
+            config,
+            '--work-dir',
+            work,
+            '--cfg-options',
+            f'train_dataloader.batch_size={batch}',
+            'val_cfg=None',
+            'val_dataloader=None',
+            'val_evaluator=None',
+            ranks=ranks,
+            timeout=400,
+            environ={'ACCELERATOR': accelerator},
+        )
+    )
     return final_weights(work)
 
 

@@ -1,4 +1,5 @@
 """A fault on one rank is one DeviceCheckError on all of them, and says which rank has it."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -46,8 +47,9 @@ class Sabotage(Hook):
         if self.fault == 'batch':
             data_batch['inputs'] = [image[:1] for image in data_batch['inputs']]
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         model = runner.model.module
         if self.fault == 'weights during' and runner.iter == 2:
             model.weight.data += 1
@@ -69,13 +71,19 @@ def train(fault: str, work_dir: Path) -> Dict[str, Any]:
     model = tiny_run.TinyModel()
     model.register_buffer('table', torch.zeros(3))
     runner = tiny_run.build_runner(
-        str(work_dir / str(dist.get_rank())), [DeviceCheckHook(interval=2), Sabotage(fault)], model,
-        launcher='pytorch', default_hooks=None, cfg=dict(model_wrapper_cfg=dict(
-            type='MMDistributedDataParallel', broadcast_buffers=False)))
+        str(work_dir / str(dist.get_rank())),
+        [DeviceCheckHook(interval=2), Sabotage(fault)],
+        model,
+        launcher='pytorch',
+        default_hooks=None,
+        cfg=dict(model_wrapper_cfg=dict(type='MMDistributedDataParallel', broadcast_buffers=False)),
+    )
     # now, when both ranks have wrapped their model on the CPU
     if fault == 'wrong collective' and dist.get_rank() == ODD:
+
         def wrong(device: torch.device) -> Any:
             return device_checks._broadcast(device)[0] + 1, torch.zeros(5)
+
         device_checks._COLLECTIVES['broadcast'] = wrong
     if fault == 'stalled collective':
         runner._hooks = [hook for hook in runner._hooks if type(hook) is not DeviceCheckHook]
@@ -91,13 +99,18 @@ def train(fault: str, work_dir: Path) -> Dict[str, Any]:
 
 FAULTS: Dict[str, List[Any]] = {
     # name: iterations done, words
-    'none': [4], 'statistics': [4],
+    'none': [4],
+    'statistics': [4],
     'buffer late': [0, 'before training', "buffer 'late' is on meta, expected cpu"],
     'weights before': [0, 'before training', "'weight' is not equal to that of rank 0"],
     'raises': [0, 'before training', "the check itself raised TypeError: 'NoneType' object"],
     'wrong collective': [0, 'before training', 'broadcast of cpu tensors over gloo answers [3.0, '],
-    'batch': [0, 'of the first batch', 'batch.inputs is 2 x torch.uint8 of shape (1, ',
-              'expected 2 x torch.uint8 of shape (3, '],
+    'batch': [
+        0,
+        'of the first batch',
+        'batch.inputs is 2 x torch.uint8 of shape (1, ',
+        'expected 2 x torch.uint8 of shape (3, ',
+    ],
     'weights during': [3, 'after iteration 4', "'weight' is not equal to that of rank 0"],
     'nan': [3, 'after iteration 4', "parameter 'weight' holds NaN or infinity"],
     'stalled collective': [0, 'before training', 'broadcast over gloo did not end within 6 s'],
@@ -132,22 +145,39 @@ def test_a_fault_is_one_error_on_every_rank(fault: str, told: Dict[str, Any]) ->
         assert list(every[0]['problems']) == [ODD]
 
 
-LAUNCHED = '''
+LAUNCHED = """
 custom_imports = dict(imports=['mapsage', 'device_faults'])
 custom_hooks = [dict(type='DeviceCheckHook', interval=2), dict(type='{hook}')]
-'''
+"""
 
 
-@pytest.mark.parametrize('hook, words', [
-    ('BatchOfRank1', ['of the first batch failed', 'rank 1: batch.inputs is 2 x torch.float32',
-                      'expected 2 x torch.uint8']),
-    ('WeightOfRank1', ['after iteration 4 failed', 'rank 1: ', 'is not equal to that of rank 0']),
-])
-def test_a_fault_under_the_launcher(hook: str, words: List[str], tiny_data: Path,
-                                    tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'hook, words',
+    [
+        (
+            'BatchOfRank1',
+            [
+                'of the first batch failed',
+                'rank 1: batch.inputs is 2 x torch.float32',
+                'expected 2 x torch.uint8',
+            ],
+        ),
+        (
+            'WeightOfRank1',
+            ['after iteration 4 failed', 'rank 1: ', 'is not equal to that of rank 0'],
+        ),
+    ],
+)
+def test_a_fault_under_the_launcher(
+    hook: str, words: List[str], tiny_data: Path, tmp_path: Path
+) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, LAUNCHED.format(hook=hook))
-    finished = launch(config, '--work-dir', tmp_path / 'work', environ={
-        'ACCELERATOR': 'cpu', 'PYTHONPATH': str(Path(__file__).parent)})
+    finished = launch(
+        config,
+        '--work-dir',
+        tmp_path / 'work',
+        environ={'ACCELERATOR': 'cpu', 'PYTHONPATH': str(Path(__file__).parent)},
+    )
     assert finished.status != 0 and finished.left_running == []
     for word in ['DeviceCheckError', *words]:
         assert word in finished.final_error, finished.output[-6000:]

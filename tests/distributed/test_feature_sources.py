@@ -1,4 +1,5 @@
 """Heads trained on features from every source, under the launcher: the same head."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -33,20 +34,38 @@ if ON_MAIN_LEG or ON_XLA_LEG:
 Run = Tuple[List[float], Dict[str, torch.Tensor]]
 
 
-def train(config: Path, work: Path, source: Optional[Dict[str, Any]], *options: str,
-          heads: int = 2, accelerator: str = 'cpu', steps: int = 10) -> Run:
+def train(
+    config: Path,
+    work: Path,
+    source: Optional[Dict[str, Any]],
+    *options: str,
+    heads: int = 2,
+    accelerator: str = 'cpu',
+    steps: int = 10,
+) -> Run:
     """Return losses and weights of a run on ``heads`` ranks, and encoders where there are any."""
     text = config.read_text()
     variant = config.with_name(f'{work.name}.py')
     variant.write_text(text + (f'feature_source = {source!r}\n' if source else ''))
-    check_finished(launch(variant, '--work-dir', work, *options, environ={
-        'ACCELERATOR': accelerator}, ranks=heads + (source or {}).get('encoders', 0)))
+    check_finished(
+        launch(
+            variant,
+            '--work-dir',
+            work,
+            *options,
+            environ={'ACCELERATOR': accelerator},
+            ranks=heads + (source or {}).get('encoders', 0),
+        )
+    )
     return read(work, steps)
 
 
 def read(work: Path, steps: int = 10) -> Run:
-    lines = [line for path in sorted(work.glob('*/vis_data/scalars.json'))
-             for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in sorted(work.glob('*/vis_data/scalars.json'))
+        for line in path.read_text().splitlines()
+    ]
     losses = [line['loss'] for line in map(json.loads, lines) if 'loss' in line]
     assert len(losses) == steps
     return losses, torch.load(str(work / f'iter_{steps}.pth'), **LOAD)['state_dict']
@@ -70,21 +89,34 @@ def local(plain: Path) -> Run:
 
 
 @on_host
-@pytest.mark.parametrize('source', [
-    dict(type='Local'), dict(type='Prefetched', depth=3), dict(type='Streamed', encoders=1)],
-    ids=lambda source: source['type'])
-def test_every_source_gives_the_same_head(source: Dict[str, Any], plain: Path,
-                                          local: Run) -> None:
+@pytest.mark.parametrize(
+    'source',
+    [dict(type='Local'), dict(type='Prefetched', depth=3), dict(type='Streamed', encoders=1)],
+    ids=lambda source: source['type'],
+)
+def test_every_source_gives_the_same_head(source: Dict[str, Any], plain: Path, local: Run) -> None:
     check_equal(train(plain, plain.parent / source['type'], source), local)
 
 
 @on_host
 def test_a_cache_gives_the_same_head(plain: Path, local: Run) -> None:
     folder = plain.parent / 'features'
-    check_finished(launch(command=[sys.executable, 'tools/cache_features.py', str(plain),
-                                   '--folder', str(folder), '--accelerator', 'cpu']))
-    check_equal(train(plain, plain.parent / 'cached', dict(type='Cached', folder=str(folder))),
-                local)
+    check_finished(
+        launch(
+            command=[
+                sys.executable,
+                'tools/cache_features.py',
+                str(plain),
+                '--folder',
+                str(folder),
+                '--accelerator',
+                'cpu',
+            ]
+        )
+    )
+    check_equal(
+        train(plain, plain.parent / 'cached', dict(type='Cached', folder=str(folder))), local
+    )
 
 
 DEMO = """
@@ -110,11 +142,17 @@ visualizer = dict(vis_backends=[dict(type='LocalVisBackend')])
 
 
 @main_leg
-@pytest.mark.parametrize('text, config, data', [
-    (DEMO, 'demo/vit_tiny_frozen_demo.py', None),
-    (NWPU, 'dinov3/vit_tiny_nwpu.py', REAL_DATA / 'nwpu_polygons')], ids=['demo', 'nwpu'])
-def test_demo_and_nwpu_train_alike_from_every_source(text: str, config: str, data: Optional[Path],
-                                                     tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'text, config, data',
+    [
+        (DEMO, 'demo/vit_tiny_frozen_demo.py', None),
+        (NWPU, 'dinov3/vit_tiny_nwpu.py', REAL_DATA / 'nwpu_polygons'),
+    ],
+    ids=['demo', 'nwpu'],
+)
+def test_demo_and_nwpu_train_alike_from_every_source(
+    text: str, config: str, data: Optional[Path], tmp_path: Path
+) -> None:
     if data is None:
         data = tmp_path / 'demo'
         write_demo_data(data, DemoParams(train_scenes=1, val_scenes=1, scene_size=512))
@@ -124,17 +162,31 @@ def test_demo_and_nwpu_train_alike_from_every_source(text: str, config: str, dat
     path.write_text(text.format(config=str(ROOT / 'configs' / config), data=str(data)) + SHORT)
     expected = train(path, tmp_path / 'local', None, heads=1, steps=4)
     folder = str(tmp_path / 'features')
-    check_finished(launch(command=[sys.executable, 'tools/cache_features.py', str(path), '--folder',
-                                   folder, '--accelerator', 'cpu']))
-    for source in (dict(type='Cached', folder=folder), dict(type='Prefetched'),
-                   dict(type='Streamed', encoders=1)):
-        check_equal(train(path, tmp_path / str(source['type']), source, heads=1, steps=4),
-                    expected)
+    check_finished(
+        launch(
+            command=[
+                sys.executable,
+                'tools/cache_features.py',
+                str(path),
+                '--folder',
+                folder,
+                '--accelerator',
+                'cpu',
+            ]
+        )
+    )
+    for source in (
+        dict(type='Cached', folder=folder),
+        dict(type='Prefetched'),
+        dict(type='Streamed', encoders=1),
+    ):
+        check_equal(train(path, tmp_path / str(source['type']), source, heads=1, steps=4), expected)
 
 
 @main_leg
-def test_two_encoders_serve_a_random_pipeline_and_a_resumed_head(tiny_data: Path,
-                                                                 tmp_path: Path) -> None:
+def test_two_encoders_serve_a_random_pipeline_and_a_resumed_head(
+    tiny_data: Path, tmp_path: Path
+) -> None:
     config = write_config(tmp_path / 'random.py', tiny_data, FROZEN)
     workers = ['--cfg-options', 'train_dataloader.num_workers=1']
     expected = train(config, tmp_path / 'alone', None, *workers, heads=1)
@@ -149,10 +201,15 @@ def test_two_encoders_serve_a_random_pipeline_and_a_resumed_head(tiny_data: Path
 # What a simulated card computes is what the CPU does.
 @main_leg
 @pytest.mark.parametrize('heads, encoders', [('cpu', 'sim'), ('sim', 'cpu')])
-def test_encoders_and_heads_on_other_devices(heads: str, encoders: str, plain: Path,
-                                             local: Run) -> None:
-    losses, weights = train(plain, plain.parent / f'{encoders}_to_{heads}', dict(
-        type='Streamed', encoders=1, accelerator=encoders), accelerator=heads)
+def test_encoders_and_heads_on_other_devices(
+    heads: str, encoders: str, plain: Path, local: Run
+) -> None:
+    losses, weights = train(
+        plain,
+        plain.parent / f'{encoders}_to_{heads}',
+        dict(type='Streamed', encoders=1, accelerator=encoders),
+        accelerator=heads,
+    )
     assert losses == pytest.approx(local[0], rel=1e-5)
     for name, weight in weights.items():
         assert torch.allclose(weight, local[1][name], rtol=1e-4, atol=1e-5), name
@@ -162,7 +219,7 @@ def test_encoders_and_heads_on_other_devices(heads: str, encoders: str, plain: P
 @pytest.mark.timeout(900)  # three launches, which compile their steps
 def test_heads_on_xla_devices(plain: Path) -> None:
     def on_xla(source: Optional[Dict[str, Any]]) -> Run:
-        name = 'xla' if source is None else f"xla_{source['type']}"
+        name = 'xla' if source is None else f'xla_{source["type"]}'
         return train(plain, plain.parent / name, source, accelerator='xla')
 
     expected = on_xla(None)
@@ -172,15 +229,22 @@ def test_heads_on_xla_devices(plain: Path) -> None:
 
 
 @on_host
-@pytest.mark.parametrize('ranks, source, words', [
-    (2, dict(type='Streamed', encoders=2), ['RoleError', 'encoders=2 of 2 rank(s)', '3']),
-    (2, dict(type='Streamed', encoders=1, pool_bytes=1000, block_bytes=1000), [
-        'StreamingError', '24576 bytes', 'raise pool_bytes']),
-    (2, dict(type='Streamed', encoders=1, ahead=-1), ['ahead=-1, expected']),
-    (2, dict(type='Prefetched', deep=3), ["no setting 'deep'", "'depth'"]),
-])
-def test_a_source_that_cannot_work(ranks: int, source: Dict[str, Any], words: List[str],
-                                   plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'ranks, source, words',
+    [
+        (2, dict(type='Streamed', encoders=2), ['RoleError', 'encoders=2 of 2 rank(s)', '3']),
+        (
+            2,
+            dict(type='Streamed', encoders=1, pool_bytes=1000, block_bytes=1000),
+            ['StreamingError', '24576 bytes', 'raise pool_bytes'],
+        ),
+        (2, dict(type='Streamed', encoders=1, ahead=-1), ['ahead=-1, expected']),
+        (2, dict(type='Prefetched', deep=3), ["no setting 'deep'", "'depth'"]),
+    ],
+)
+def test_a_source_that_cannot_work(
+    ranks: int, source: Dict[str, Any], words: List[str], plain: Path, tmp_path: Path
+) -> None:
     config = tmp_path / 'wrong.py'
     config.write_text(plain.read_text() + f'feature_source = {source!r}\n')
     finished = launch(config, '--work-dir', tmp_path / 'work', ranks=ranks)

@@ -1,4 +1,5 @@
 """FixMatch by epochs in mixed precision: a run that loses rank 1 goes on to the same bits."""
+
 from __future__ import annotations
 
 import os
@@ -20,10 +21,13 @@ pytestmark = main_leg
 V = 5
 # Two steps an epoch: 5 labeled images and 11 unlabeled ones, on five ranks one and two of them.
 CHANGES: Dict[str, Any] = {
-    'env_cfg.virtual_ranks': V, 'param_scheduler': [],
+    'env_cfg.virtual_ranks': V,
+    'param_scheduler': [],
     'train_cfg': dict(_delete_=True, by_epoch=True, max_epochs=3, val_interval=3),
-    'train_dataloader.sampler.infinite': False, 'default_hooks.logger.interval': 1,
-    'default_hooks.checkpoint': dict(by_epoch=True, interval=1)}
+    'train_dataloader.sampler.infinite': False,
+    'default_hooks.logger.interval': 1,
+    'default_hooks.checkpoint': dict(by_epoch=True, interval=1),
+}
 # torch 1.10 has no upsampling of bfloat16 on the CPU.
 if torch.__version__ >= '2':
     CHANGES.update({'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'})
@@ -45,8 +49,7 @@ def trained(data: Path, folder: Path, processes: int, until: int) -> Any:
         for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'):
             os.environ.pop(name, None)
     try:
-        _, followed = semi_train(data, folder, [Rank1KilledBefore(until)], resume='auto',
-                                 **CHANGES)
+        _, followed = semi_train(data, folder, [Rank1KilledBefore(until)], resume='auto', **CHANGES)
     except Exception as error:  # any: which one depends on the call that meets the gap
         return f'{type(error).__name__}: {error}'
     return followed.losses
@@ -57,8 +60,14 @@ def run_scenarios(folder: Path) -> Dict[str, Any]:
     told = {'whole': fork_ranks(trained, 5, folder / 'five', data, folder / 'whole', 5, 99)}
     for processes, until in ((3, 3), (1, 99)):
         told[f'moved {processes}'] = fork_ranks(
-            trained, processes, folder / f'moving {processes}', data, folder / 'moved', processes,
-            until)
+            trained,
+            processes,
+            folder / f'moving {processes}',
+            data,
+            folder / 'moved',
+            processes,
+            until,
+        )
     return told
 
 
@@ -79,8 +88,9 @@ def test_a_run_that_loses_rank_1_goes_on_to_the_same_bits(answers: Answers, fold
     assert len(losses) == len(set(losses)) == 6
     assert answers.of('moved 1')[0] == losses[2:]  # from the end of the first epoch
     for epoch in (1, 2, 3):
-        bits = [checkpoint_bits(folder / each / f'epoch_{epoch}.pth')
-                for each in ('whole', 'moved')]
+        bits = [
+            checkpoint_bits(folder / each / f'epoch_{epoch}.pth') for each in ('whole', 'moved')
+        ]
         assert bits[0] == bits[1] and len(bits[0]) > 50
 
 

@@ -1,4 +1,5 @@
 """FixMatch on ranks: one gradient, one teacher, and the same bits in a run that moves."""
+
 from __future__ import annotations
 
 import os
@@ -20,19 +21,22 @@ V = 3
 LOAD: Dict[str, Any] = {} if torch.__version__ < '2' else dict(weights_only=False)
 NO_SIM = no_simulated_cards()
 # A checkpoint after every iteration is also inside of the accumulation cycles of two.
-ACCUMULATED: Dict[str, Any] = {'optim_wrapper.accumulative_counts': 2,
-                               'optim_wrapper.type': 'AmpOptimWrapper',
-                               'optim_wrapper.dtype': 'bfloat16', 'env_cfg.virtual_ranks': V}
+ACCUMULATED: Dict[str, Any] = {
+    'optim_wrapper.accumulative_counts': 2,
+    'optim_wrapper.type': 'AmpOptimWrapper',
+    'optim_wrapper.dtype': 'bfloat16',
+    'env_cfg.virtual_ranks': V,
+}
 # torch 1.10 has no upsampling of bfloat16 on the CPU.
 if torch.__version__ < '2':
     ACCUMULATED.update({'optim_wrapper.type': 'OptimWrapper', 'optim_wrapper.dtype': None})
 DROPPED = "custom_hooks[0]['channel_dropout'] = True\n"
 # Nothing random but what belongs to a sample, so that ranks do not matter.
-EXACT = '''
+EXACT = """
 model['backbone']['norm_cfg'] = norm_cfg
 model['decode_head']['dropout_ratio'] = 0.
 custom_hooks[0].update(cut_mix=0., strong=dict(jitter=0., gray=0., blur=0.), threshold=0.1471)
-'''
+"""
 
 
 class KilledBefore(Hook):
@@ -58,25 +62,45 @@ def changes_of(changes: Dict[str, Any]) -> Dict[str, Any]:
 def whole(data: Path, folder: Path, processes: int) -> Any:
     alone(processes)
     runner, followed = semi_train(data, folder, extra=DROPPED, **changes_of(ACCUMULATED))
-    return dict(losses=followed.losses, students=followed.students, figures=followed.figures,
-                model={name: each.clone() for name, each in getattr(
-                    runner.model, 'module', runner.model).state_dict().items()})
+    return dict(
+        losses=followed.losses,
+        students=followed.students,
+        figures=followed.figures,
+        model={
+            name: each.clone()
+            for name, each in getattr(runner.model, 'module', runner.model).state_dict().items()
+        },
+    )
 
 
 def moved(data: Path, folder: Path, processes: int, until: Any) -> Any:
     alone(processes)
-    _, followed = semi_train(data, folder, [] if until is None else [KilledBefore(until)],
-                             extra=DROPPED, resume='auto', **changes_of(ACCUMULATED))
+    _, followed = semi_train(
+        data,
+        folder,
+        [] if until is None else [KilledBefore(until)],
+        extra=DROPPED,
+        resume='auto',
+        **changes_of(ACCUMULATED),
+    )
     return followed.losses
 
 
 def one_gradient(data: Path, folder: Path, processes: int) -> Any:
     alone(processes)
     share = V // processes
-    runner, followed = semi_train(data, folder, extra=EXACT, **{
-        'train_dataloader.batch_size': 3 * share, 'train_dataloader.sampler.labeled': share,
-        'train_dataloader.sampler.unlabeled': 2 * share, 'train_cfg.max_iters': 2,
-        'train_cfg.val_interval': 9})
+    runner, followed = semi_train(
+        data,
+        folder,
+        extra=EXACT,
+        **{
+            'train_dataloader.batch_size': 3 * share,
+            'train_dataloader.sampler.labeled': share,
+            'train_dataloader.sampler.unlabeled': 2 * share,
+            'train_cfg.max_iters': 2,
+            'train_cfg.val_interval': 9,
+        },
+    )
     return followed.students[-1]
 
 
@@ -89,8 +113,9 @@ def carded(data: Path, folder: Path, accelerator: str) -> Any:
 def fed(data: Path, folder: Path, source: Any, processes: int) -> Any:
     alone(processes)
     changes: Dict[str, Any] = {} if source is None else {'feature_source': source}
-    runner, followed = semi_train(data, folder, extra=OF_FEATURES,
-                                  **{'env_cfg.virtual_ranks': V, **changes})
+    runner, followed = semi_train(
+        data, folder, extra=OF_FEATURES, **{'env_cfg.virtual_ranks': V, **changes}
+    )
     return getattr(followed, 'losses', None)
 
 
@@ -98,9 +123,23 @@ def make_cache(data: Path, folder: Path) -> None:
     alone(1)
     semi_config(data, folder / 'cache', OF_FEATURES)
     from mapsage.commands.programs import cache_features
-    assert cache_features.main([
-        str(folder / 'cache' / 'semi.py'), '--folder', str(folder / 'features'), '--views', '2',
-        '--accelerator', 'cpu', '--work-dir', str(folder / 'cache')]) == 0
+
+    assert (
+        cache_features.main(
+            [
+                str(folder / 'cache' / 'semi.py'),
+                '--folder',
+                str(folder / 'features'),
+                '--views',
+                '2',
+                '--accelerator',
+                'cpu',
+                '--work-dir',
+                str(folder / 'cache'),
+            ]
+        )
+        == 0
+    )
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
@@ -115,15 +154,23 @@ def run_scenarios(folder: Path) -> Dict[str, Any]:
         'fed none': (fed, 3, data, folder / 'fed none', None, 3),
         'fed prefetched': (fed, 1, data, folder / 'fed prefetched', dict(type='Prefetched'), 1),
         'fed cached 3': (fed, 3, data, folder / 'fed cached 3', cached, 3),
-        'fed cached 1': (fed, 1, data, folder / 'fed cached 1', cached, 1)}
+        'fed cached 1': (fed, 1, data, folder / 'fed cached 1', cached, 1),
+    }
     if NO_SIM is None:
-        scenarios.update({f'card {each}': (carded, 2, data, folder / each, each)
-                          for each in ('sim', 'cpu')})
+        scenarios.update(
+            {f'card {each}': (carded, 2, data, folder / each, each) for each in ('sim', 'cpu')}
+        )
     told = fork_scenarios(scenarios, folder / 'forked')
     for processes, until in ((3, 1), (1, 5), (2, None)):
         told[f'moved {processes}'] = fork_ranks(
-            moved, processes, folder / f'moving {processes}', data, folder / 'moved', processes,
-            until)
+            moved,
+            processes,
+            folder / f'moving {processes}',
+            data,
+            folder / 'moved',
+            processes,
+            until,
+        )
     return told
 
 
@@ -169,8 +216,9 @@ def test_the_teacher_is_the_average_of_the_first_rank(answers: Answers, folder: 
             assert torch.equal(value, students[iteration - 1][name]), name
     last = checkpoint(folder / 'whole 3' / 'iter_6.pth')
     moving = last['semi_supervised']['student']
-    assert not torch.equal(last['state_dict']['decode_head.conv_seg.weight'],
-                           moving['decode_head.conv_seg.weight'])
+    assert not torch.equal(
+        last['state_dict']['decode_head.conv_seg.weight'], moving['decode_head.conv_seg.weight']
+    )
 
 
 def test_the_model_is_the_student_again_behind_a_validation(answers: Answers) -> None:
@@ -183,8 +231,10 @@ def test_one_process_has_the_bits_of_three(answers: Answers, folder: Path) -> No
     one, three = answers.of('whole 1')[0], answers.of('whole 3')[0]
     assert one['losses'] == three['losses'] and len(set(one['losses'])) == 6
     for iteration in (1, 2, 4, 6):
-        bits = [checkpoint_bits(folder / name / f'iter_{iteration}.pth')
-                for name in ('whole 1', 'whole 3')]
+        bits = [
+            checkpoint_bits(folder / name / f'iter_{iteration}.pth')
+            for name in ('whole 1', 'whole 3')
+        ]
         assert bits[0] == bits[1]
 
 
@@ -192,14 +242,17 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(answers: Answers, folder:
     assert answers.of('moved 3') == [DIED] * 3 and answers.of('moved 1') == [DIED]
     losses = answers.of('whole 3')[0]['losses']
     for mine in answers.of('moved 2')[:1]:
-        assert mine == losses[-len(mine):] and mine
-    assert checkpoint_bits(folder / 'moved' / 'iter_6.pth') == \
-        checkpoint_bits(folder / 'whole 3' / 'iter_6.pth')
+        assert mine == losses[-len(mine) :] and mine
+    assert checkpoint_bits(folder / 'moved' / 'iter_6.pth') == checkpoint_bits(
+        folder / 'whole 3' / 'iter_6.pth'
+    )
 
 
 def test_features_from_elsewhere_give_the_same_bits(answers: Answers) -> None:
-    losses: Dict[str, List[float]] = {name: answers.of(f'fed {name}')[0] for name in (
-        'none', 'prefetched', 'cached 3', 'cached 1')}
+    losses: Dict[str, List[float]] = {
+        name: answers.of(f'fed {name}')[0]
+        for name in ('none', 'prefetched', 'cached 3', 'cached 1')
+    }
     assert losses['none'] == losses['prefetched'] and len(set(losses['none'])) == 6
     assert losses['cached 3'] == losses['cached 1'] and len(set(losses['cached 1'])) == 6
 

@@ -1,4 +1,5 @@
 """Tuning by rewards on real ranks: the filter changes nothing, nor does the number of processes."""
+
 from __future__ import annotations
 
 import os
@@ -31,8 +32,9 @@ class RewardedToy(BaseModel):
 
     def loss(self, inputs: Any, data_samples: Any) -> Dict[str, torch.Tensor]:
         labels = torch.stack([each.gt_sem_seg.data[0] for each in data_samples]).long()
-        loss = nn.functional.cross_entropy(self.decode_head(inputs), labels, ignore_index=255,
-                                           reduction='sum')
+        loss = nn.functional.cross_entropy(
+            self.decode_head(inputs), labels, ignore_index=255, reduction='sum'
+        )
         return dict(loss_ce=loss / labels.numel())
 
     def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
@@ -70,37 +72,73 @@ class OddReward:
     def __call__(self, predicted: np.ndarray, truth: np.ndarray) -> Any:
         rank = int(os.environ.get('RANK', 0))
         share = float((predicted == truth).mean())
-        return {'nan': float('nan') if (truth != 255).any() else 1., 'rank': share + rank,
-                'last': share + (rank == 2) / 1024, 'several': [share, share],
-                # Of tiles alone, where ranks no longer compare their rewards.
-                'late': [share] * 2 if rank == 1 and len(truth) == SIDE else share}[self.kind]
+        return {
+            'nan': float('nan') if (truth != 255).any() else 1.0,
+            'rank': share + rank,
+            'last': share + (rank == 2) / 1024,
+            'several': [share, share],
+            # Of tiles alone, where ranks no longer compare their rewards.
+            'late': [share] * 2 if rank == 1 and len(truth) == SIDE else share,
+        }[self.kind]
 
 
-def trained(folder: Path, processes: int, anchor: float = .25, rewards: Any = None,
-            until: int = 0, **changes: Any) -> Any:
+def trained(
+    folder: Path,
+    processes: int,
+    anchor: float = 0.25,
+    rewards: Any = None,
+    until: int = 0,
+    **changes: Any,
+) -> Any:
     """Return losses, weights and the log of a run of three virtual ranks."""
     if processes == 1:
         for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'):
             os.environ.pop(name, None)
     torch.set_num_threads(1)
     hook = dict(
-        type='DynamicSamplingHook', validity=dict(eps=0), max_age=0, interval=1,
-        score=dict(type='GroupRewardTuning', maps=4, region=2, anchor=anchor, rewards=rewards or [
-            dict(type='ComponentsFound', min_pixels=1), dict(type='PolygonCount')]))
+        type='DynamicSamplingHook',
+        validity=dict(eps=0),
+        max_age=0,
+        interval=1,
+        score=dict(
+            type='GroupRewardTuning',
+            maps=4,
+            region=2,
+            anchor=anchor,
+            rewards=rewards
+            or [dict(type='ComponentsFound', min_pixels=1), dict(type='PolygonCount')],
+        ),
+    )
     hook.update({name[5:]: value for name, value in changes.items() if name.startswith('hook_')})
     settings = {name: value for name, value in changes.items() if not name.startswith('hook_')}
-    runner, record = toy_train(folder, **{
-        'env_cfg.virtual_ranks': 3, 'env_cfg.reduction': 'ordered',
-        'model': dict(type='RewardedToy', _delete_=True), 'custom_hooks': [hook],
-        'train_dataloader.dataset': dict(type='RewardedTiles', _delete_=True),
-        'train_dataloader.batch_size': 4, 'optim_wrapper.optimizer.lr': .3,
-        'val_dataloader': None, 'val_evaluator': None, 'val_cfg': None, 'test_dataloader': None,
-        'test_evaluator': None, 'test_cfg': None, 'default_hooks.checkpoint.interval': 2,
-        'train_cfg': dict(by_epoch=False, max_iters=until or 4), **settings})
+    runner, record = toy_train(
+        folder,
+        **{
+            'env_cfg.virtual_ranks': 3,
+            'env_cfg.reduction': 'ordered',
+            'model': dict(type='RewardedToy', _delete_=True),
+            'custom_hooks': [hook],
+            'train_dataloader.dataset': dict(type='RewardedTiles', _delete_=True),
+            'train_dataloader.batch_size': 4,
+            'optim_wrapper.optimizer.lr': 0.3,
+            'val_dataloader': None,
+            'val_evaluator': None,
+            'val_cfg': None,
+            'test_dataloader': None,
+            'test_evaluator': None,
+            'test_cfg': None,
+            'default_hooks.checkpoint.interval': 2,
+            'train_cfg': dict(by_epoch=False, max_iters=until or 4),
+            **settings,
+        },
+    )
     state = getattr(runner.model, 'module', runner.model).state_dict()
     rank = int(os.environ.get('RANK', 0))
-    return (record.losses, {name: value.tolist() for name, value in state.items()},
-            '' if rank else log_of(runner))
+    return (
+        record.losses,
+        {name: value.tolist() for name, value in state.items()},
+        '' if rank else log_of(runner),
+    )
 
 
 def refused(folder: Path, processes: int, **changes: Any) -> str:
@@ -137,9 +175,14 @@ def nothing(folder: Path) -> Any:
 
 
 def not_a_segmentor(folder: Path) -> str:
-    return refused(folder, 1, **{'model': dict(type='ToyRegression', _delete_=True),
-                                 'train_dataloader.dataset': dict(type='ToyNumbers', length=16,
-                                                                  _delete_=True)})
+    return refused(
+        folder,
+        1,
+        **{
+            'model': dict(type='ToyRegression', _delete_=True),
+            'train_dataloader.dataset': dict(type='ToyNumbers', length=16, _delete_=True),
+        },
+    )
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
@@ -150,9 +193,11 @@ def run_scenarios(folder: Path) -> Dict[str, Any]:
         'nan': (nothing, 3, folder / 'nan'),
         'several': (odd, 1, folder / 'several', 'several', 1),
         **{kind: (odd, 3, folder / kind, kind, 3) for kind in ('rank', 'last', 'late')},
-        'no segmentor': (not_a_segmentor, 1, folder / 'no segmentor')}
-    scenarios.update({f'in {each}': (in_turns, each, folder / f'in {each}', each)
-                      for each in (1, 2, 3)})
+        'no segmentor': (not_a_segmentor, 1, folder / 'no segmentor'),
+    }
+    scenarios.update(
+        {f'in {each}': (in_turns, each, folder / f'in {each}', each) for each in (1, 2, 3)}
+    )
     return fork_scenarios(scenarios, folder / 'forked')
 
 
@@ -170,9 +215,11 @@ def test_the_filter_changes_nothing(answers: Answers) -> None:
     for name, value in whole[0][1].items():
         np.testing.assert_allclose(kept[0][1][name], value, rtol=0, atol=1e-5)
     start = nn.Module.state_dict(RewardedToy())
-    moved = max(float(np.abs(np.array(value) - start[name].numpy()).max())
-                for name, value in whole[0][1].items())
-    assert moved > .05
+    moved = max(
+        float(np.abs(np.array(value) - start[name].numpy()).max())
+        for name, value in whole[0][1].items()
+    )
+    assert moved > 0.05
 
 
 @pytest.mark.parametrize('processes', [1, 2])

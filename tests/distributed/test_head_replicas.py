@@ -1,4 +1,5 @@
 """Head replicas of real processes: each item ends as the same tensors or the same error on all."""
+
 from __future__ import annotations
 
 import os
@@ -54,8 +55,13 @@ def layout_of(levels: Sequence[torch.Tensor]) -> Layout:
 class Scripted:
     """An item whose data come stage by stage, one at each wait."""
 
-    def __init__(self, number: int, levels: Sequence[torch.Tensor], *stages: Tuple[State, int],
-                 error: Optional[str] = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        levels: Sequence[torch.Tensor],
+        *stages: Tuple[State, int],
+        error: Optional[str] = None,
+    ) -> None:
         self.number, self.attempt, self.error = number, 0, error
         self.layout, self.bytes = pack_levels(levels)
         self.total = len(self.bytes)
@@ -107,7 +113,8 @@ def levels_of(seed: int, *shapes: Tuple[int, ...]) -> List[torch.Tensor]:
 
 def same(features: Sequence[torch.Tensor], levels: Sequence[torch.Tensor]) -> bool:
     return len(features) == len(levels) and all(
-        mine.dtype == its.dtype and torch.equal(mine, its) for mine, its in zip(features, levels))
+        mine.dtype == its.dtype and torch.equal(mine, its) for mine, its in zip(features, levels)
+    )
 
 
 def scenario_of_the_report() -> Dict[str, Any]:
@@ -117,8 +124,12 @@ def scenario_of_the_report() -> Dict[str, Any]:
     arriving = Scripted(0, item, (State.PARTIAL, 1024 * token), (State.READY, TOKENS * token))
     replica = Watched(None, pool, CPU, PATIENT)
     features = replica.deliver(arriving if rank == 0 else None)
-    return dict(read=[(each.total, each.arrived, each.state) for each in replica.read],
-                blocks=pool.history, equal=same(features, item), free=pool.free)
+    return dict(
+        read=[(each.total, each.arrived, each.state) for each in replica.read],
+        blocks=pool.history,
+        equal=same(features, item),
+        free=pool.free,
+    )
 
 
 def test_the_scenario_of_the_report(answers: Dict[Any, Any]) -> None:
@@ -139,8 +150,12 @@ def many_items(owner: int) -> Dict[str, Any]:
     pool = Pool(5, 60, taken=rank % 3)  # bytes: a level of odd size fills no whole block
     replica = Watched(None, pool, CPU, PATIENT)
     shapes: Dict[str, List[Tuple[int, ...]]] = dict(
-        odd=[(1, 3, 5, 7), (2, 1, 1, 1)], zero=[(0, 4, 3, 3), (0, 8, 1, 1)], one=[(1, 1, 1, 1)],
-        none_in_the_middle=[(1, 2, 2, 2), (1, 0, 9, 9), (1, 1, 3, 1)], large=[(1, 5, 11, 9)])
+        odd=[(1, 3, 5, 7), (2, 1, 1, 1)],
+        zero=[(0, 4, 3, 3), (0, 8, 1, 1)],
+        one=[(1, 1, 1, 1)],
+        none_in_the_middle=[(1, 2, 2, 2), (1, 0, 9, 9), (1, 1, 3, 1)],
+        large=[(1, 5, 11, 9)],
+    )
     told: Dict[str, Any] = {}
     number = 0
     for name, its in shapes.items():
@@ -150,21 +165,29 @@ def many_items(owner: int) -> Dict[str, Any]:
             told[f'{name} {dtype}'] = same(features, levels)
             number += 1
     levels = levels_of(number, (1, 3, 5, 7))
-    pieces = [(State.NEW, 0), (State.FILLING, 1), (State.FILLING, 333), (State.PARTIAL, 399),
-              (State.RESUMING, 400), (State.READY, 420)]
+    pieces = [
+        (State.NEW, 0),
+        (State.FILLING, 1),
+        (State.FILLING, 333),
+        (State.PARTIAL, 399),
+        (State.RESUMING, 400),
+        (State.READY, 420),
+    ]
     arriving = Scripted(number, levels, *pieces)
     arriving.total = None if rank == owner else arriving.total  # type: ignore[assignment]
     told['in pieces'] = same(replica.deliver(Late(arriving) if rank == owner else None), levels)
     again = Again(number, levels, (State.PARTIAL, 200), (State.FILLING, 300), (State.READY, 420))
     features = replica.deliver(again if rank == owner else None)
-    told['other attempt'] = bool((features[0].numpy().view('uint8')
-                                  == 255 - levels[0].numpy().view('uint8')).all())
+    told['other attempt'] = bool(
+        (features[0].numpy().view('uint8') == 255 - levels[0].numpy().view('uint8')).all()
+    )
     half = levels_of(number, (1, 3, 5, 7))
     wire = Scripted(number, half)
     wire.layout, wire.bytes = pack_levels(half, torch.bfloat16)
     wire.total = wire.arrived = len(wire.bytes)
-    told['wire dtype'] = same(replica.deliver(wire if rank == owner else None),
-                              [half[0].bfloat16().float()])
+    told['wire dtype'] = same(
+        replica.deliver(wire if rank == owner else None), [half[0].bfloat16().float()]
+    )
     told['free'] = pool.free == 5 - rank % 3
     return told
 
@@ -193,7 +216,8 @@ def count_ticks() -> Dict[str, Any]:
     replica = ReplicaFeatures(None, Pool(4, 100), CPU, PATIENT)
     every = [levels_of(item, (1, 2, 5, 5)) for item in range(number)]
     items: List[Optional[Scripted]] = [
-        Scripted(item, levels) if rank == 0 else None for item, levels in enumerate(every)]
+        Scripted(item, levels) if rank == 0 else None for item, levels in enumerate(every)
+    ]
     told: Dict[str, Any] = dict(equal=True)
     for item, levels in enumerate(every):
         following = items[item + 1] if item + 1 < number else None
@@ -204,8 +228,9 @@ def count_ticks() -> Dict[str, Any]:
     told['not named'] = replica.report()['ticks']
     # a following item that fails is told with the one before, and raised in its own turn
     failed = Scripted(1, every[0], (State.FAILED, 0), error='out of memory') if rank == 0 else None
-    told['good'] = same(replica.deliver(Scripted(0, every[0]) if rank == 0 else None, failed),
-                        every[0])
+    told['good'] = same(
+        replica.deliver(Scripted(0, every[0]) if rank == 0 else None, failed), every[0]
+    )
     told['error'] = error_of(lambda: replica.deliver(failed))['message']
     return told
 
@@ -238,14 +263,29 @@ def fail_in_many_ways() -> Dict[str, Any]:
         return item if rank == 1 else None
 
     told = dict(
-        half_way=failing(here(Scripted(3, levels, (State.PARTIAL, 130), (State.FAILED, 130),
-                                       error='encoder 2 died: signal 9 ü'))),
+        half_way=failing(
+            here(
+                Scripted(
+                    3,
+                    levels,
+                    (State.PARTIAL, 130),
+                    (State.FAILED, 130),
+                    error='encoder 2 died: signal 9 ü',
+                )
+            )
+        ),
         unreadable=failing(here(Unreadable(4, levels))),
         nobody=failing(None),
         two=failing(Scripted(5, levels) if rank in (0, 2) else None),
         too_few=failing(here(Scripted(6, levels, (State.READY, total - 1)))),
-        shrunk=failing(here(Scripted(6, levels, (State.PARTIAL, 100), (State.RESUMING, 99),
-                                     (State.READY, total)))))
+        shrunk=failing(
+            here(
+                Scripted(
+                    6, levels, (State.PARTIAL, 100), (State.RESUMING, 99), (State.READY, total)
+                )
+            )
+        ),
+    )
     wrong = Scripted(7, levels)
     wrong.layout = layout_of([torch.zeros(1, 2, 5, 6)])
     told['wrong layout'] = failing(here(wrong))
@@ -282,7 +322,8 @@ def test_a_failure_is_the_same_error_on_all_ranks(answers: Dict[Any, Any]) -> No
     assert 'rank 1: ValueError: features have the shapes [(50,)]' in told['no map']
     assert told['not as announced'] == (
         'item 8 failed on rank 1: rank 1 announced item 8 as following, and this rank brings item '
-        '7. Deliver items in the order announced.')
+        '7. Deliver items in the order announced.'
+    )
     assert 'item 8 failed on rank 3: no block of the pool is free' in told['no block']
     assert 'item 8 arrived differently on the ranks: checksums by rank {0: ' in told['damaged']
     assert '{0: 64, 1: 64, 2: 64, 3: 65} by rank' in told['block sizes']
@@ -297,8 +338,9 @@ def stand_still() -> Any:
 
 def test_an_item_that_stands_still_is_an_error_on_all(answers: Dict[Any, Any]) -> None:
     for message in answers['stands still', 2]:
-        assert message.startswith('item 0 failed on rank 0: nothing came for 6 s; it is FILLING '
-                                  'with 70 of 200 bytes.')
+        assert message.startswith(
+            'item 0 failed on rank 0: nothing came for 6 s; it is FILLING with 70 of 200 bytes.'
+        )
 
 
 def lose_a_rank(who: int, folder: Path) -> Any:
@@ -381,20 +423,32 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
     """Return (function, *args) by name and ranks; Path stands for a folder of its own."""
     table: Dict[Tuple[str, int], Tuple[Any, ...]] = {
         (f'items of {owner}', world): (many_items, owner)
-        for owner, world in [(0, 1), (0, 2), (1, 2), (0, 4), (2, 4)]}
-    table.update({
-        ('report', 4): (scenario_of_the_report,), ('ticks', 2): (count_ticks,),
-        ('failures', 4): (fail_in_many_ways,), ('stands still', 2): (stand_still,),
-        ('killed 1', 4): (lose_a_rank, 1, Path), ('killed 3', 4): (lose_a_rank, 3, Path),
-        ('late, in time', 3): (be_late, PATIENT, Path), ('late, too late', 3): (be_late, 6.0, Path),
-        ('two replicas', 4): (replicas_side_by_side, Path)})
+        for owner, world in [(0, 1), (0, 2), (1, 2), (0, 4), (2, 4)]
+    }
+    table.update(
+        {
+            ('report', 4): (scenario_of_the_report,),
+            ('ticks', 2): (count_ticks,),
+            ('failures', 4): (fail_in_many_ways,),
+            ('stands still', 2): (stand_still,),
+            ('killed 1', 4): (lose_a_rank, 1, Path),
+            ('killed 3', 4): (lose_a_rank, 3, Path),
+            ('late, in time', 3): (be_late, PATIENT, Path),
+            ('late, too late', 3): (be_late, 6.0, Path),
+            ('two replicas', 4): (replicas_side_by_side, Path),
+        }
+    )
     return table
 
 
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
     return fork_scenarios(
-        {(name, world): (function, world, *args)
-         for (name, world), (function, *args) in scenarios().items()}, folder)
+        {
+            (name, world): (function, world, *args)
+            for (name, world), (function, *args) in scenarios().items()
+        },
+        folder,
+    )
 
 
 class Answers(Dict[Any, Any]):

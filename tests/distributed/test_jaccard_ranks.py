@@ -1,4 +1,5 @@
 """The gradients of losses that count the global batch are those of one process, over real ranks."""
+
 from __future__ import annotations
 
 import os
@@ -40,9 +41,10 @@ class JaccardToy(BaseModel):
         super().__init__()
         torch.manual_seed(1)
         self.convolution = nn.Conv2d(3, 4, 3, padding=1)
-        self.more = nn.Sequential(nn.BatchNorm2d(4), nn.Dropout(.2)) if state else nn.Sequential()
-        self.losses = nn.ModuleList([JaccardLoss(band_weight=.5, dilation_ratio=.07),
-                                     CenterlineDiceLoss(iterations=3)])
+        self.more = nn.Sequential(nn.BatchNorm2d(4), nn.Dropout(0.2)) if state else nn.Sequential()
+        self.losses = nn.ModuleList(
+            [JaccardLoss(band_weight=0.5, dilation_ratio=0.07), CenterlineDiceLoss(iterations=3)]
+        )
         if state:
             self.losses.append(JaccardLoss(class_weight=[1, 2, 0, 4]))
         self.forgetful, self.calls = forgetful, 0
@@ -75,7 +77,7 @@ def tile(number: int, nothing: bool = False) -> Dict[str, Any]:
     generator = torch.Generator().manual_seed(number)
     coarse = torch.randint(0, 4 if number % 4 == 0 else 3, (4, 4), generator=generator)
     labels = coarse.repeat_interleave(3, 0).repeat_interleave(3, 1)[:SIDE, :SIDE].clone()
-    labels[torch.rand(SIDE, SIDE, generator=generator) < .2] = 255
+    labels[torch.rand(SIDE, SIDE, generator=generator) < 0.2] = 255
     if nothing:
         labels[:] = 255
     image = torch.randn(3, SIDE, SIDE, generator=generator) + (labels == 2) + number % 3
@@ -100,9 +102,12 @@ def joined(tiles: Any) -> Dict[str, Any]:
 
 
 def wrapper_of(model: nn.Module, kind: str) -> AnyOptimWrapper:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.)
-    wrapper: Any = AmpOptimWrapper(dtype='bfloat16', optimizer=optimizer) if kind == 'amp' else \
-        OptimWrapper(optimizer, accumulative_counts=2 if kind == 'accumulated' else 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    wrapper: Any = (
+        AmpOptimWrapper(dtype='bfloat16', optimizer=optimizer)
+        if kind == 'amp'
+        else OptimWrapper(optimizer, accumulative_counts=2 if kind == 'accumulated' else 1)
+    )
     wrapper.initialize_count_status(model, 0, 2)
     return wrapper
 
@@ -120,13 +125,21 @@ def on_ranks(kind: str) -> List[float]:
     rank = start()
     set_current_accelerator(resolve_accelerator('cpu'))
     world = dist.get_world_size()
-    return weights_after(MMDistributedDataParallel(JaccardToy()),
-                         [parts_of(world, step)[rank] for step in range(2)], kind)
+    return weights_after(
+        MMDistributedDataParallel(JaccardToy()),
+        [parts_of(world, step)[rank] for step in range(2)],
+        kind,
+    )
 
 
 def whole(ranks: int, kind: str) -> List[float]:
-    batches = [{key: sum((each[key] for each in parts_of(ranks, step)), [])
-                for key in ('inputs', 'data_samples')} for step in range(2)]
+    batches = [
+        {
+            key: sum((each[key] for each in parts_of(ranks, step)), [])
+            for key in ('inputs', 'data_samples')
+        }
+        for step in range(2)
+    ]
     return weights_after(JaccardToy(), batches, kind)
 
 
@@ -146,14 +159,25 @@ def trained(folder: Path, processes: int) -> Any:
         for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'):
             os.environ.pop(name, None)
     torch.set_num_threads(1)
-    runner, record = toy_train(folder, **{
-        'env_cfg.virtual_ranks': 5, 'env_cfg.reduction': 'ordered',
-        'model': dict(type='JaccardToy', state=True, _delete_=True),
-        'train_dataloader.dataset': dict(type='JaccardTiles', _delete_=True),
-        'val_dataloader': None, 'val_evaluator': None, 'val_cfg': None, 'test_dataloader': None,
-        'test_evaluator': None, 'test_cfg': None, 'optim_wrapper.accumulative_counts': 2,
-        # EMAHook copies the model with its losses.
-        'train_cfg': dict(by_epoch=False, max_iters=5), 'custom_hooks': [dict(type='EMAHook')]})
+    runner, record = toy_train(
+        folder,
+        **{
+            'env_cfg.virtual_ranks': 5,
+            'env_cfg.reduction': 'ordered',
+            'model': dict(type='JaccardToy', state=True, _delete_=True),
+            'train_dataloader.dataset': dict(type='JaccardTiles', _delete_=True),
+            'val_dataloader': None,
+            'val_evaluator': None,
+            'val_cfg': None,
+            'test_dataloader': None,
+            'test_evaluator': None,
+            'test_cfg': None,
+            'optim_wrapper.accumulative_counts': 2,
+            # EMAHook copies the model with its losses.
+            'train_cfg': dict(by_epoch=False, max_iters=5),
+            'custom_hooks': [dict(type='EMAHook')],
+        },
+    )
     state = getattr(runner.model, 'module', runner.model).state_dict()
     return record.losses, {name: value.tolist() for name, value in state.items()}
 
@@ -190,8 +214,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def start_weights() -> List[float]:
-    return [float(each) for value in JaccardToy().parameters()
-            for each in value.detach().reshape(-1)]
+    return [
+        float(each) for value in JaccardToy().parameters() for each in value.detach().reshape(-1)
+    ]
 
 
 @pytest.mark.parametrize(('ranks', 'kind'), CASES)

@@ -1,4 +1,5 @@
 """Groups by key whose parts lie on three processes: as in one process, and with an error on one."""
+
 from __future__ import annotations
 
 import io
@@ -29,31 +30,49 @@ def rollouts() -> Callable[[int, int], List[Sample]]:
         # Rank 1 has no part of the groups of the first round.
         if rounds[rank] == 1 and rank == 1:
             return []
-        return [dict(rollout=f'{rounds[rank]} {group}', id=(rank, rounds[rank], group, part))
-                for group in range(wanted // 2) for part in range(2)]
+        return [
+            dict(rollout=f'{rounds[rank]} {group}', id=(rank, rounds[rank], group, part))
+            for group in range(wanted // 2)
+            for part in range(2)
+        ]
+
     return fetch
 
 
 def score(rank: int, samples: List[Sample]) -> List[float]:
     """Return two scores for each sample; of every third rollout they are all equal."""
-    return [number for sample in samples for number in (
-        (0.5, 0.5) if sample['id'][2] % 3 == 2 else (float(rank), float(sample['id'][3])))]
+    return [
+        number
+        for sample in samples
+        for number in (
+            (0.5, 0.5) if sample['id'][2] % 3 == 2 else (float(rank), float(sample['id'][3]))
+        )
+    ]
 
 
 SETTINGS: Dict[str, Any] = dict(
-    validity=Validity(eps=1e-6), local_target=6, scores_per_sample=2, shortfall='mask',
-    group_key=lambda sample: sample['rollout'])
+    validity=Validity(eps=1e-6),
+    local_target=6,
+    scores_per_sample=2,
+    shortfall='mask',
+    group_key=lambda sample: sample['rollout'],
+)
 
 
 def facts(batch: SampledBatch) -> Tuple[Any, ...]:
-    return ([sample['id'] for sample in batch.samples], batch.weights, batch.group_scores,
-            batch.statistics.outcome)
+    return (
+        [sample['id'] for sample in batch.samples],
+        batch.weights,
+        batch.group_scores,
+        batch.statistics.outcome,
+    )
 
 
 def sample_steps() -> List[Any]:
     rank, fetch = start(), rollouts()
-    sampler = DynamicSampler(lambda wanted: fetch(rank, wanted),
-                             lambda samples: score(rank, samples), **SETTINGS)
+    sampler = DynamicSampler(
+        lambda wanted: fetch(rank, wanted), lambda samples: score(rank, samples), **SETTINGS
+    )
     return [facts(sampler.sample()) for _ in range(3)]
 
 
@@ -78,7 +97,10 @@ def load_states() -> List[str]:
     rank = start()
     sampler = DynamicSampler(
         lambda wanted: [torch.tensor([rank, index]) for index in range(2 * wanted)],
-        lambda samples: [1.0] * len(samples), Validity(low=0.5), 2)
+        lambda samples: [1.0] * len(samples),
+        Validity(low=0.5),
+        2,
+    )
     sampler.sample()
     answers = []
     for saved in range(RANKS):
@@ -96,8 +118,13 @@ def load_states() -> List[str]:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios({function.__name__: (function, RANKS) for function in (
-        sample_steps, fail_on_one_rank, load_states)}, folder)
+    return fork_scenarios(
+        {
+            function.__name__: (function, RANKS)
+            for function in (sample_steps, fail_on_one_rank, load_states)
+        },
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -119,12 +146,17 @@ def test_an_error_of_one_rank_reaches_all(answers: Answers) -> None:
     first, second, third = answers.of('fail_on_one_rank')
     assert second == ('OSError', 'the grader has no disk: 磁盘')
     assert first == third and first[0] == 'RankError'
-    assert ('rank 1 failed in fetching or scoring samples: OSError: the grader has no disk: 磁盘'
-            in first[1])
+    assert (
+        'rank 1 failed in fetching or scoring samples: OSError: the grader has no disk: 磁盘'
+        in first[1]
+    )
 
 
 def test_a_state_is_loaded_by_its_own_rank_only(answers: Answers) -> None:
     for rank, loaded in enumerate(answers.of('load_states')):
-        assert loaded == ['loaded' if saved == rank else
-                          f'the state is of rank {saved} of 3, and this is rank {rank} of 3'
-                          for saved in range(RANKS)]
+        assert loaded == [
+            'loaded'
+            if saved == rank
+            else f'the state is of rank {saved} of 3, and this is rank {rank} of 3'
+            for saved in range(RANKS)
+        ]

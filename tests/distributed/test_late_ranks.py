@@ -1,4 +1,5 @@
 """A rank that is stopped for about as long as the others wait is named, and blames nobody."""
+
 from __future__ import annotations
 
 import os
@@ -30,8 +31,9 @@ def stop_and_go_on(where: str, stopped: int, when: str, folder: Path) -> Dict[st
     """Stop one rank before a collective; return the error of this one, with the ranks it names."""
     rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     store = dist.FileStore(str(folder / 'store'), world)
-    dist.init_process_group('gloo', store=store, rank=rank, world_size=world,
-                            timeout=timedelta(seconds=SECONDS))
+    dist.init_process_group(
+        'gloo', store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
+    )
     channel = open_channel()
     channel.gather(torch.tensor(rank))
     dist.all_reduce(torch.ones(2))
@@ -42,7 +44,8 @@ def stop_and_go_on(where: str, stopped: int, when: str, folder: Path) -> Dict[st
         with lost_ranks_named('this test'):
             for _ in range(2):  # what the others sent in time may complete one of them
                 channel.gather(torch.tensor(rank)) if where == 'channel' else dist.all_reduce(
-                    torch.ones(2))
+                    torch.ones(2)
+                )
     except Exception as error:
         (folder / f'told {rank}').touch()
         return dict(kind=type(error).__name__, message=str(error), ranks=getattr(error, 'ranks', 0))
@@ -62,9 +65,15 @@ def _stop_until(seconds: float, files: List[Path]) -> None:
 
 
 def run_all(folder: Path) -> Dict[Any, Any]:
-    return fork_scenarios({
-        (where, world, stopped, when): (stop_and_go_on, world, where, stopped, when, Path)
-        for where in WHERE for world, stopped in STOPPED for when in (WHILE, AFTER)}, folder)
+    return fork_scenarios(
+        {
+            (where, world, stopped, when): (stop_and_go_on, world, where, stopped, when, Path)
+            for where in WHERE
+            for world, stopped in STOPPED
+            for when in (WHILE, AFTER)
+        },
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -76,21 +85,25 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Dict[Any, Any]:
 @pytest.mark.parametrize('when', [WHILE, AFTER])
 @pytest.mark.parametrize('where', WHERE)
 @pytest.mark.parametrize('case', STOPPED)
-def test_the_stopped_rank_is_named_by_all(case: Tuple[int, int], where: str, when: str,
-                                          answers: Dict[Any, Any]) -> None:
+def test_the_stopped_rank_is_named_by_all(
+    case: Tuple[int, int], where: str, when: str, answers: Dict[Any, Any]
+) -> None:
     world, stopped = case
     errors = answers[where, world, stopped, when]
     assert isinstance(errors, list), errors
     for rank, error in enumerate(errors):
         assert error['kind'] == 'RankLostError' and error['ranks'] == [stopped], (rank, errors)
     if when == WHILE:
-        assert all(f'ank {stopped}' in error['message'] and 'did not run for' in error['message']
-                   for error in errors), errors
+        assert all(
+            f'ank {stopped}' in error['message'] and 'did not run for' in error['message']
+            for error in errors
+        ), errors
 
 
 @pytest.mark.parametrize('where', WHERE)
-def test_the_stopped_rank_says_that_the_others_have_waited(where: str,
-                                                           answers: Dict[Any, Any]) -> None:
+def test_the_stopped_rank_says_that_the_others_have_waited(
+    where: str, answers: Dict[Any, Any]
+) -> None:
     for world, stopped in STOPPED:
         for when in (WHILE, AFTER):
             message = answers[where, world, stopped, when][stopped]['message']

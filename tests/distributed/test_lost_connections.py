@@ -1,4 +1,5 @@
 """What a rank costs the others and the rendezvous store: connections, requests, and its end."""
+
 from __future__ import annotations
 
 import ctypes
@@ -38,24 +39,30 @@ COSTLY = 16  # ranks at which the cost of naming one is counted
 
 
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
-    return fork_scenarios({
-        ('healthy', 3): (count_requests, 3), ('few files', 8): (open_with_few_files, 8),
-        ('groups', 3): (fail_in_one_of_two_groups, 3, Path),
-        ('stopped', 3): (stop_a_rank, 3, Path),
-        ('keeper raises', 3): (end_the_keeper, 3, 'raises', Path),
-        ('keeper dies', 4): (end_the_keeper, 4, 'dies', Path),
-        ('behind, slow', 4): (stay_behind, 4, 'slow', Path),
-        ('behind, dead', 4): (stay_behind, 4, 'dead', Path),
-        ('hosts', 3): (end_on_another_host, 3),
-        ('last words', 3): (end_with_words, 3, Path),
-        ('raises in training', 3): (end_past_the_channels, 3, 'raises', Path),
-        ('dies in training', 3): (end_past_the_channels, 3, 'dies', Path),
-        ('cut', 2): (cut_connections, 2, Path), ('cut', 3): (cut_connections, 3, Path),
-        ('cut', 5): (cut_connections, 5, Path),
-        ('worker', 2): (end_before_a_worker, 2, Path),
-        ('forks', 2): (fork_between_collectives, 2),
-        ('threads', 4): (talk_in_other_orders, 4),
-        ('costs', COSTLY): (name_one_of_many, COSTLY, Path)}, folder)
+    return fork_scenarios(
+        {
+            ('healthy', 3): (count_requests, 3),
+            ('few files', 8): (open_with_few_files, 8),
+            ('groups', 3): (fail_in_one_of_two_groups, 3, Path),
+            ('stopped', 3): (stop_a_rank, 3, Path),
+            ('keeper raises', 3): (end_the_keeper, 3, 'raises', Path),
+            ('keeper dies', 4): (end_the_keeper, 4, 'dies', Path),
+            ('behind, slow', 4): (stay_behind, 4, 'slow', Path),
+            ('behind, dead', 4): (stay_behind, 4, 'dead', Path),
+            ('hosts', 3): (end_on_another_host, 3),
+            ('last words', 3): (end_with_words, 3, Path),
+            ('raises in training', 3): (end_past_the_channels, 3, 'raises', Path),
+            ('dies in training', 3): (end_past_the_channels, 3, 'dies', Path),
+            ('cut', 2): (cut_connections, 2, Path),
+            ('cut', 3): (cut_connections, 3, Path),
+            ('cut', 5): (cut_connections, 5, Path),
+            ('worker', 2): (end_before_a_worker, 2, Path),
+            ('forks', 2): (fork_between_collectives, 2),
+            ('threads', 4): (talk_in_other_orders, 4),
+            ('costs', COSTLY): (name_one_of_many, COSTLY, Path),
+        },
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -76,6 +83,7 @@ class Requests:
         def call(*args: Any) -> Any:
             self.count += 1
             return method(*args)
+
         return call
 
 
@@ -126,8 +134,11 @@ def fail_in_one_of_two_groups(folder: Path) -> Any:
     largest = torch.tensor(rank)
     told[1].max(largest, 2)
     after = int(largest)
-    pair = [] if rank == 2 else [int(each) for each in open_channel(groups[2], 2).gather(
-        torch.tensor(rank))]
+    pair = (
+        []
+        if rank == 2
+        else [int(each) for each in open_channel(groups[2], 2).gather(torch.tensor(rank))]
+    )
     wait_for_others(folder, [0, 1, 2], 'done with all ')
     return error.get('ranks'), after, pair
 
@@ -193,8 +204,9 @@ def stay_behind(how: str, folder: Path) -> Any:
             os._exit(1)
         wait_for_others(folder, [0, 2, 3])
         return {}
-    error = error_of(lambda: [channel.broadcast(torch.tensor(rank), 0),
-                              channel.gather(torch.tensor(rank))])
+    error = error_of(
+        lambda: [channel.broadcast(torch.tensor(rank), 0), channel.gather(torch.tensor(rank))]
+    )
     wait_for_others(folder, [0, 2, 3])
     return error
 
@@ -348,9 +360,11 @@ def talk_in_other_orders() -> List[int]:
             got = [int(each) for each in channel.gather(torch.tensor(number))]
             wrong.extend(each for each in got if each != number)
 
-    threads = [threading.Thread(target=talk, args=(name, pause), daemon=True)
-               for name, pause in (('a', 0.001 * rank), ('b', 0.001 * (3 - rank)), ('c', 0.0))]
-    for thread in threads[::1 if rank % 2 else -1]:
+    threads = [
+        threading.Thread(target=talk, args=(name, pause), daemon=True)
+        for name, pause in (('a', 0.001 * rank), ('b', 0.001 * (3 - rank)), ('c', 0.0))
+    ]
+    for thread in threads[:: 1 if rank % 2 else -1]:
         thread.start()
     for thread in threads:
         thread.join(PATIENT - 30)

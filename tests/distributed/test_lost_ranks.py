@@ -1,4 +1,5 @@
 """A collective of torch.distributed that breaks names the rank at fault, not an address."""
+
 from __future__ import annotations
 
 import os
@@ -28,8 +29,9 @@ def reduce_with_fault(fault: str, folder: Path) -> Any:
     """Reduce, as a gradient is, with a fault of the last rank; return the error's type and text."""
     store = dist.FileStore(str(folder / 'store'), int(os.environ['WORLD_SIZE']))
     rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-    dist.init_process_group('gloo', store=store, rank=rank, world_size=world,
-                            timeout=timedelta(seconds=SECONDS))
+    dist.init_process_group(
+        'gloo', store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
+    )
     try:
         for block in range(2):  # what a block before has left is no note of this one
             with lost_ranks_named('this test'):
@@ -73,7 +75,9 @@ def break_down(fault: str, told: List[Path]) -> None:
 def break_all(folder: Path) -> Dict[str, Any]:
     scenarios: Dict[Any, Any] = {
         (fault, world): (reduce_with_fault, world, fault, Path)
-        for fault in ('raises', 'dies', 'hangs') for world in WORLDS}
+        for fault in ('raises', 'dies', 'hangs')
+        for world in WORLDS
+    }
     scenarios.update({('patient', world): (reduce_patiently, world, Path) for world in (5, 7)})
     return fork_scenarios(scenarios, folder)
 
@@ -110,7 +114,8 @@ def test_ranks_that_wait_on_are_not_taken_for_lost(world: int, told: Dict[Any, A
 
 def test_a_tensor_that_a_backend_refuses_is_no_lost_rank() -> None:
     refused = getattr(dist, 'DistBackendError', RuntimeError)(
-        'ECCL error in: ProcessGroupECCL.cpp, invalid argument\necclInvalidArgument: ...')
+        'ECCL error in: ProcessGroupECCL.cpp, invalid argument\necclInvalidArgument: ...'
+    )
     assert not lost_ranks._is_broken_collective(refused)
     assert lost_ranks._is_broken_collective(RuntimeError('[gloo/transport] timed out'))
 

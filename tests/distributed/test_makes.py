@@ -1,4 +1,5 @@
 """Devices of other makes, by doubles of their plugins, train as the CPU does, on 2 ranks."""
+
 from __future__ import annotations
 
 import json
@@ -16,9 +17,9 @@ from warm_python import warm_python
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_no_make()), reason=why_no_make())]
 
-SHORT = '''
+SHORT = """
 train_cfg.update(max_iters=2, val_interval=2)
-'''
+"""
 BACKENDS = {'npu': 'hccl', 'mlu': 'cncl', 'musa': 'mccl', 'flagos': 'flagos'}
 
 
@@ -26,12 +27,15 @@ def train(config: str, work: str, accelerator: str) -> Dict[str, Any]:
     """Train as one rank; return losses, devices and backend."""
     from mmengine.config import Config
     from mmengine.registry import RUNNERS
+
     cfg = Config.fromfile(config)
     cfg.launcher, cfg.work_dir, cfg.env_cfg.accelerator = 'pytorch', work, accelerator
     runner = RUNNERS.build(cfg)
     runner.train()
-    return dict(devices=sorted({str(p.device) for p in runner.model.parameters()}),
-                backend=dist.get_backend())
+    return dict(
+        devices=sorted({str(p.device) for p in runner.model.parameters()}),
+        backend=dist.get_backend(),
+    )
 
 
 def losses(work: Path) -> List[float]:
@@ -51,11 +55,19 @@ def reference(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> List
 
 
 @pytest.mark.parametrize('name', MAKES)
-def test_two_ranks_train_as_the_cpu_does(name: str, tiny_data: Path, tmp_path: Path,
-                                         reference: List[float]) -> None:
+def test_two_ranks_train_as_the_cpu_does(
+    name: str, tiny_data: Path, tmp_path: Path, reference: List[float]
+) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT)
-    ranks = run_ranks(train, 2, tmp_path, str(config), str(tmp_path / 'work'), name,
-                      environ={**make(name), 'MAPSAGE_SIM_RANDOM': 'cpu'})
+    ranks = run_ranks(
+        train,
+        2,
+        tmp_path,
+        str(config),
+        str(tmp_path / 'work'),
+        name,
+        environ={**make(name), 'MAPSAGE_SIM_RANDOM': 'cpu'},
+    )
     assert [rank['devices'] for rank in ranks] == [[f'{name}:0'], [f'{name}:1']]
     assert ranks[0]['backend'] == f'cpu:gloo,{name}:{BACKENDS[name]}'
     assert losses(tmp_path / 'work') == pytest.approx(reference, rel=1e-4)
@@ -63,12 +75,21 @@ def test_two_ranks_train_as_the_cpu_does(name: str, tiny_data: Path, tmp_path: P
 
 def test_the_doctor_examines_a_make() -> None:
     finished = subprocess.run(
-        [warm_python(), 'tools/doctor.py'], env={**os.environ, **make('musa')}, cwd=str(ROOT),
-        stdout=subprocess.PIPE, universal_newlines=True, timeout=120)
+        [warm_python(), 'tools/doctor.py'],
+        env={**os.environ, **make('musa')},
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=120,
+    )
     assert finished.returncode == 0 and finished.stdout.endswith('result: training would start\n')
-    for line in ('torch_musa', 'musa (8 device(s), gradients over mccl): found by auto',
-                 'backend cpu:gloo,musa:mccl: not used by one process',
-                 'musa:0 allocates and computes', 'musa, tried on the card: int64 yes, '):
+    for line in (
+        'torch_musa',
+        'musa (8 device(s), gradients over mccl): found by auto',
+        'backend cpu:gloo,musa:mccl: not used by one process',
+        'musa:0 allocates and computes',
+        'musa, tried on the card: int64 yes, ',
+    ):
         assert f'\n  ok       {line}' in finished.stdout
     assert 'plugin:' not in finished.stdout and 'cpu: usable, not chosen' in finished.stdout
 
@@ -78,5 +99,7 @@ def test_the_launcher_finds_a_make_and_says_so(tiny_data: Path, tmp_path: Path) 
     finished = launch(config, '--work-dir', tmp_path / 'work', ranks=2, environ=make('npu'))
     check_finished(finished)
     assert 'accelerator npu (8 device(s), gradients over hccl) [cuda: ' in finished.output
-    assert ('npu, tried on the card: int64 yes, float64 yes, bfloat16 yes, SyncBN no, foreach '
-            'optimizers yes, fused optimizers no') in finished.output
+    assert (
+        'npu, tried on the card: int64 yes, float64 yes, bfloat16 yes, SyncBN no, foreach '
+        'optimizers yes, fused optimizers no'
+    ) in finished.output

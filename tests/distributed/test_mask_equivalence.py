@@ -1,4 +1,5 @@
 """Mask queries on 3, 4 and 5 real ranks compute what one process does with the whole batch."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,17 +19,23 @@ from mapsage.wrappers import MMDistributedDataParallel
 
 pytestmark = on_host
 IMAGES, STEPS = 2, 2  # of a rank, and batches of an accumulation
-KINDS = dict(eomt=eomt_config,
-             # batch statistics of a rank are its own on a CPU, which has no SyncBN
-             pmt=lambda: pmt_config(norm_cfg=dict(type='GN', num_groups=4)))
+KINDS = dict(
+    eomt=eomt_config,
+    # batch statistics of a rank are its own on a CPU, which has no SyncBN
+    pmt=lambda: pmt_config(norm_cfg=dict(type='GN', num_groups=4)),
+)
 
 
 def batches(world: int) -> List[Dict[str, List[Any]]]:
     """Batches for all ranks; rank r has 1 + 2 r mod 5 classes, and one image is without labels."""
     made = []
     for step in range(STEPS):
-        labels = torch.cat([labels_of(IMAGES, seed=10 * step + rank, classes=1 + 2 * rank % 5,
-                                      void=.2) for rank in range(world)])
+        labels = torch.cat(
+            [
+                labels_of(IMAGES, seed=10 * step + rank, classes=1 + 2 * rank % 5, void=0.2)
+                for rank in range(world)
+            ]
+        )
         labels[-1 - step] = 255
         made.append(dict(inputs=images_of(len(labels), seed=step), data_samples=samples_of(labels)))
     return made
@@ -42,13 +49,14 @@ def train(model: Any, given: List[Dict[str, List[Any]]], amp: bool) -> Dict[str,
     """One accumulated optimizer step; the losses, the gradients and the norm before clipping."""
     core = getattr(model, 'module', model)
     kind = dict(type='AmpOptimWrapper', dtype='bfloat16') if amp else dict(type='OptimWrapper')
-    wrapper = build_optim_wrapper(core, dict(
-        kind, optimizer=dict(type='SGD', lr=.1), accumulative_counts=STEPS))
+    wrapper = build_optim_wrapper(
+        core, dict(kind, optimizer=dict(type='SGD', lr=0.1), accumulative_counts=STEPS)
+    )
     wrapper.initialize_count_status(model, 0, STEPS)
     gradients: Dict[str, torch.Tensor] = {}
-    wrapper.step = lambda: gradients.update({
-        name: value.grad.clone() for name, value in core.named_parameters()
-        if value.requires_grad})
+    wrapper.step = lambda: gradients.update(
+        {name: value.grad.clone() for name, value in core.named_parameters() if value.requires_grad}
+    )
     losses = [float(model.train_step(batch, wrapper)['loss']) for batch in given]
     return dict(losses=losses, gradients=gradients)
 
@@ -59,19 +67,26 @@ def one_rank(kind: str, amp: bool) -> Any:
     torch.set_num_threads(1)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     model = build(KINDS[kind]())
-    model.decode_head.attn_mask_probs.fill_(1.)  # a lower one is drawn by each rank for itself
+    model.decode_head.attn_mask_probs.fill_(1.0)  # a lower one is drawn by each rank for itself
     wrapped = MMDistributedDataParallel(model.train())
     mine = [part(batch, slice(IMAGES * rank, IMAGES * rank + IMAGES)) for batch in batches(world)]
     found = train(wrapped, mine, amp)
-    held = [len(set(torch.unique(sample.gt_sem_seg.data).tolist()) - {255})
-            for sample in mine[0]['data_samples']]
-    return dict(losses=found['losses'], held=sum(held), gradients={
-        name: value.numpy() for name, value in found['gradients'].items()})
+    held = [
+        len(set(torch.unique(sample.gt_sem_seg.data).tolist()) - {255})
+        for sample in mine[0]['data_samples']
+    ]
+    return dict(
+        losses=found['losses'],
+        held=sum(held),
+        gradients={name: value.numpy() for name, value in found['gradients'].items()},
+    )
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    scenarios = {f'{kind} {world}': (one_rank, world, kind, False)
-                 for kind, world in (('eomt', 3), ('eomt', 4), ('eomt', 5), ('pmt', 4))}
+    scenarios = {
+        f'{kind} {world}': (one_rank, world, kind, False)
+        for kind, world in (('eomt', 3), ('eomt', 4), ('eomt', 5), ('pmt', 4))
+    }
     if ON_MAIN_LEG:  # torch 1.10 has no layer norm of bfloat16 on the CPU
         scenarios['eomt 3 amp'] = (one_rank, 3, 'eomt', True)
     return fork_scenarios(scenarios, folder)
@@ -83,8 +98,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 @pytest.mark.parametrize('kind, world', [('eomt', 3), ('eomt', 4), ('eomt', 5), ('pmt', 4)])
-def test_losses_and_gradients_are_those_of_one_process(kind: str, world: int,
-                                                       answers: Answers) -> None:
+def test_losses_and_gradients_are_those_of_one_process(
+    kind: str, world: int, answers: Answers
+) -> None:
     """Over an accumulation of two batches."""
     told = answers.of(f'{kind} {world}')
     assert len({each['held'] for each in told}) > 1  # uneven masks
@@ -95,8 +111,12 @@ def test_losses_and_gradients_are_those_of_one_process(kind: str, world: int,
     for each in told:
         assert each['gradients'].keys() == alone['gradients'].keys()
         for name, value in alone['gradients'].items():
-            torch.testing.assert_allclose(torch.from_numpy(each['gradients'][name]), value,
-                                          rtol=1e-3, atol=1e-5 * float(value.abs().max()))
+            torch.testing.assert_allclose(
+                torch.from_numpy(each['gradients'][name]),
+                value,
+                rtol=1e-3,
+                atol=1e-5 * float(value.abs().max()),
+            )
 
 
 @pytest.mark.skipif(not ON_MAIN_LEG, reason='the layer norm of torch 1.10 takes no bfloat16')
@@ -104,10 +124,12 @@ def test_so_they_are_in_mixed_precision(answers: Answers) -> None:
     told, alone = answers.of('eomt 3 amp'), whole('eomt', 3, amp=True)
     for step in range(STEPS):
         mean = sum(each['losses'][step] for each in told) / 3
-        assert mean == pytest.approx(alone['losses'][step], rel=.01)
-    flat, expected = (torch.cat([torch.as_tensor(each[name]).flatten() for name in sorted(each)])
-                      for each in (told[1]['gradients'], alone['gradients']))
-    assert float((flat - expected).norm() / expected.norm()) < .05
+        assert mean == pytest.approx(alone['losses'][step], rel=0.01)
+    flat, expected = (
+        torch.cat([torch.as_tensor(each[name]).flatten() for name in sorted(each)])
+        for each in (told[1]['gradients'], alone['gradients'])
+    )
+    assert float((flat - expected).norm() / expected.norm()) < 0.05
     exact = whole('eomt', 3)['gradients']
     rounded = torch.cat([exact[name].flatten() for name in sorted(exact)])
     assert not torch.equal(rounded, expected)
@@ -116,5 +138,5 @@ def test_so_they_are_in_mixed_precision(answers: Answers) -> None:
 def whole(kind: str, world: int, amp: bool = False) -> Any:
     """What one process computes with the batches of all ranks."""
     model = build(KINDS[kind]())
-    model.decode_head.attn_mask_probs.fill_(1.)
+    model.decode_head.attn_mask_probs.fill_(1.0)
     return train(model.train(), batches(world), amp)

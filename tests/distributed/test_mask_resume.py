@@ -1,4 +1,5 @@
 """EoMT and PMT on several ranks: killed and resumed, by iterations and by epochs; head replicas."""
+
 from __future__ import annotations
 
 import os
@@ -14,13 +15,22 @@ from support import Launch, check_finished, launch, main_leg
 
 pytestmark = main_leg
 LOAD: Dict[str, Any] = {'weights_only': False} if torch.__version__ >= '2' else {}
-EMA = dict(type='EMAHook', momentum=.3)
+EMA = dict(type='EMAHook', momentum=0.3)
 # By kind: ranks, changes of the config, step before which rank 1 is killed, and what is compared.
 # PMT's checkpoint is inside an accumulation cycle, two steps after the end of an epoch.
 RUNS: Dict[str, Any] = dict(
     eomt=(2, {'default_hooks.checkpoint.interval': 2}, 5, 'iter_8.pth'),
-    pmt=(3, {'train_dataloader.sampler.type': 'DefaultSampler', 'log_processor.by_epoch': True,
-             'default_hooks.checkpoint.interval': 5}, 7, 'iter_9.pth'))
+    pmt=(
+        3,
+        {
+            'train_dataloader.sampler.type': 'DefaultSampler',
+            'log_processor.by_epoch': True,
+            'default_hooks.checkpoint.interval': 5,
+        },
+        7,
+        'iter_9.pth',
+    ),
+)
 AMP = dict(type='AmpOptimWrapper', dtype='bfloat16') if LOAD else {}
 KILLED = dict(type='StopBeforeIteration', variable='MAPSAGE_TEST_REACHED')
 
@@ -29,8 +39,13 @@ KILLED = dict(type='StopBeforeIteration', variable='MAPSAGE_TEST_REACHED')
 def test_killed_and_resumed_with_the_same_bits(kind: str, tiny_data: Path, tmp_path: Path) -> None:
     """With mixed precision, accumulation, the average of the weights, and masks that fade out."""
     ranks, changes, step, last = RUNS[kind]
-    cfg = config_of(kind, tiny_data, tmp_path / 'config', steps=8, **{
-        'custom_imports.imports': ['mapsage', 'fault_hooks'], **changes})
+    cfg = config_of(
+        kind,
+        tiny_data,
+        tmp_path / 'config',
+        steps=8,
+        **{'custom_imports.imports': ['mapsage', 'fault_hooks'], **changes},
+    )
     if kind == 'pmt':  # three batches an epoch
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=3)
     cfg.optim_wrapper.update(AMP, accumulative_counts=2 if kind == 'pmt' else 1)
@@ -41,8 +56,13 @@ def test_killed_and_resumed_with_the_same_bits(kind: str, tiny_data: Path, tmp_p
     whole, cut = tmp_path / 'whole', tmp_path / 'cut'
     check_finished(launch(config, '--work-dir', whole, ranks=ranks, environ=faults))
 
-    run = Launch(config, '--work-dir', cut, ranks=ranks, environ=dict(
-        faults, MAPSAGE_TEST_REACHED=str(tmp_path / 'reached')))
+    run = Launch(
+        config,
+        '--work-dir',
+        cut,
+        ranks=ranks,
+        environ=dict(faults, MAPSAGE_TEST_REACHED=str(tmp_path / 'reached')),
+    )
     run.wait_for(tmp_path / 'reached')
     os.kill(run.ranks()[1], signal.SIGKILL)
     finished = run.finish()
@@ -64,10 +84,11 @@ def test_two_head_replicas_train_what_two_ranks_do(tiny_data: Path, tmp_path: Pa
     """PMT's queries and decoder held by two ranks each, with uneven masks a replica."""
     found = {}
     for name, ranks, source in (
-            ('replicas', 5, dict(type='Streamed', encoders=1, ranks_per_head=2)),
-            ('pair', 2, None)):
+        ('replicas', 5, dict(type='Streamed', encoders=1, ranks_per_head=2)),
+        ('pair', 2, None),
+    ):
         cfg = config_of('pmt', tiny_data, tmp_path / name, steps=4)
-        cfg.optim_wrapper.clip_grad.max_norm = 1.
+        cfg.optim_wrapper.clip_grad.max_norm = 1.0
         if source:
             cfg.feature_source = source
         cfg.dump(str(tmp_path / f'{name}.py'))

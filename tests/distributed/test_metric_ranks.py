@@ -1,4 +1,5 @@
 """The metric on real ranks whose images do not divide, against one process and IoUMetric."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -35,8 +36,8 @@ class Tiles(Dataset):
     def __getitem__(self, index: int) -> dict:
         rng = np.random.default_rng(index)
         truth = rng.integers(0, 4 if index == 0 else 3, (24, 20 + index))
-        prediction = np.where(rng.random(truth.shape) < .7, truth, (truth + 1) % 4)
-        truth[:, :5 if index != 2 else None] = 255
+        prediction = np.where(rng.random(truth.shape) < 0.7, truth, (truth + 1) % 4)
+        truth[:, : 5 if index != 2 else None] = 255
         if index in self.bad:
             truth[0, 6] = 9
         pred, gt = (dict(data=torch.from_numpy(each)[None]) for each in (prediction, truth))
@@ -58,15 +59,29 @@ def start() -> int:
 def recorded(function: Any) -> Tuple[Any, List[Tuple[str, str, int]]]:
     """Return what ``function`` returns, and name, dtype and numbers of each collective."""
     entered: List[Tuple[str, str, int]] = []
-    originals = {name: getattr(dist, name) for name in (
-        'all_reduce', 'all_gather', 'all_gather_object', 'broadcast', 'broadcast_object_list',
-        'barrier', 'gather', 'gather_object', 'reduce', 'send', 'recv')}
+    originals = {
+        name: getattr(dist, name)
+        for name in (
+            'all_reduce',
+            'all_gather',
+            'all_gather_object',
+            'broadcast',
+            'broadcast_object_list',
+            'barrier',
+            'gather',
+            'gather_object',
+            'reduce',
+            'send',
+            'recv',
+        )
+    }
 
     def recording(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             tensor = args[0] if args and isinstance(args[0], torch.Tensor) else torch.empty(0)
             entered.append((name, str(tensor.dtype), tensor.numel()))
             return originals[name](*args, **kwargs)
+
         return call
 
     try:
@@ -85,8 +100,9 @@ def every_size() -> Any:
     for size in SIZES:
         for round_up in (True, False):
             tiles = Tiles(size)
-            metric = ConfusionMatrixMetric(iou_metrics=[*OPTIONS['iou_metrics'], 'mBoundaryIoU',
-                                                        'kappa'])
+            metric = ConfusionMatrixMetric(
+                iou_metrics=[*OPTIONS['iou_metrics'], 'mBoundaryIoU', 'kappa']
+            )
             # the sampler agrees on a seed, which is a collective of its own
             sampler = DefaultSampler(tiles, shuffle=False, round_up=round_up)
             figures, entered = recorded(lambda m=metric, t=tiles, s=sampler: evaluated(m, t, s))
@@ -123,8 +139,11 @@ def all_images_on_every_rank() -> str:
 
 
 def scenarios() -> Dict[str, Any]:
-    told: Dict[str, Any] = {f'{name} {world}': (function, world) for world in WORLDS
-                            for name, function in (('sizes', every_size), ('shuffled', shuffled))}
+    told: Dict[str, Any] = {
+        f'{name} {world}': (function, world)
+        for world in WORLDS
+        for name, function in (('sizes', every_size), ('shuffled', shuffled))
+    }
     told['bad'] = failing, 2, (3,)
     told['bad twice'] = failing, 3, (0, 4)
     told['everything'] = all_images_on_every_rank, 2
@@ -154,9 +173,12 @@ def by_hand(size: int) -> np.ndarray:
 def test_ranks_say_what_one_process_says(world: int, size: int, answers: Answers) -> None:
     tiles = Tiles(size)
     mmseg = evaluated(IoUMetric(**OPTIONS), tiles, SequentialSampler(tiles))
-    edges = boundary_iou(sum(boundary_counts(
-        item['pred_sem_seg']['data'][0], item['gt_sem_seg']['data'][0], 4)
-        for item in (tiles[number] for number in range(size))))
+    edges = boundary_iou(
+        sum(
+            boundary_counts(item['pred_sem_seg']['data'][0], item['gt_sem_seg']['data'][0], 4)
+            for item in (tiles[number] for number in range(size))
+        )
+    )
     matrix = by_hand(size)
     expected = {key: round(float(value), 2) for key, value in mmseg.items()}
     expected['mBoundaryIoU'] = round(100 * float(np.nanmean(edges)), 2)
@@ -171,8 +193,11 @@ def test_ranks_say_what_one_process_says(world: int, size: int, answers: Answers
 @pytest.mark.parametrize('world', WORLDS)
 def test_ranks_exchange_two_integer_tensors_and_no_pickle(world: int, answers: Answers) -> None:
     counts = 2 + 4 * 4 + 3 * 4
-    expected = [] if world == 1 else [('all_reduce', 'torch.int64', 3 * world),
-                                      ('all_reduce', 'torch.int64', counts)]
+    expected = (
+        []
+        if world == 1
+        else [('all_reduce', 'torch.int64', 3 * world), ('all_reduce', 'torch.int64', counts)]
+    )
     for told in answers.of(f'sizes {world}'):
         assert all(entered == expected for _, _, entered in told.values())
 
@@ -189,9 +214,14 @@ def test_labels_outside_the_classes_end_every_rank(answers: Answers) -> None:
     assert other.startswith('tile_3.tif: 1 truth pixel(s) and 0 predicted')
     # The repeat of tile 0 on rank 2 is bad as well.
     assert [text.split(':')[0] for text in answers.of('bad twice')] == [
-        'tile_0.tif', 'tile_4.tif', 'tile_0.tif']
+        'tile_0.tif',
+        'tile_4.tif',
+        'tile_0.tif',
+    ]
 
 
 def test_a_sampler_that_repeats_more_is_an_error_on_every_rank(answers: Answers) -> None:
-    assert all('[5, 5] images of a dataset of 5: a rank repeats more than one' in text
-               for text in answers.of('everything'))
+    assert all(
+        '[5, 5] images of a dataset of 5: a rank repeats more than one' in text
+        for text in answers.of('everything')
+    )

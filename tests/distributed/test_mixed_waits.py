@@ -1,4 +1,5 @@
 """One rank does not come; some ranks wait for it at an agreement, some in torch.distributed."""
+
 from __future__ import annotations
 
 import ctypes
@@ -21,9 +22,18 @@ pytestmark = on_host
 SECONDS = 3.0  # how long a rank may be late
 HANG_SECONDS = 13  # longer than the others need to find out
 # How a rank does not come, the number of ranks, which one it is, and the first that waits in torch.
-CASES = [('Python', 3, 0, 0), ('Python', 3, 1, 1), ('Python', 5, 0, 1), ('Python', 5, 4, 0),
-         ('C', 3, 1, 0), ('C', 5, 4, 1), ('receive', 3, 1, 0), ('receive', 5, 1, 0),
-         ('receive', 5, 0, 1), ('receive', 5, 4, 1)]
+CASES = [
+    ('Python', 3, 0, 0),
+    ('Python', 3, 1, 1),
+    ('Python', 5, 0, 1),
+    ('Python', 5, 4, 0),
+    ('C', 3, 1, 0),
+    ('C', 5, 4, 1),
+    ('receive', 3, 1, 0),
+    ('receive', 5, 1, 0),
+    ('receive', 5, 0, 1),
+    ('receive', 5, 4, 1),
+]
 
 
 def _sleep_in_c() -> None:
@@ -42,8 +52,9 @@ def wait_in_two_ways(how: str, missing: int, first: int, folder: Path) -> Dict[s
     """Let some ranks wait in a channel, some in torch, for one in neither; return the error."""
     rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     store = dist.FileStore(str(folder / 'store'), world)
-    dist.init_process_group('gloo', store=store, rank=rank, world_size=world,
-                            timeout=timedelta(seconds=SECONDS))
+    dist.init_process_group(
+        'gloo', store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
+    )
     channel = open_channel()
     channel.gather(torch.tensor(rank))
     others = [other for other in range(world) if other != missing]
@@ -62,9 +73,13 @@ def wait_in_two_ways(how: str, missing: int, first: int, folder: Path) -> Dict[s
 
 
 def run_all(folder: Path) -> Dict[Any, Any]:
-    return fork_scenarios({
-        (how, world, missing, first): (wait_in_two_ways, world, how, missing, first, Path)
-        for how, world, missing, first in CASES}, folder)
+    return fork_scenarios(
+        {
+            (how, world, missing, first): (wait_in_two_ways, world, how, missing, first, Path)
+            for how, world, missing, first in CASES
+        },
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -74,8 +89,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Dict[Any, Any]:
 
 
 @pytest.mark.parametrize('how, world, missing, first', CASES)
-def test_who_waits_is_not_blamed(how: str, world: int, missing: int, first: int,
-                                 answers: Dict[Any, Any]) -> None:
+def test_who_waits_is_not_blamed(
+    how: str, world: int, missing: int, first: int, answers: Dict[Any, Any]
+) -> None:
     errors = answers[how, world, missing, first]
     assert isinstance(errors, list), errors
     waiting = [error for rank, error in enumerate(errors) if rank != missing]

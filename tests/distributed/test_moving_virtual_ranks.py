@@ -1,4 +1,5 @@
 """Eight virtual ranks on any number of processes: the same bits, also in a run that moves."""
+
 from __future__ import annotations
 
 import os
@@ -30,25 +31,37 @@ SIZES = (1, 2, 3, 5, 8)
 EMA = dict(type='EMAHook', update_buffers=True, momentum=0.3)
 # A checkpoint after every iteration is in most places of the accumulation cycles of three.
 ITERATIONS: Dict[str, Any] = {
-    'train_dataloader.dataset.length': 40, 'optim_wrapper.accumulative_counts': 3,
-    'optim_wrapper.clip_grad': dict(max_norm=0.1), 'custom_hooks': [EMA],
-    'default_hooks.checkpoint.interval': 1, 'train_cfg.val_interval': 4}
+    'train_dataloader.dataset.length': 40,
+    'optim_wrapper.accumulative_counts': 3,
+    'optim_wrapper.clip_grad': dict(max_norm=0.1),
+    'custom_hooks': [EMA],
+    'default_hooks.checkpoint.interval': 1,
+    'train_cfg.val_interval': 4,
+}
 # 45 samples are rounded up to 6 on each virtual rank, and on 3 processes they would stay 45.
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),
-    'train_dataloader.sampler.type': 'DefaultSampler', 'train_dataloader.dataset.length': 45,
-    'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True,
-    'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16', 'custom_hooks': [],
+    'train_dataloader.sampler.type': 'DefaultSampler',
+    'train_dataloader.dataset.length': 45,
+    'train_dataloader.num_workers': 2,
+    'train_dataloader.persistent_workers': True,
+    'optim_wrapper.type': 'AmpOptimWrapper',
+    'optim_wrapper.dtype': 'bfloat16',
+    'custom_hooks': [],
     'auto_scale_lr': dict(enable=True, base_batch_size=24),
-    'default_hooks.checkpoint': dict(interval=1, by_epoch=True)}
+    'default_hooks.checkpoint': dict(interval=1, by_epoch=True),
+}
 # The processes that a run is killed on, and the iteration that it does not come to.
 MOVES = ((8, 3), (3, 4), (1, 6), (5, None))
 # By name: feature source, processes for five virtual ranks, and the run that has the same bits.
 FIVE = 5
 SOURCES: Dict[str, Any] = {
-    'none 5': (None, 5, ''), 'prefetched 3': ('Prefetched', 3, 'none 5'),
-    'streamed 3': ('Streamed', 3, 'none 5'), 'cached 3': ('Cached', 3, ''),
-    'cached 1': ('Cached', 1, 'cached 3')}
+    'none 5': (None, 5, ''),
+    'prefetched 3': ('Prefetched', 3, 'none 5'),
+    'streamed 3': ('Streamed', 3, 'none 5'),
+    'cached 3': ('Cached', 3, ''),
+    'cached 1': ('Cached', 1, 'cached 3'),
+}
 
 
 class KilledBefore(Hook):
@@ -122,16 +135,27 @@ HAS_SCALER = hasattr(getattr(torch, 'amp', None), 'GradScaler')  # one that work
 # What three virtual ranks do in 1, 2 and 3 processes, with the wrapper and the hook of DDP.
 VARIANTS: Dict[str, Any] = {
     'a late buffer': {'model.type': 'LazyToy'},
-    'a sampler without seed': {'train_dataloader.sampler.seed': None}}
+    'a sampler without seed': {'train_dataloader.sampler.seed': None},
+}
 if HAS_SCALER:
     VARIANTS['a scaler'] = {
-        'model.type': 'SteepToy', 'train_dataloader.dataset.length': 12, 'optim_wrapper': dict(
-            type='ScalerAlone', dtype='float16', clip_grad=dict(max_norm=1.),
-            loss_scale=dict(init_scale=2.**64), optimizer=dict(type='SGD', lr=0.05))}
+        'model.type': 'SteepToy',
+        'train_dataloader.dataset.length': 12,
+        'optim_wrapper': dict(
+            type='ScalerAlone',
+            dtype='float16',
+            clip_grad=dict(max_norm=1.0),
+            loss_scale=dict(init_scale=2.0**64),
+            optimizer=dict(type='SGD', lr=0.05),
+        ),
+    }
 if torch.__version__ >= '2':
     VARIANTS['a static graph'] = {
-        'model.type': 'IdleToy', 'model_wrapper_cfg': dict(
-            type='MMDistributedDataParallel', broadcast_buffers=False, static_graph=True)}
+        'model.type': 'IdleToy',
+        'model_wrapper_cfg': dict(
+            type='MMDistributedDataParallel', broadcast_buffers=False, static_graph=True
+        ),
+    }
 
 
 def trained(folder: Path, processes: int, hooks: Any = (), **changes: Any) -> Any:
@@ -160,8 +184,11 @@ def moved(folder: Path, processes: int, until: Any) -> Any:
 
 
 def seldom(folder: Path, processes: int) -> Any:
-    changes = {'model.type': 'SeldomToy', 'find_unused_parameters': True,
-               'train_dataloader.batch_sampler': dict(type='TorchBatches', drop_last=False)}
+    changes = {
+        'model.type': 'SeldomToy',
+        'find_unused_parameters': True,
+        'train_dataloader.batch_sampler': dict(type='TorchBatches', drop_last=False),
+    }
     trained(folder, processes, **changes)
     try:
         trained(folder / 'refused', processes, **{**changes, 'find_unused_parameters': False})
@@ -173,32 +200,58 @@ def seldom(folder: Path, processes: int) -> Any:
 def uneven(folder: Path) -> str:
     """Return what a process says whose own virtual ranks have equal numbers of batches."""
     with pytest.raises(VirtualRanksError) as raised:
-        trained(folder, 3, **{
-            'env_cfg.virtual_ranks': 5, 'train_dataloader.batch_size': 1,
-            'train_dataloader.sampler': dict(type='DefaultSampler', round_up=False),
-            'train_dataloader.dataset.length': 17})
+        trained(
+            folder,
+            3,
+            **{
+                'env_cfg.virtual_ranks': 5,
+                'train_dataloader.batch_size': 1,
+                'train_dataloader.sampler': dict(type='DefaultSampler', round_up=False),
+                'train_dataloader.dataset.length': 17,
+            },
+        )
     return str(raised.value)
 
 
 def counted(folder: Path, processes: int, virtual_ranks: int = 4) -> Any:
-    run, _ = trained(folder, processes, **{
-        'model.type': 'CountedToy', 'env_cfg.virtual_ranks': virtual_ranks,
-        'train_dataloader.batch_size': 8 // virtual_ranks, 'train_cfg.max_iters': 1,
-        'train_cfg.val_interval': 9, 'find_unused_parameters': True})
+    run, _ = trained(
+        folder,
+        processes,
+        **{
+            'model.type': 'CountedToy',
+            'env_cfg.virtual_ranks': virtual_ranks,
+            'train_dataloader.batch_size': 8 // virtual_ranks,
+            'train_cfg.max_iters': 1,
+            'train_cfg.val_interval': 9,
+            'find_unused_parameters': True,
+        },
+    )
     return getattr(run.model, 'module', run.model).layers[0].weight.tolist()
 
 
 def frozen_config(folder: Path, name: str, source: Any, processes: int) -> Config:
     path = write_tiny_config(folder / f'{name}.py', folder / 'data', FROZEN)
     cfg = Config.fromfile(str(path))
-    cfg.merge_from_dict({
-        'env_cfg.accelerator': 'cpu', 'env_cfg.virtual_ranks': FIVE, 'val_dataloader': None,
-        'val_cfg': None, 'val_evaluator': None, 'train_cfg.max_iters': 3,
-        'train_dataloader.num_workers': 1, 'work_dir': str(folder / name), 'experiment_name': name,
-        'default_hooks.checkpoint.interval': 3,
-        'launcher': 'none' if processes == 1 else 'pytorch'})
-    more = dict(Cached=dict(folder=str(folder / 'features'), views=2), Prefetched=dict(depth=4),
-                Streamed=dict(encoders=1))
+    cfg.merge_from_dict(
+        {
+            'env_cfg.accelerator': 'cpu',
+            'env_cfg.virtual_ranks': FIVE,
+            'val_dataloader': None,
+            'val_cfg': None,
+            'val_evaluator': None,
+            'train_cfg.max_iters': 3,
+            'train_dataloader.num_workers': 1,
+            'work_dir': str(folder / name),
+            'experiment_name': name,
+            'default_hooks.checkpoint.interval': 3,
+            'launcher': 'none' if processes == 1 else 'pytorch',
+        }
+    )
+    more = dict(
+        Cached=dict(folder=str(folder / 'features'), views=2),
+        Prefetched=dict(depth=4),
+        Streamed=dict(encoders=1),
+    )
     if source is not None:
         cfg.feature_source = dict(more.get(source, {}), type=source)
     return cfg
@@ -213,8 +266,9 @@ def fed(folder: Path, name: str, source: Any, processes: int) -> Any:
     losses: List[float] = []
 
     class Losses(Hook):
-        def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                             outputs: Any = None) -> None:
+        def after_train_iter(
+            self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        ) -> None:
             losses.append(float(outputs['loss']))
 
     cfg = frozen_config(folder, f'{name}_{os.environ.get("RANK", 0)}', source, processes)
@@ -230,17 +284,39 @@ def make_cache(folder: Path) -> None:
     torch.set_num_threads(1)
     frozen_config(folder, 'cache', None, 1)
     from mapsage.commands.programs import cache_features
-    assert cache_features.main([str(folder / 'cache.py'), '--folder', str(folder / 'features'),
-                                '--views', '2', '--accelerator', 'cpu',
-                                '--work-dir', str(folder / 'w')]) == 0
+
+    assert (
+        cache_features.main(
+            [
+                str(folder / 'cache.py'),
+                '--folder',
+                str(folder / 'features'),
+                '--views',
+                '2',
+                '--accelerator',
+                'cpu',
+                '--work-dir',
+                str(folder / 'w'),
+            ]
+        )
+        == 0
+    )
 
 
 def not_counted(folder: Path) -> str:
     """Return the error of a wrapper of MMEngine's that gives a loss no counts."""
     try:
-        trained(folder, 3, **{
-            'env_cfg.virtual_ranks': None, 'model.type': 'CountedToy', 'model_wrapper_cfg': dict(
-                type='MMSeparateDistributedDataParallel', find_unused_parameters=True)})
+        trained(
+            folder,
+            3,
+            **{
+                'env_cfg.virtual_ranks': None,
+                'model.type': 'CountedToy',
+                'model_wrapper_cfg': dict(
+                    type='MMSeparateDistributedDataParallel', find_unused_parameters=True
+                ),
+            },
+        )
     except VirtualRanksError as error:
         return str(error)
     return ''
@@ -255,24 +331,46 @@ def run_scenarios(folder: Path) -> Dict[str, Any]:
     write_tiny_data(folder / 'data', train=11, val=1, size=32)
     fork_ranks(make_cache, 1, folder / 'caching', folder, timeout=120)
     scenarios: Dict[str, Any] = {
-        f'whole {each}': (whole_runs, each, folder / str(each), each) for each in SIZES}
-    scenarios.update({f'seldom {each}': (seldom, each, folder / 'seldom' / str(each), each)
-                      for each in (1, 3)})
-    scenarios.update({f'counted {each}': (counted, each, folder / 'counted' / str(each), each)
-                      for each in (1, 2, 3, 4)})
-    scenarios.update({f'{name} {each}': (variant, each, folder / name / str(each), each, name)
-                      for name in VARIANTS for each in (1, 2, 3)})
+        f'whole {each}': (whole_runs, each, folder / str(each), each) for each in SIZES
+    }
+    scenarios.update(
+        {f'seldom {each}': (seldom, each, folder / 'seldom' / str(each), each) for each in (1, 3)}
+    )
+    scenarios.update(
+        {
+            f'counted {each}': (counted, each, folder / 'counted' / str(each), each)
+            for each in (1, 2, 3, 4)
+        }
+    )
+    scenarios.update(
+        {
+            f'{name} {each}': (variant, each, folder / name / str(each), each, name)
+            for name in VARIANTS
+            for each in (1, 2, 3)
+        }
+    )
     scenarios['not counted'] = not_counted, 3, folder / 'not counted'
     scenarios['uneven'] = uneven, 3, folder / 'uneven'
     # The same eight samples as one batch of one rank.
     scenarios['one batch'] = counted, 1, folder / 'one batch', 1, 1
-    scenarios.update({
-        f'fed {name}': (fed, processes + (source == 'Streamed'), folder, name.replace(' ', '_'),
-                        source, processes) for name, (source, processes, _) in SOURCES.items()})
+    scenarios.update(
+        {
+            f'fed {name}': (
+                fed,
+                processes + (source == 'Streamed'),
+                folder,
+                name.replace(' ', '_'),
+                source,
+                processes,
+            )
+            for name, (source, processes, _) in SOURCES.items()
+        }
+    )
     told = fork_scenarios(scenarios, folder / 'forked')
     for processes, until in MOVES:
         told[f'moved {processes}'] = fork_ranks(
-            moved, processes, folder / f'moving {processes}', folder / 'moved', processes, until)
+            moved, processes, folder / f'moving {processes}', folder / 'moved', processes, until
+        )
     return told
 
 
@@ -287,16 +385,20 @@ def answers(folder: Path) -> Answers:
 
 
 @pytest.mark.parametrize('processes', SIZES[:-1])
-@pytest.mark.parametrize(('name', 'files'), [
-    ('iterations', [f'iter_{each}' for each in range(1, 9)]), ('epochs', ['epoch_1', 'epoch_2'])])
+@pytest.mark.parametrize(
+    ('name', 'files'),
+    [('iterations', [f'iter_{each}' for each in range(1, 9)]), ('epochs', ['epoch_1', 'epoch_2'])],
+)
 def test_any_number_of_processes_gives_the_same_bits(
-        processes: int, name: str, files: List[str], answers: Answers, folder: Path) -> None:
+    processes: int, name: str, files: List[str], answers: Answers, folder: Path
+) -> None:
     one, other = answers.of(f'whole {V}')[0][name], answers.of(f'whole {processes}')[0][name]
     assert one['losses'] == other['losses'] and len(set(one['losses'])) > 5
     assert one['figures'] == pytest.approx(other['figures'])  # a sum of floats over the processes
     for file in files:
-        assert checkpoint_bits(folder / str(V) / name / f'{file}.pth') == \
-            checkpoint_bits(folder / str(processes) / name / f'{file}.pth'), file
+        assert checkpoint_bits(folder / str(V) / name / f'{file}.pth') == checkpoint_bits(
+            folder / str(processes) / name / f'{file}.pth'
+        ), file
 
 
 def test_a_run_that_is_killed_goes_on_on_other_processes(answers: Answers, folder: Path) -> None:
@@ -307,21 +409,24 @@ def test_a_run_that_is_killed_goes_on_on_other_processes(answers: Answers, folde
     # A checkpoint that was being written when the run was killed is not there.
     losses = answers.of(f'whole {V}')[0]['iterations']['losses']
     assert 2 <= len(last['losses']) <= 4
-    assert last['losses'] == losses[-len(last['losses']):]
+    assert last['losses'] == losses[-len(last['losses']) :]
     assert '8 virtual ranks in 5 process(es), 1 or 2 each' in last['log']
-    assert checkpoint_bits(folder / 'moved' / 'iter_8.pth') == \
-        checkpoint_bits(folder / str(V) / 'iterations' / 'iter_8.pth')
+    assert checkpoint_bits(folder / 'moved' / 'iter_8.pth') == checkpoint_bits(
+        folder / str(V) / 'iterations' / 'iter_8.pth'
+    )
 
 
 def test_a_parameter_without_gradient_counts_as_zeros_or_is_named(
-        answers: Answers, folder: Path) -> None:
+    answers: Answers, folder: Path
+) -> None:
     for processes in (1, 3):
         for text in answers.of(f'seldom {processes}'):
             assert '1 parameter(s) got no gradient in a virtual rank: seldom' in text
     bits = [checkpoint_bits(folder / 'seldom' / str(each) / 'iter_8.pth') for each in (1, 3)]
     assert bits[0] == bits[1]
-    changed = torch.load(str(folder / 'seldom' / '1' / 'iter_8.pth'), map_location='cpu',
-                         **_TRUSTED)['state_dict']['seldom']
+    changed = torch.load(
+        str(folder / 'seldom' / '1' / 'iter_8.pth'), map_location='cpu', **_TRUSTED
+    )['state_dict']['seldom']
     assert changed.item() != 1.0
 
 
@@ -332,7 +437,7 @@ def test_variants_have_the_same_bits(name: str, answers: Answers, folder: Path) 
     last = [checkpoint_bits(max((folder / name / str(each)).glob('*.pth'))) for each in (1, 2, 3)]
     assert last[0] == last[1] == last[2]
     if name == 'a scaler':  # sample 7 came four times, and no rank made a step then
-        assert last[0]['/optimizer/loss_scaler/scale'] == 2.**60
+        assert last[0]['/optimizer/loss_scaler/scale'] == 2.0**60
 
 
 def test_epochs_of_other_lengths_on_other_processes_are_refused(answers: Answers) -> None:
@@ -344,17 +449,20 @@ def test_a_loss_that_counts_the_global_batch(answers: Answers) -> None:
     told = [weights for each in (1, 2, 3, 4) for weights in answers.of(f'counted {each}')]
     assert all(weights == told[0] for weights in told)
     assert torch.tensor(told[0]).numpy() == pytest.approx(
-        torch.tensor(answers.of('one batch')[0]).numpy(), rel=1e-5)
+        torch.tensor(answers.of('one batch')[0]).numpy(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize('name', [name for name, (_, _, equal) in SOURCES.items() if equal])
 def test_features_of_any_source_on_any_number_of_processes(
-        name: str, answers: Answers, folder: Path) -> None:
+    name: str, answers: Answers, folder: Path
+) -> None:
     equal = SOURCES[name][2]
     losses = answers.of(f'fed {equal}')[0]
     assert len(set(losses)) == 3 and answers.of(f'fed {name}')[0] == losses
-    bits = [checkpoint_bits(folder / each.replace(' ', '_') / 'iter_3.pth')
-            for each in (equal, name)]
+    bits = [
+        checkpoint_bits(folder / each.replace(' ', '_') / 'iter_3.pth') for each in (equal, name)
+    ]
     assert bits[0] == bits[1]
 
 

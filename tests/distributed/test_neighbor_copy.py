@@ -1,4 +1,5 @@
 """Machines without a shared disk resume from one checkpoint, whoever has it, whoever is lost."""
+
 from __future__ import annotations
 
 import logging
@@ -36,8 +37,11 @@ class Here:
         machines = machines or LAYOUTS[world]
         self.machine = machines[rank]
         nodes = sorted(set(machines))
-        os.environ.update(GROUP_RANK=str(nodes.index(self.machine)), GROUP_WORLD_SIZE=str(
-            len(nodes)), LOCAL_RANK=str(machines[:rank].count(self.machine)))
+        os.environ.update(
+            GROUP_RANK=str(nodes.index(self.machine)),
+            GROUP_WORLD_SIZE=str(len(nodes)),
+            LOCAL_RANK=str(machines[:rank].count(self.machine)),
+        )
         self.disk = folder / f'disk{self.machine}'
         self.memory = folder / f'memory{self.machine}'
         for place in (self.disk, self.memory):
@@ -53,8 +57,14 @@ class Here:
     def save(self, iteration: int, fill: float = 0.0, seed: int = 7) -> Path:
         """Save a checkpoint on this machine's disk, as its CheckpointHook does."""
         path = self.disk / f'iter_{iteration}.pth'
-        torch.save(dict(meta=dict(iter=iteration, seed=seed, virtual_ranks=4), message_hub={},
-                        state_dict=dict(weight=torch.full((16_000,), fill))), str(path))
+        torch.save(
+            dict(
+                meta=dict(iter=iteration, seed=seed, virtual_ranks=4),
+                message_hub={},
+                state_dict=dict(weight=torch.full((16_000,), fill)),
+            ),
+            str(path),
+        )
         (self.disk / 'last_checkpoint').write_text(str(path))
         return path
 
@@ -73,12 +83,19 @@ def told(choice: Any) -> Any:
     if choice is None:
         return None
     data = Path(choice.path).read_bytes()
-    return dict(path=choice.path, crc=zlib.crc32(data), iteration=choice.iteration,
-                seed=choice.seed, virtual_ranks=choice.virtual_ranks, notes=choice.notes,
-                skipped=choice.skipped)
+    return dict(
+        path=choice.path,
+        crc=zlib.crc32(data),
+        iteration=choice.iteration,
+        seed=choice.seed,
+        virtual_ranks=choice.virtual_ranks,
+        notes=choice.notes,
+        skipped=choice.skipped,
+    )
 
 
 # --- what the machines have when they start
+
 
 def have_nothing(here: Here) -> None:
     """A run that begins."""
@@ -141,6 +158,7 @@ def refuse(folder: Path) -> Any:
 
 # --- what goes wrong while it is passed on
 
+
 def lose_rank(folder: Path) -> Any:
     """Rank 1 ends in the middle of the file."""
     here = Here(folder)
@@ -148,8 +166,10 @@ def lose_rank(folder: Path) -> Any:
         here.save(10)
     copies = here.copies()
     if here.rank == 1:
-        swap, relay._swap = relay._swap, lambda *args: (
-            os._exit(3) if len(turns) == 3 else turns.append(0) or swap(*args))
+        swap, relay._swap = (
+            relay._swap,
+            lambda *args: os._exit(3) if len(turns) == 3 else turns.append(0) or swap(*args),
+        )
         turns: List[int] = []
     return error_of(copies.choose)
 
@@ -164,10 +184,16 @@ def break_disk(folder: Path, whose: int) -> Any:
     if here.rank == whose:
         write = arrival.write
         arrival.write = lambda data: (  # type: ignore[method-assign]
-            write(data) if arrival._left > 75_000 else fail())
+            write(data) if arrival._left > 75_000 else fail()
+        )
     with open(path, 'rb') as source:
-        error = relay.pass_along(channel, list(range(dist.get_world_size())), size,
-                                 None if here.rank else source, arrival)
+        error = relay.pass_along(
+            channel,
+            list(range(dist.get_world_size())),
+            size,
+            None if here.rank else source,
+            arrival,
+        )
     dist.barrier()
     return [type(error).__name__, str(error), arrival._left]
 
@@ -177,6 +203,7 @@ def fail() -> None:
 
 
 # --- a run whose first machine is lost
+
 
 def train_and_be_lost(folder: Path) -> Any:
     """Rank 0 saves twice while the run goes on; then all end without a word."""
@@ -206,8 +233,14 @@ def train_and_be_lost(folder: Path) -> Any:
     except KeyError:
         pass
     wait_for_others(folder, list(range(dist.get_world_size())))
-    held = [sorted(path.name.split('-', 2)[2] for path in place.rglob('*.pth'))
-            for place in sorted(folder.glob('memory*'))] if here.rank == 0 else []
+    held = (
+        [
+            sorted(path.name.split('-', 2)[2] for path in place.rglob('*.pth'))
+            for place in sorted(folder.glob('memory*'))
+        ]
+        if here.rank == 0
+        else []
+    )
     return dict(sent=sent, held=held, log=records, earlier=earlier)
 
 
@@ -220,29 +253,56 @@ def go_on_without(folder: Path, lost: int) -> Any:
     with copies.running(logging.getLogger('run'), resumed=True):
         if here.rank == 0:
             copies.send(str(here.save(15)))
-    left = [str(path.relative_to(here.disk.parent)) for place in (here.memory, here.disk)
-            for path in place.rglob('*')]
+    left = [
+        str(path.relative_to(here.disk.parent))
+        for place in (here.memory, here.disk)
+        for path in place.rglob('*')
+    ]
     return dict(first, left=sorted(left))
 
 
-HAVE: List[Any] = [have_nothing, have_on_the_last_disk, have_in_memory, have_different_ones,
-                   have_damaged_ones, have_no_memory]
-HAVE_OF: List[Any] = [(have, ranks) for have in HAVE for ranks in LAYOUTS
-                      if ranks == 3 or have is not have_nothing and ranks != 2
-                      or have is have_in_memory]
+HAVE: List[Any] = [
+    have_nothing,
+    have_on_the_last_disk,
+    have_in_memory,
+    have_different_ones,
+    have_damaged_ones,
+    have_no_memory,
+]
+HAVE_OF: List[Any] = [
+    (have, ranks)
+    for have in HAVE
+    for ranks in LAYOUTS
+    if ranks == 3 or have is not have_nothing and ranks != 2 or have is have_in_memory
+]
 
 
 def run_scenarios(folder: Path) -> Dict[Any, Any]:
-    found = fork_scenarios({
-        **{(have.__name__, ranks): (resume, ranks, Path, have) for have, ranks in HAVE_OF},
-        ('refuses', 3): (refuse, 3, Path),
-        **{('loses', ranks): (lose_rank, ranks, Path) for ranks in (2, 3)},
-        **{(f'breaks {whose}', 3): (break_disk, 3, Path, whose) for whose in (0, 1, 2)},
-        **{(f'run {lost}', 3): (train_and_be_lost, 3, folder / f'lost{lost}') for lost in (0, 1)}},
-        folder, PATIENT)
-    return {**found, **fork_scenarios({
-        (f'without {lost}', 2): (go_on_without, 2, folder / f'lost{lost}', lost)
-        for lost in (0, 1)}, folder / 'later', PATIENT)}
+    found = fork_scenarios(
+        {
+            **{(have.__name__, ranks): (resume, ranks, Path, have) for have, ranks in HAVE_OF},
+            ('refuses', 3): (refuse, 3, Path),
+            **{('loses', ranks): (lose_rank, ranks, Path) for ranks in (2, 3)},
+            **{(f'breaks {whose}', 3): (break_disk, 3, Path, whose) for whose in (0, 1, 2)},
+            **{
+                (f'run {lost}', 3): (train_and_be_lost, 3, folder / f'lost{lost}')
+                for lost in (0, 1)
+            },
+        },
+        folder,
+        PATIENT,
+    )
+    return {
+        **found,
+        **fork_scenarios(
+            {
+                (f'without {lost}', 2): (go_on_without, 2, folder / f'lost{lost}', lost)
+                for lost in (0, 1)
+            },
+            folder / 'later',
+            PATIENT,
+        ),
+    }
 
 
 @pytest.fixture(scope='module')
@@ -265,7 +325,8 @@ def test_the_newest_of_all_disks_is_resumed(ranks: int, answers: Answers) -> Non
     check_all_alike(found, 10, ranks)
     assert found[-1]['path'].endswith('/disk2/iter_10.pth')
     assert ['/memory' in each['path'] for each in found] == [
-        machine != 2 for machine in LAYOUTS[ranks]]
+        machine != 2 for machine in LAYOUTS[ranks]
+    ]
     assert 'iter_10.pth of iteration 10 on the disk of' in found[0]['notes'][0]
     assert 'iter_10.pth (0.1 MB) was sent to ' in found[0]['notes'][1]
 
@@ -338,18 +399,25 @@ def test_a_run_goes_on_after_any_machine_is_lost(lost: int, answers: Answers) ->
     assert [each['iteration'] for each in found] == [10, 10]
     assert found[0]['crc'] == found[1]['crc']
     # In the end the memory is given back.
-    assert [name for each in found for name in each['left'] if '/memory' in name
-            or 'neighbor' in name] == []
+    assert [
+        name for each in found for name in each['left'] if '/memory' in name or 'neighbor' in name
+    ] == []
 
 
 def test_which_offer_is_taken() -> None:
     assert newest({0: Offer(), 1: Offer()}) is None
     assert newest({0: Offer(), 2: Offer('a', iteration=0)}) == 2
-    assert newest({0: Offer('a', iteration=5), 2: Offer('b', iteration=10),
-                   1: Offer('c', iteration=10)}) == 1
+    assert (
+        newest(
+            {0: Offer('a', iteration=5), 2: Offer('b', iteration=10), 1: Offer('c', iteration=10)}
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize('node, nodes, neighbor', [
-    (0, [0], None), (0, [0, 1], 1), (1, [0, 1], 0), (2, [0, 1, 2], 0), (0, [0, 2, 5], 2)])
+@pytest.mark.parametrize(
+    'node, nodes, neighbor',
+    [(0, [0], None), (0, [0, 1], 1), (1, [0, 1], 0), (2, [0, 1, 2], 0), (0, [0, 2, 5], 2)],
+)
 def test_the_neighbor_is_the_next_machine(node: int, nodes: List[int], neighbor: Any) -> None:
     assert neighbor_of(node, nodes) == neighbor

@@ -1,4 +1,5 @@
 """Ranks of several nodes compare themselves, watch each other and name whom they have lost."""
+
 from __future__ import annotations
 
 import ctypes
@@ -33,13 +34,23 @@ def run_scenarios(folder: Path) -> Dict[Any, Any]:
     notes = {loss: folder / '-'.join(map(str, loss)) for loss in LOSSES}
     for place in notes.values():
         place.mkdir()
-    told = fork_scenarios({
-        ('busy', 3): (be_busy, 3), ('leaves', 3): (leave_early, 3), ('late', 3): (be_late, 3),
-        **{(loss, loss[1]): (lose, loss[1], loss[0], loss[2], notes[loss]) for loss in LOSSES},
-        ('config', 3): (differ, 3, 'config'), ('code', 3): (differ, 3, 'code'),
-        ('ranks', 3): (differ, 3, 'ranks'), ('uneven', 3): (differ, 3, 'uneven'),
-        ('data', 3): (differ, 3, 'data'), ('resume', 3): (differ, 3, 'resume'),
-        ('folder', 3): (look_for_the_folder, 3, folder)}, folder, 2 * PATIENT)
+    told = fork_scenarios(
+        {
+            ('busy', 3): (be_busy, 3),
+            ('leaves', 3): (leave_early, 3),
+            ('late', 3): (be_late, 3),
+            **{(loss, loss[1]): (lose, loss[1], loss[0], loss[2], notes[loss]) for loss in LOSSES},
+            ('config', 3): (differ, 3, 'config'),
+            ('code', 3): (differ, 3, 'code'),
+            ('ranks', 3): (differ, 3, 'ranks'),
+            ('uneven', 3): (differ, 3, 'uneven'),
+            ('data', 3): (differ, 3, 'data'),
+            ('resume', 3): (differ, 3, 'resume'),
+            ('folder', 3): (look_for_the_folder, 3, folder),
+        },
+        folder,
+        2 * PATIENT,
+    )
     for loss, place in notes.items():
         told[loss] = {int(note.name.split('-')[1]): note.read_text() for note in place.glob('*-*')}
     return told
@@ -58,20 +69,28 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Losses:
     return Losses(run_ranks(run_scenarios, 1, folder, folder, timeout=400)[0])
 
 
-def meet(cfg: Any = None, work_dir: Any = '/', ranks_per_node: int = 1,
-         timeout: float = TIMEOUT, reported: int = 0) -> str:
+def meet(
+    cfg: Any = None,
+    work_dir: Any = '/',
+    ranks_per_node: int = 1,
+    timeout: float = TIMEOUT,
+    reported: int = 0,
+) -> str:
     """Start as a rank of a node; with two ranks a node, ranks 0 and 1 are on the first."""
     rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-    os.environ.update(GROUP_RANK=str(rank // ranks_per_node),
-                      GROUP_WORLD_SIZE=str(world // ranks_per_node),
-                      LOCAL_RANK=str(rank % ranks_per_node),
-                      LOCAL_WORLD_SIZE=str(reported or ranks_per_node))
+    os.environ.update(
+        GROUP_RANK=str(rank // ranks_per_node),
+        GROUP_WORLD_SIZE=str(world // ranks_per_node),
+        LOCAL_RANK=str(rank % ranks_per_node),
+        LOCAL_WORLD_SIZE=str(reported or ranks_per_node),
+    )
     heartbeat.GRACE_SECONDS, nodes._FOLDER_SECONDS = GRACE, 0.5
     dist.init_process_group('gloo')
     return meet_nodes(Config(cfg or dict(model=dict(depth=18))), str(work_dir), timeout)
 
 
 # --- whom the others lose
+
 
 def be_busy() -> str:
     """A rank that holds its interpreter for longer than the timeout is alive."""
@@ -92,7 +111,12 @@ def be_late() -> str:
     if os.environ['RANK'] == '1':
         command = heartbeat.watch_command
         heartbeat.watch_command = lambda *sockets: [
-            'sh', '-c', f'sleep {TIMEOUT + 1}; exec "$@"', 'sh', *command(*sockets)]
+            'sh',
+            '-c',
+            f'sleep {TIMEOUT + 1}; exec "$@"',
+            'sh',
+            *command(*sockets),
+        ]
     enough = time.monotonic() + TIMEOUT + 2
     meet()
     time.sleep(max(0.0, enough - time.monotonic()))
@@ -132,6 +156,7 @@ def lose(how: str, whom: int, folder: Path) -> str:
 
 # --- what is compared
 
+
 def differ(what: str) -> str:
     """Rank 1 has another config, other code, another number of ranks or other data."""
     odd = os.environ['RANK'] == '1'
@@ -141,9 +166,15 @@ def differ(what: str) -> str:
         os.environ[ELASTIC_VARIABLE] = '2:3'
     depth = 34 if what == 'config' and odd else 18
     try:
-        meet(dict(model=dict(depth=depth, act=(len, 'relu')), work_dir=f'runs/{odd}',
-                  resume=what == 'resume' and odd),
-             ranks_per_node=1, reported=2 if what in ('ranks', 'uneven') and odd else 1)
+        meet(
+            dict(
+                model=dict(depth=depth, act=(len, 'relu')),
+                work_dir=f'runs/{odd}',
+                resume=what == 'resume' and odd,
+            ),
+            ranks_per_node=1,
+            reported=2 if what in ('ranks', 'uneven') and odd else 1,
+        )
         compare_data([0] * (17 if what == 'data' and odd else 16))
     except NodesDifferError as error:
         return str(error)
@@ -161,6 +192,7 @@ def look_for_the_folder(folder: Path) -> Tuple[str, List[Path]]:
 
 # --- what is expected
 
+
 @pytest.mark.parametrize('how', ['busy', 'leaves', 'late'])
 def test_a_rank_that_is_only_slow_or_done_is_not_lost(how: str, answers: Answers) -> None:
     assert answers.of(how, 3) == ['alive'] * 3
@@ -169,9 +201,11 @@ def test_a_rank_that_is_only_slow_or_done_is_not_lost(how: str, answers: Answers
 @pytest.mark.parametrize('loss', LOSSES)
 def test_the_others_name_who_is_lost_and_end(loss: Any, answers: Losses) -> None:
     how, ranks, whom = loss
-    words = {'stopped': f'rank {whom} on host {socket.gethostname()}: its process ',
-             'ended': f'on host {socket.gethostname()}: its process',
-             'silent': f'rank(s) [{whom}] on host {socket.gethostname()}: nothing was heard'}[how]
+    words = {
+        'stopped': f'rank {whom} on host {socket.gethostname()}: its process ',
+        'ended': f'on host {socket.gethostname()}: its process',
+        'silent': f'rank(s) [{whom}] on host {socket.gethostname()}: nothing was heard',
+    }[how]
     told = answers.of(loss, ranks)
     # a frozen machine ends as well, once it wakes up; a stopped process is killed
     assert told == [DIED] * ranks
@@ -182,11 +216,16 @@ def test_the_others_name_who_is_lost_and_end(loss: Any, answers: Losses) -> None
         assert 'has been stopped (SIGSTOP)' in answers.notes(loss)[0]
 
 
-@pytest.mark.parametrize('what, line', [
-    ('config', '  config model.depth: 18 on {0}, {2}; 34 on {1}\n'),
-    ('code', '0123abcd on {1}\n'), ('ranks', '  ranks_per_node: 1 on {0}, {2}; 2 on {1}\n'),
-    ('resume', '  resume: False on {0}, {2}; True on {1}\n'),
-    ('data', '  training samples: 16 on {0}, {2}; 17 on {1}\n')])
+@pytest.mark.parametrize(
+    'what, line',
+    [
+        ('config', '  config model.depth: 18 on {0}, {2}; 34 on {1}\n'),
+        ('code', '0123abcd on {1}\n'),
+        ('ranks', '  ranks_per_node: 1 on {0}, {2}; 2 on {1}\n'),
+        ('resume', '  resume: False on {0}, {2}; True on {1}\n'),
+        ('data', '  training samples: 16 on {0}, {2}; 17 on {1}\n'),
+    ],
+)
 def test_nodes_that_differ_are_named_on_every_rank(what: str, line: str, answers: Answers) -> None:
     first, *others = answers.of(what, 3)
     nodes = [f'{socket.gethostname()} (node {number})' for number in range(3)]

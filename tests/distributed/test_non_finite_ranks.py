@@ -1,4 +1,5 @@
 """A NaN of one rank ends all of them with one error, and the last good checkpoint stays."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -58,12 +59,16 @@ class Fault(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         model = runner.model.module
         model.loss_factor = NAN if self.fault == 'loss' and runner.iter == self.at else 1.0
-        model.gradient_factor = dict(gradient=NAN, overflow=float('inf')).get(
-            self.fault, 1.0) if runner.iter == self.at else 1.0
+        model.gradient_factor = (
+            dict(gradient=NAN, overflow=float('inf')).get(self.fault, 1.0)
+            if runner.iter == self.at
+            else 1.0
+        )
         model.detached = NAN if self.fault == 'detached' and runner.iter == self.at else 0.0
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if runner.iter != self.at:
             return
         model = runner.model.module
@@ -94,7 +99,7 @@ def build_model(tiny_run: Any) -> Any:
             pixels = torch.stack([image.float().mean((1, 2)) for image in inputs])
             pixels = pixels.repeat(2, 1)  # the last batch of an epoch has one image
             found = self.tail(BadBackward.apply(self.norm(pixels), self.gradient_factor))
-            loss = (found ** 2).mean() * self.loss_factor + self.weight.sum() * 0.1
+            loss = (found**2).mean() * self.loss_factor + self.weight.sum() * 0.1
             return dict(loss_ce=loss, loss_extra=torch.tensor(self.detached))
 
     return Model()
@@ -110,10 +115,15 @@ def train(fault: str, rank: int, work_dir: Path, at: int = 2, **settings: Any) -
     hooks: List[Any] = [Fault(fault, rank, at), *settings.pop('hooks', [])]
     torch.manual_seed(0)
     runner = tiny_run.build_runner(
-        str(work_dir), hooks, build_model(tiny_run), launcher='pytorch', experiment_name='test',
+        str(work_dir),
+        hooks,
+        build_model(tiny_run),
+        launcher='pytorch',
+        experiment_name='test',
         env_cfg=dict(accelerator='cpu', dist_cfg=dict(timeout=30)),
         default_hooks=dict(checkpoint=checkpoint),
-        **settings)
+        **settings,
+    )
     error: Any = None
     maximum, calls = GroupChannel.max, []
 
@@ -129,73 +139,188 @@ def train(fault: str, rank: int, work_dir: Path, at: int = 2, **settings: Any) -
     return dict(message=str(error or ''), iteration=runner.iter, agreements=len(calls))
 
 
-EPOCHS = dict(train_cfg=dict(by_epoch=True, max_epochs=3, val_interval=9),
-              checkpoint=dict(by_epoch=True))
-BEST = dict(train_cfg=dict(by_epoch=False, max_iters=4, val_interval=1),
-            checkpoint=dict(interval=-1, save_last=False, save_best='mIoU', rule='greater'))
+EPOCHS = dict(
+    train_cfg=dict(by_epoch=True, max_epochs=3, val_interval=9), checkpoint=dict(by_epoch=True)
+)
+BEST = dict(
+    train_cfg=dict(by_epoch=False, max_iters=4, val_interval=1),
+    checkpoint=dict(interval=-1, save_last=False, save_best='mIoU', rule='greater'),
+)
 NO_SAVE = dict(checkpoint=dict(interval=-1, save_last=False))
 
 # name: ranks, fault, rank, settings, words of the error, files that must be left
 SCENARIOS: Dict[str, Any] = {
     'none': (2, '', 0, {}, [], ['iter_4.pth']),
-    'more steps': (2, '', 0, dict(NO_SAVE, train_cfg=dict(
-        by_epoch=False, max_iters=12, val_interval=20)), [], []),
-    'fewer steps': (2, '', 0, dict(NO_SAVE, train_cfg=dict(
-        by_epoch=False, max_iters=2, val_interval=20)), [], []),
-    'loss': (3, 'loss', 1, {}, ['the loss is nan at iteration 3, rank 1', 'loss_ce=nan',
-                                'images of the batch:\n    /', 'iter_2.pth'], ['iter_2.pth']),
-    'loss of the last rank': (2, 'loss', 1, dict(at=3), ['at iteration 4, rank 1'],
-                              ['iter_3.pth']),
-    'loss, later save': (3, 'loss', 2, dict(checkpoint=dict(interval=2)),
-                         ['the loss is nan at iteration 3, rank 2'], ['iter_2.pth']),
-    'loss, no save': (2, 'loss', 1, dict(NO_SAVE, at=1),
-                      ['the loss is nan at iteration 2, rank 1'], []),
-    'loss in the last step, no save': (2, 'loss', 1, dict(NO_SAVE, at=3),
-                                       ['the loss is nan at iteration 4, rank 1'], []),
-    'loss while gradients accumulate': (2, 'loss', 1, dict(
-        NO_SAVE, at=1, train_cfg=dict(by_epoch=False, max_iters=12, val_interval=20),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01), accumulative_counts=4)),
-        ['the loss is nan at iteration 2, rank 1'], []),
-    'loss by epoch': (2, 'loss', 1, dict(EPOCHS, at=3), ['the loss is nan at iteration 4, rank 1'],
-                      ['epoch_1.pth']),
-    'gradient': (3, 'gradient', 1, {}, [
-        "gradient of 'norm.", 'is not finite at iteration 3, rank 1, before'], ['iter_2.pth']),
-    'gradient, no save': (2, 'gradient', 1, dict(NO_SAVE, at=1), [
-        "gradient of 'norm.", 'is not finite at iteration 2, rank 1, before'], []),
-    'gradient, best': (2, 'gradient', 1, dict(BEST, at=2), [
-        "gradient of 'norm.", 'is not finite at iteration 3, rank 1, before'],
-        ['best_mIoU_iter_1.pth']),
-    'weights': (2, 'weights', 1, {}, ["'tail.weight' (of 1 tensor(s)) holds NaN", 'iteration 3',
-                                      'rank 1'], ['iter_2.pth']),
-    'buffers': (2, 'buffers', 0, {}, ["'norm.running_mean' (of 1 tensor(s)) holds NaN or infinity "
-                                      'after iteration 3, rank 0'], ['iter_2.pth']),
+    'more steps': (
+        2,
+        '',
+        0,
+        dict(NO_SAVE, train_cfg=dict(by_epoch=False, max_iters=12, val_interval=20)),
+        [],
+        [],
+    ),
+    'fewer steps': (
+        2,
+        '',
+        0,
+        dict(NO_SAVE, train_cfg=dict(by_epoch=False, max_iters=2, val_interval=20)),
+        [],
+        [],
+    ),
+    'loss': (
+        3,
+        'loss',
+        1,
+        {},
+        [
+            'the loss is nan at iteration 3, rank 1',
+            'loss_ce=nan',
+            'images of the batch:\n    /',
+            'iter_2.pth',
+        ],
+        ['iter_2.pth'],
+    ),
+    'loss of the last rank': (2, 'loss', 1, dict(at=3), ['at iteration 4, rank 1'], ['iter_3.pth']),
+    'loss, later save': (
+        3,
+        'loss',
+        2,
+        dict(checkpoint=dict(interval=2)),
+        ['the loss is nan at iteration 3, rank 2'],
+        ['iter_2.pth'],
+    ),
+    'loss, no save': (
+        2,
+        'loss',
+        1,
+        dict(NO_SAVE, at=1),
+        ['the loss is nan at iteration 2, rank 1'],
+        [],
+    ),
+    'loss in the last step, no save': (
+        2,
+        'loss',
+        1,
+        dict(NO_SAVE, at=3),
+        ['the loss is nan at iteration 4, rank 1'],
+        [],
+    ),
+    'loss while gradients accumulate': (
+        2,
+        'loss',
+        1,
+        dict(
+            NO_SAVE,
+            at=1,
+            train_cfg=dict(by_epoch=False, max_iters=12, val_interval=20),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01), accumulative_counts=4),
+        ),
+        ['the loss is nan at iteration 2, rank 1'],
+        [],
+    ),
+    'loss by epoch': (
+        2,
+        'loss',
+        1,
+        dict(EPOCHS, at=3),
+        ['the loss is nan at iteration 4, rank 1'],
+        ['epoch_1.pth'],
+    ),
+    'gradient': (
+        3,
+        'gradient',
+        1,
+        {},
+        ["gradient of 'norm.", 'is not finite at iteration 3, rank 1, before'],
+        ['iter_2.pth'],
+    ),
+    'gradient, no save': (
+        2,
+        'gradient',
+        1,
+        dict(NO_SAVE, at=1),
+        ["gradient of 'norm.", 'is not finite at iteration 2, rank 1, before'],
+        [],
+    ),
+    'gradient, best': (
+        2,
+        'gradient',
+        1,
+        dict(BEST, at=2),
+        ["gradient of 'norm.", 'is not finite at iteration 3, rank 1, before'],
+        ['best_mIoU_iter_1.pth'],
+    ),
+    'weights': (
+        2,
+        'weights',
+        1,
+        {},
+        ["'tail.weight' (of 1 tensor(s)) holds NaN", 'iteration 3', 'rank 1'],
+        ['iter_2.pth'],
+    ),
+    'buffers': (
+        2,
+        'buffers',
+        0,
+        {},
+        ["'norm.running_mean' (of 1 tensor(s)) holds NaN or infinity after iteration 3, rank 0"],
+        ['iter_2.pth'],
+    ),
     'buffers that are not written': (2, 'buffers', 1, {}, [], ['iter_4.pth']),
-    'buffers that are averaged': (2, 'buffers', 1, dict(hooks=[dict(type='SyncBuffersHook')]), [
-        "'norm.running_mean' (of 1 tensor(s)) holds NaN or infinity after iteration 3, rank 1"],
-        ['iter_2.pth']),
-    'gradient that is saved in a cycle': (2, 'gradient', 1, dict(
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01), accumulative_counts=4)),
-        ["gradient of 'norm.", 'is not finite at iteration 3, rank 1, before'], ['iter_2.pth']),
-    'averages': (2, 'ema', 0, dict(hooks=[dict(type='EMAHook')]), [
-        "'ema.module.tail.weight' (of 1 tensor(s)) holds NaN"], ['iter_2.pth']),
-    'a loss that trains nothing': (2, 'detached', 1, dict(
-        NO_SAVE, at=1, meeting_seconds=0.5), ['the loss is nan at iteration 2, rank 1',
-                                              'loss_extra=nan'], []),
+    'buffers that are averaged': (
+        2,
+        'buffers',
+        1,
+        dict(hooks=[dict(type='SyncBuffersHook')]),
+        ["'norm.running_mean' (of 1 tensor(s)) holds NaN or infinity after iteration 3, rank 1"],
+        ['iter_2.pth'],
+    ),
+    'gradient that is saved in a cycle': (
+        2,
+        'gradient',
+        1,
+        dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01), accumulative_counts=4)),
+        ["gradient of 'norm.", 'is not finite at iteration 3, rank 1, before'],
+        ['iter_2.pth'],
+    ),
+    'averages': (
+        2,
+        'ema',
+        0,
+        dict(hooks=[dict(type='EMAHook')]),
+        ["'ema.module.tail.weight' (of 1 tensor(s)) holds NaN"],
+        ['iter_2.pth'],
+    ),
+    'a loss that trains nothing': (
+        2,
+        'detached',
+        1,
+        dict(NO_SAVE, at=1, meeting_seconds=0.5),
+        ['the loss is nan at iteration 2, rank 1', 'loss_extra=nan'],
+        [],
+    ),
 }
 if HAS_SCALER:
     SCALED: Dict[str, Any] = dict(
-        optim_wrapper=dict(type='ScaledOnCpu', optimizer=dict(type='SGD', lr=0.01)))
-    SCENARIOS.update({
-        'a gradient that the scaler skips': (2, 'overflow', 1, SCALED, [], ['iter_4.pth']),
-        'a loss that the scaler skips': (2, 'loss', 1, SCALED, [], ['iter_4.pth']),
-    })
+        optim_wrapper=dict(type='ScaledOnCpu', optimizer=dict(type='SGD', lr=0.01))
+    )
+    SCENARIOS.update(
+        {
+            'a gradient that the scaler skips': (2, 'overflow', 1, SCALED, [], ['iter_4.pth']),
+            'a loss that the scaler skips': (2, 'loss', 1, SCALED, [], ['iter_4.pth']),
+        }
+    )
 
 
 def train_all(folder: Path) -> Dict[str, Any]:
     mmengine.runner.runner.collect_env = dict  # it asks a compiler, seconds a run
-    return fork_scenarios({
-        name: (run, world, fault, rank, folder / name, settings)
-        for name, (world, fault, rank, settings, _, _) in SCENARIOS.items()}, folder)
+    return fork_scenarios(
+        {
+            name: (run, world, fault, rank, folder / name, settings)
+            for name, (world, fault, rank, settings, _, _) in SCENARIOS.items()
+        },
+        folder,
+    )
 
 
 def run(fault: str, rank: int, work_dir: Path, settings: Dict[str, Any]) -> Dict[str, Any]:
@@ -222,10 +347,16 @@ def test_all_ranks_end_and_name_where_it_began(name: str, told: Dict[str, Any]) 
     left = sorted((told['folder'] / name).glob('*.pth'))
     assert [path.name for path in left] == files
     for path in left:
-        state = torch.load(str(path), map_location='cpu', **(
-            {'weights_only': False} if torch.__version__ >= '2' else {}))['state_dict']
-        assert all(tensor.isfinite().all() for key, tensor in state.items()
-                   if key not in ('mask', 'running_var'))
+        state = torch.load(
+            str(path),
+            map_location='cpu',
+            **({'weights_only': False} if torch.__version__ >= '2' else {}),
+        )['state_dict']
+        assert all(
+            tensor.isfinite().all()
+            for key, tensor in state.items()
+            if key not in ('mask', 'running_var')
+        )
 
 
 def test_a_healthy_step_costs_the_agreement_of_stop_hook_alone(told: Dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
 """Sums over virtual ranks have the same bits on any number of processes: on real gloo ranks."""
+
 from __future__ import annotations
 
 import itertools
@@ -41,15 +42,18 @@ STEPS = 4
 # Small buckets, which DDP lays out anew after the first step.
 SMALL: Dict[str, Any] = dict(bucket_cap_mb=0.0005)
 OPTIONS: Dict[str, Dict[str, Any]] = {
-    'plain': SMALL, 'one bucket': {}, 'views': dict(SMALL, gradient_as_bucket_view=True),
-    'unused': dict(SMALL, find_unused_parameters=True)}
+    'plain': SMALL,
+    'one bucket': {},
+    'views': dict(SMALL, gradient_as_bucket_view=True),
+    'unused': dict(SMALL, find_unused_parameters=True),
+}
 HAS_AUTOCAST = hasattr(torch, 'autocast') and torch.__version__ >= '2'  # with bfloat16 on the CPU
 
 
 def summands(virtual_rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Numbers of mixed size, so that no two orders of adding them give the same bits."""
     generator = torch.Generator().manual_seed(virtual_rank)
-    return (torch.randn(length, generator=generator) * 10.0**(virtual_rank % 4)).to(dtype)
+    return (torch.randn(length, generator=generator) * 10.0 ** (virtual_rank % 4)).to(dtype)
 
 
 def along_the_tree(parts: List[torch.Tensor]) -> torch.Tensor:
@@ -70,8 +74,9 @@ def differing_sums(count: int, world: int, name: str = 'cpu') -> List[Tuple[str,
     ranks, rank = VirtualRanks(count, world), dist.get_rank()
     ordered, wrong = OrderedSum(ranks, rank), []
     # Simulated cards round float64 to float32, as an S60 does.
-    dtypes = [dtype for dtype in DTYPES
-              if accelerator.supports.float64 or dtype is not torch.float64]
+    dtypes = [
+        dtype for dtype in DTYPES if accelerator.supports.float64 or dtype is not torch.float64
+    ]
     for dtype, length in itertools.product(dtypes, LENGTHS):
         fold = Fold(ranks, ranks.block(rank))
         for virtual_rank in ranks.block(rank):
@@ -80,8 +85,11 @@ def differing_sums(count: int, world: int, name: str = 'cpu') -> List[Tuple[str,
         got = ordered.sum(parts).clone()
         want = along_the_tree([summands(each, length, dtype) for each in range(count)])
         mean = ordered.mean(parts, out=parts[0])  # in the memory of a summand, as in a DDP bucket
-        if not (torch.equal(got.cpu(), want) and torch.equal(mean.cpu(), want / count)
-                and got.dtype == mean.dtype == dtype):
+        if not (
+            torch.equal(got.cpu(), want)
+            and torch.equal(mean.cpu(), want / count)
+            and got.dtype == mean.dtype == dtype
+        ):
             wrong.append((str(dtype), length))
     return wrong
 
@@ -92,8 +100,9 @@ class Model(BaseModel):
     def __init__(self, unused: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(3, 37), nn.ReLU(), nn.Linear(37, 11), nn.ReLU(),
-                                    nn.Linear(11, 2))
+        self.layers = nn.Sequential(
+            nn.Linear(3, 37), nn.ReLU(), nn.Linear(37, 11), nn.ReLU(), nn.Linear(11, 2)
+        )
         if unused:
             self.idle = nn.Linear(5, 3)
 
@@ -103,31 +112,36 @@ class Model(BaseModel):
 
 def batch(rank: int, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(4, 3, generator=generator) * 10.0**(rank % 3)
+    return torch.randn(4, 3, generator=generator) * 10.0 ** (rank % 3)
 
 
 def weights(module: nn.Module) -> Dict[str, Any]:
     return {name: value.cpu().numpy().tobytes() for name, value in module.state_dict().items()}
 
 
-def train_as_ranks(name: str, options: Dict[str, Any], accumulate: int = 1,
-                   amp: bool = False) -> Any:
+def train_as_ranks(
+    name: str, options: Dict[str, Any], accumulate: int = 1, amp: bool = False
+) -> Any:
     """Return this rank's weights and the way in which gradients are added up by default."""
     accelerator = set_current_accelerator(resolve_accelerator(name))
     init_process_group(accelerator, 'auto' if name == 'cpu' else 'staged', timeout=30)
     rank = dist.get_rank()
     model = MMDistributedDataParallel(Model('find_unused_parameters' in options), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    wrapper: Any = (AmpOptimWrapper(optimizer=optimizer, dtype='bfloat16') if amp else
-                    OptimWrapper(optimizer, accumulative_counts=accumulate))
+    wrapper: Any = (
+        AmpOptimWrapper(optimizer=optimizer, dtype='bfloat16')
+        if amp
+        else OptimWrapper(optimizer, accumulative_counts=accumulate)
+    )
     for step in range(STEPS):
         data = batch(rank, step).to(accelerator.device(rank))
         model.train_step(dict(inputs=data), wrapper)
     return weights(model.module), resolve_reduction(None, accelerator)
 
 
-def train_alone(name: str, world: int, unused: bool = False, accumulate: int = 1,
-                amp: bool = False) -> Dict[str, Any]:
+def train_alone(
+    name: str, world: int, unused: bool = False, accumulate: int = 1, amp: bool = False
+) -> Dict[str, Any]:
     """Do the same in one process, with plain torch."""
     accelerator = set_current_accelerator(resolve_accelerator(name))
     device = accelerator.device(0)
@@ -157,22 +171,36 @@ class WideRegression(ToyRegression):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 200), nn.ReLU(), nn.Linear(200, 30),
-                                    nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 200),
+            nn.ReLU(),
+            nn.Linear(200, 30),
+            nn.BatchNorm1d(30),
+            nn.ReLU(),
+            nn.Linear(30, 1),
+        )
 
 
 def whole_and_resumed(folder: Path, reduction: Any, options: Dict[str, Any]) -> Any:
     """Return whether a run that was resumed in the middle has the weights of a whole one."""
-    changes = {'model.type': 'WideRegression', 'env_cfg.reduction': reduction,
-               'model_wrapper_cfg': dict(type='MMDistributedDataParallel', broadcast_buffers=False,
-                                         **options)}
+    changes = {
+        'model.type': 'WideRegression',
+        'env_cfg.reduction': reduction,
+        'model_wrapper_cfg': dict(
+            type='MMDistributedDataParallel', broadcast_buffers=False, **options
+        ),
+    }
     whole, seen = toy_train(folder / 'whole', **changes)
     if whole.rank == 0:
         (folder / 'rest').mkdir(exist_ok=True)
         shutil.copy(str(folder / 'whole' / 'iter_4.pth'), str(folder / 'rest'))
     rest, left = toy_train(folder / 'rest', resume='must', **changes)
-    return (rest.iter == 8 and seen.losses[4:] == left.losses, same_weights(
-        dict(whole.model.module.named_parameters()), dict(rest.model.module.named_parameters())))
+    return (
+        rest.iter == 8 and seen.losses[4:] == left.losses,
+        same_weights(
+            dict(whole.model.module.named_parameters()), dict(rest.model.module.named_parameters())
+        ),
+    )
 
 
 def lose_rank_1() -> str:
@@ -192,8 +220,9 @@ def lose_rank_1() -> str:
 
 
 def run_scenarios(folder: Path) -> Dict[Any, Any]:
-    scenarios: Dict[Any, Any] = {('sum', *each): (differing_sums, each[1], *each)
-                                 for each in WORLDS}
+    scenarios: Dict[Any, Any] = {
+        ('sum', *each): (differing_sums, each[1], *each) for each in WORLDS
+    }
     for name, options in OPTIONS.items():
         scenarios['ranks', name] = (train_as_ranks, 3, 'cpu', options)
     scenarios['alone'] = (train_alone, 1, 'cpu', 3)
@@ -211,7 +240,12 @@ def run_scenarios(folder: Path) -> Dict[Any, Any]:
     scenarios['lost'] = (lose_rank_1, 3)
     for reduction in (None, 'native'):
         scenarios['resumed', reduction] = (
-            whole_and_resumed, 3, folder / f'resumed {reduction}', reduction, SMALL)
+            whole_and_resumed,
+            3,
+            folder / f'resumed {reduction}',
+            reduction,
+            SMALL,
+        )
     return fork_scenarios(scenarios, folder)
 
 
@@ -220,19 +254,37 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return answers_of(run_scenarios, tmp_path_factory.mktemp('ordered'))
 
 
-@pytest.mark.parametrize('world', [*WORLDS, pytest.param((8, 3, 'sim'), marks=pytest.mark.skipif(
-    SIM is not None, reason=str(SIM)))])
+@pytest.mark.parametrize(
+    'world',
+    [
+        *WORLDS,
+        pytest.param((8, 3, 'sim'), marks=pytest.mark.skipif(SIM is not None, reason=str(SIM))),
+    ],
+)
 def test_a_sum_has_the_bits_of_the_tree(world: Any, answers: Answers) -> None:
     assert answers.of(('sum', *world)) == [[]] * world[1]
 
 
-@pytest.mark.parametrize('name, alone', [
-    ('plain', 'alone'), ('one bucket', 'alone'), ('views', 'alone'),
-    ('unused', ('alone', 'unused')), ('accumulated', ('alone', 'accumulated')),
-    pytest.param('amp', ('alone', 'amp'), marks=pytest.mark.skipif(
-        not HAS_AUTOCAST, reason='torch 1.10 has no bfloat16 autocast for the linear layers')),
-    pytest.param('sim', ('alone', 'sim'), marks=pytest.mark.skipif(
-        SIM is not None, reason=str(SIM)))])
+@pytest.mark.parametrize(
+    'name, alone',
+    [
+        ('plain', 'alone'),
+        ('one bucket', 'alone'),
+        ('views', 'alone'),
+        ('unused', ('alone', 'unused')),
+        ('accumulated', ('alone', 'accumulated')),
+        pytest.param(
+            'amp',
+            ('alone', 'amp'),
+            marks=pytest.mark.skipif(
+                not HAS_AUTOCAST, reason='torch 1.10 has no bfloat16 autocast for the linear layers'
+            ),
+        ),
+        pytest.param(
+            'sim', ('alone', 'sim'), marks=pytest.mark.skipif(SIM is not None, reason=str(SIM))
+        ),
+    ],
+)
 def test_ranks_train_as_one_process(name: str, alone: Any, answers: Answers) -> None:
     [want] = answers.of(alone)
     for got, default in answers.of(('ranks', name)):

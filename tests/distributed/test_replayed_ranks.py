@@ -1,4 +1,5 @@
 """One process carries out a step of several ranks again, with each rank's samples and numbers."""
+
 from __future__ import annotations
 
 import os
@@ -22,16 +23,35 @@ EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),
     'train_dataloader.sampler.type': 'DefaultSampler',
     'train_dataloader.dataset.length': 23,  # rounded up to 4 batches of 2 on each of 3 ranks
-    'default_hooks.checkpoint': dict(interval=1, by_epoch=True)}
+    'default_hooks.checkpoint': dict(interval=1, by_epoch=True),
+}
 ACCUMULATED = {'optim_wrapper.accumulative_counts': 3}
-BF16 = {'optim_wrapper': dict(type='AmpOptimWrapper', dtype='bfloat16',
-                              optimizer=dict(type='SGD', lr=0.05))}
-SAMPLED = {'train_dataloader.batch_size': 3, 'custom_hooks': [dict(
-    type='DynamicSamplingHook', score=dict(type='FirstNumber'), validity=dict(quantile=0.4),
-    local_target=2, max_age=3)]}
-RUNS: Dict[str, Any] = {'sampled': (3, SAMPLED), '2': (2, {}), '3': (3, {}), 'epochs': (3, EPOCHS),
-                        '5': (5, ACCUMULATED), 'amp': (3, BF16),
-                        'virtual': (2, {'env_cfg.virtual_ranks': 5})}
+BF16 = {
+    'optim_wrapper': dict(
+        type='AmpOptimWrapper', dtype='bfloat16', optimizer=dict(type='SGD', lr=0.05)
+    )
+}
+SAMPLED = {
+    'train_dataloader.batch_size': 3,
+    'custom_hooks': [
+        dict(
+            type='DynamicSamplingHook',
+            score=dict(type='FirstNumber'),
+            validity=dict(quantile=0.4),
+            local_target=2,
+            max_age=3,
+        )
+    ],
+}
+RUNS: Dict[str, Any] = {
+    'sampled': (3, SAMPLED),
+    '2': (2, {}),
+    '3': (3, {}),
+    'epochs': (3, EPOCHS),
+    '5': (5, ACCUMULATED),
+    'amp': (3, BF16),
+    'virtual': (2, {'env_cfg.virtual_ranks': 5}),
+}
 
 
 @TASK_UTILS.register_module(force=True)
@@ -56,10 +76,16 @@ def unlike_threads(folder: Path) -> str:
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
     torch.set_num_threads(1)
-    return fork_scenarios({
-        **{name: (train, world, folder / name, changes)
-           for name, (world, changes) in RUNS.items()},
-        'threads': (unlike_threads, 3, folder / 'threads')}, folder)
+    return fork_scenarios(
+        {
+            **{
+                name: (train, world, folder / name, changes)
+                for name, (world, changes) in RUNS.items()
+            },
+            'threads': (unlike_threads, 3, folder / 'threads'),
+        },
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -75,8 +101,10 @@ def answers(folder: Path) -> Answers:
 def replayed(run: Path, **changes: Any) -> List[Dict[str, Any]]:
     """Return what the replay of STEP has written, in the order of virtual ranks."""
     where = replay(toy_config(run, **dict(changes, runner_type='MapSageRunner')), STEP)
-    return [torch.load(str(where / f'rank_{rank}.pth'))
-            for rank in range(len(list(where.glob('rank_*.pth'))))]
+    return [
+        torch.load(str(where / f'rank_{rank}.pth'))
+        for rank in range(len(list(where.glob('rank_*.pth'))))
+    ]
 
 
 @pytest.mark.parametrize('name', RUNS)

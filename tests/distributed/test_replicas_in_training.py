@@ -1,4 +1,5 @@
 """Head replicas under the launcher: what several ranks train together is what one rank trains."""
+
 from __future__ import annotations
 
 import os
@@ -25,12 +26,19 @@ class Trainings:
 
     def write(self, name: str, source: Optional[Dict[str, Any]], extra: str = '') -> Path:
         path = self.config.with_name(f'{name}.py')
-        path.write_text(self.config.read_text() + extra
-                        + (f'feature_source = {source!r}\n' if source else ''))
+        path.write_text(
+            self.config.read_text() + extra + (f'feature_source = {source!r}\n' if source else '')
+        )
         return path
 
-    def train(self, name: str, source: Optional[Dict[str, Any]], ranks: int, *options: str,
-              extra: str = '') -> Run:
+    def train(
+        self,
+        name: str,
+        source: Optional[Dict[str, Any]],
+        ranks: int,
+        *options: str,
+        extra: str = '',
+    ) -> Run:
         path, work = self.write(name, source, extra), self.config.with_name(name)
         check_finished(launch(path, '--work-dir', work, *options, ranks=ranks))
         return Run(work)
@@ -38,8 +46,9 @@ class Trainings:
 
 @pytest.fixture(scope='module')
 def trainings(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    return Trainings(write_tiny_config(tmp_path_factory.mktemp('replicas') / 'base.py', tiny_data,
-                                       TRAINING))
+    return Trainings(
+        write_tiny_config(tmp_path_factory.mktemp('replicas') / 'base.py', tiny_data, TRAINING)
+    )
 
 
 @pytest.fixture(scope='module')
@@ -72,18 +81,42 @@ def test_a_replica_of_four_ranks_in_mixed_precision(trainings: Trainings) -> Non
     assert [state['step'] for state in four.optimizer['state'].values()] == [STEPS // 2] * 4
 
 
-def test_one_process_reads_what_a_replica_wrote(trainings: Trainings, alone: Run,
-                                                one_replica: Run) -> None:
+def test_one_process_reads_what_a_replica_wrote(
+    trainings: Trainings, alone: Run, one_replica: Run
+) -> None:
     config, work = trainings.config.with_name('one.py'), trainings.config.with_name('one_process')
-    tested = launch(command=[sys.executable, 'tools/test.py', str(config), str(one_replica.path),
-                             '--work-dir', str(work / 'test'), '--accelerator', 'cpu'])
+    tested = launch(
+        command=[
+            sys.executable,
+            'tools/test.py',
+            str(config),
+            str(one_replica.path),
+            '--work-dir',
+            str(work / 'test'),
+            '--accelerator',
+            'cpu',
+        ]
+    )
     check_finished(tested)
     score = re.findall(r'mIoU: ([0-9.]+)', tested.output)[-1]
     assert float(score) == pytest.approx(one_replica.scores[-1], abs=0.005)
     shutil.copy(str(one_replica.path.with_name('iter_5.pth')), str(work))
-    check_finished(launch(command=[
-        sys.executable, 'tools/train.py', str(config), '--work-dir', str(work), '--resume',
-        '--encoders', '0', '--accelerator', 'cpu']))
+    check_finished(
+        launch(
+            command=[
+                sys.executable,
+                'tools/train.py',
+                str(config),
+                '--work-dir',
+                str(work),
+                '--resume',
+                '--encoders',
+                '0',
+                '--accelerator',
+                'cpu',
+            ]
+        )
+    )
     resumed = Run(work)
     assert resumed.losses == pytest.approx(alone.losses[5:], rel=1e-5)
     for name, weight in alone.weights.items():
@@ -107,13 +140,27 @@ def test_a_killed_run_goes_on_with_the_same_bits(trainings: Trainings, one_repli
     assert all(map(torch.equal, resumed.moments(), one_replica.moments()))
 
 
-@pytest.mark.parametrize('ranks, source, extra, words', [
-    (4, streamed(1, 2), '', ['RoleError', 'ranks_per_head=2 does not divide the 3 rank(s)']),
-    (3, streamed(1, 2), "custom_hooks = [dict(type='EMAHook')]\n", [
-        'FeatureSourceError', 'ranks_per_head=2 with EMAHook', 'ranks_per_head=1']),
-], ids=['rest', 'EMA'])
-def test_what_a_replica_cannot_do(ranks: int, source: Dict[str, Any], extra: str,
-                                  words: List[str], trainings: Trainings, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'ranks, source, extra, words',
+    [
+        (4, streamed(1, 2), '', ['RoleError', 'ranks_per_head=2 does not divide the 3 rank(s)']),
+        (
+            3,
+            streamed(1, 2),
+            "custom_hooks = [dict(type='EMAHook')]\n",
+            ['FeatureSourceError', 'ranks_per_head=2 with EMAHook', 'ranks_per_head=1'],
+        ),
+    ],
+    ids=['rest', 'EMA'],
+)
+def test_what_a_replica_cannot_do(
+    ranks: int,
+    source: Dict[str, Any],
+    extra: str,
+    words: List[str],
+    trainings: Trainings,
+    tmp_path: Path,
+) -> None:
     config = trainings.write(f'wrong{ranks}', source, extra)
     finished = launch(config, '--work-dir', tmp_path / 'work', ranks=ranks)
     assert finished.status != 0 and finished.left_running == []

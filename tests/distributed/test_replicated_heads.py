@@ -1,4 +1,5 @@
 """Encoders, and heads of several ranks each: trained as one process trains, to the end."""
+
 from __future__ import annotations
 
 import os
@@ -56,8 +57,7 @@ def alone(replicas: int) -> List[Any]:
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        each = [head(encode(item(step * replicas + replica).images))
-                for replica in range(replicas)]
+        each = [head(encode(item(step * replicas + replica).images)) for replica in range(replicas)]
         (sum(each) / replicas).backward()
         optimizer.step()
         losses.append([float(loss.detach()) for loss in each])
@@ -73,8 +73,13 @@ def take_part(replicas: int, size: int, encoders: int, folder: Path) -> Any:
     if rank >= heads:
         links = open_links(links_store, rank, range(heads, heads + encoders), leaders, 30, 20)
         return serve(list(links.values()), encode, CPU)
-    dist.init_process_group('gloo', store=dist.FileStore(str(folder / 'heads'), heads), rank=rank,
-                            world_size=heads, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        'gloo',
+        store=dist.FileStore(str(folder / 'heads'), heads),
+        rank=rank,
+        world_size=heads,
+        timeout=timedelta(seconds=60),
+    )
     groups = [dist.new_group(list(range(first, first + size))) for first in leaders]
     peers = [dist.new_group(list(range(place, heads, size))) for place in range(size)]
     replica, place = divmod(rank, size)
@@ -82,8 +87,14 @@ def take_part(replicas: int, size: int, encoders: int, folder: Path) -> Any:
     if place == 0:
         links = open_links(links_store, rank, range(heads, heads + encoders), leaders, 30, 20)
         # fewer blocks than the items under way need
-        source = Streamed([links[peer] for peer in sorted(links)], CPU, encode, block_bytes=4096,
-                          pool_bytes=14 * 4096, timeout=30)
+        source = Streamed(
+            [links[peer] for peer in sorted(links)],
+            CPU,
+            encode,
+            block_bytes=4096,
+            pool_bytes=14 * 4096,
+            timeout=30,
+        )
     pool = BlockPool(3 + rank, 4096)
     features = Replicated(ReplicaFeatures(groups[replica], pool, CPU, 30), source, ahead=2)
     told = train(replicas, replica, features, groups[replica], peers[place])
@@ -95,6 +106,7 @@ def take_part(replicas: int, size: int, encoders: int, folder: Path) -> Any:
 def train(replicas: int, replica: int, source: Replicated, group: Any, peers: Any) -> Any:
     """Return losses, weights, ticks, and whether features are what is computed here."""
     from mapsage.features import parallelize_head
+
     head = make_head()
     split = parallelize_head(head, group)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.01)
@@ -119,13 +131,18 @@ def train(replicas: int, replica: int, source: Replicated, group: Any, peers: An
             local /= replicas
         optimizer.step()
         losses.append(float(loss.detach()))
-    return dict(losses=losses, weights=split.gather_state_dict(), equal=equal,
-                ticks=source.report()['ticks'])
+    return dict(
+        losses=losses,
+        weights=split.gather_state_dict(),
+        equal=equal,
+        ticks=source.report()['ticks'],
+    )
 
 
 def run_jobs(folder: Path) -> Dict[Any, Any]:
-    return fork_scenarios({job: (take_part, job[0] * job[1] + job[2], *job, Path) for job in JOBS},
-                          folder)
+    return fork_scenarios(
+        {job: (take_part, job[0] * job[1] + job[2], *job, Path) for job in JOBS}, folder
+    )
 
 
 @pytest.fixture(scope='module')
@@ -139,12 +156,15 @@ def test_split_heads_learn_what_one_process_learns(job: Any, answers: Dict[Any, 
     assert isinstance(answers[job], list), answers[job]
     replicas, size, _ = job
     losses, weights = alone(replicas)
-    for rank, told in enumerate(answers[job][:replicas * size]):
+    for rank, told in enumerate(answers[job][: replicas * size]):
         assert told['equal']  # bit for bit, on ranks that hold no data as well
         mine = [each[rank // size] for each in losses]
-        assert torch.allclose(torch.tensor(told['losses'], dtype=torch.float64),
-                              torch.tensor(mine, dtype=torch.float64), **CLOSE)
+        assert torch.allclose(
+            torch.tensor(told['losses'], dtype=torch.float64),
+            torch.tensor(mine, dtype=torch.float64),
+            **CLOSE,
+        )
         for name, weight in weights.items():
             assert torch.allclose(told['weights'][name], weight, **CLOSE), name
-    encoded = sum(told['items'] for told in answers[job][replicas * size:])
+    encoded = sum(told['items'] for told in answers[job][replicas * size :])
     assert encoded == STEPS * replicas

@@ -1,5 +1,6 @@
 """Ranks share a quantile that comes back on a resume, their weights make one gradient; and virtual
 ranks sample the same on any number of processes."""
+
 from __future__ import annotations
 
 import copy
@@ -28,11 +29,15 @@ from mapsage.sampling.hooks.sample_weights import weigh_heads
 pytestmark = main_leg
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=3, val_interval=9),
-    'train_dataloader.sampler.type': 'DefaultSampler'}
+    'train_dataloader.sampler.type': 'DefaultSampler',
+}
 # name: ranks, changes of the run
 RUNS: Dict[str, Any] = {
-    'epochs': (3, EPOCHS), 'accumulation': (2, {'optim_wrapper.accumulative_counts': 3}),
-    'five ranks': (5, {}), 'workers': (2, {'train_dataloader.num_workers': 1})}
+    'epochs': (3, EPOCHS),
+    'accumulation': (2, {'optim_wrapper.accumulative_counts': 3}),
+    'five ranks': (5, {}),
+    'workers': (2, {'train_dataloader.num_workers': 1}),
+}
 CUT = 3
 
 
@@ -56,36 +61,63 @@ def quarters(samples: Sequence[dict]) -> List[float]:
 # Five virtual ranks on these numbers of processes; on two of them the runs of CUT go on.
 FIVE, SIZES, REST = 5, (5, 3, 1), 2
 VIRTUAL: Dict[str, Any] = {
-    'quantile': (dict(validity=dict(quantile=0.6), local_target=2, max_age=2), {
-        'train_dataloader.batch_size': 3, 'train_dataloader.num_workers': 1}),
-    'shrink': (dict(score=quarters, validity=dict(low=0.5), max_resample_times=0,
-                    shortfall='shrink'), {'train_dataloader.batch_size': 4, **EPOCHS}),
-    'stateful': (dict(score=StatefulScore(), validity=dict(quantile=0.4), shortfall='pad',
-                      keep_fraction=0.2), {})}
+    'quantile': (
+        dict(validity=dict(quantile=0.6), local_target=2, max_age=2),
+        {'train_dataloader.batch_size': 3, 'train_dataloader.num_workers': 1},
+    ),
+    'shrink': (
+        dict(score=quarters, validity=dict(low=0.5), max_resample_times=0, shortfall='shrink'),
+        {'train_dataloader.batch_size': 4, **EPOCHS},
+    ),
+    'stateful': (
+        dict(
+            score=StatefulScore(), validity=dict(quantile=0.4), shortfall='pad', keep_fraction=0.2
+        ),
+        {},
+    ),
+}
 
 
 def sampling(**settings: Any) -> DynamicSamplingHook:
-    return DynamicSamplingHook(**dict(dict(
-        score=lambda samples: [float(each['inputs'].sum()) for each in samples],
-        validity=dict(quantile=0.3)), **settings))
+    return DynamicSamplingHook(
+        **dict(
+            dict(
+                score=lambda samples: [float(each['inputs'].sum()) for each in samples],
+                validity=dict(quantile=0.3),
+            ),
+            **settings,
+        )
+    )
 
 
 def whole_and_resumed(folder: Path, changes: Dict[str, Any]) -> Any:
-    changes = {**changes, 'train_dataloader.dataset.length': 33,
-               'default_hooks.checkpoint': dict(interval=1, by_epoch=False)}
+    changes = {
+        **changes,
+        'train_dataloader.dataset.length': 33,
+        'default_hooks.checkpoint': dict(interval=1, by_epoch=False),
+    }
     whole, seen = toy_train(folder / 'whole', hooks=[sampling()], **changes)
     if whole.rank == 0:
         (folder / 'rest').mkdir(exist_ok=True)
         shutil.copy(str(folder / 'whole' / f'iter_{CUT}.pth'), str(folder / 'rest'))
     rest, left = toy_train(folder / 'rest', hooks=[sampling()], resume='must', **changes)
-    states = [torch.load(str(folder / run / f'iter_{whole.iter}.pth'), **(
-        {'weights_only': False} if torch.__version__ >= '2' else {}))['dynamic_sampling']
-        for run in ('whole', 'rest') if whole.rank == 0]
-    return dict(losses=(seen.losses[CUT:], left.losses), samples=(seen.samples[CUT:], left.samples),
-                states=[str(each) for each in states],
-                scores=sum(map(len, states[0]['scores'])) if states else 0,
-                same=same_weights(dict(whole.model.module.named_parameters()),
-                                  dict(rest.model.module.named_parameters())))
+    states = [
+        torch.load(
+            str(folder / run / f'iter_{whole.iter}.pth'),
+            **({'weights_only': False} if torch.__version__ >= '2' else {}),
+        )['dynamic_sampling']
+        for run in ('whole', 'rest')
+        if whole.rank == 0
+    ]
+    return dict(
+        losses=(seen.losses[CUT:], left.losses),
+        samples=(seen.samples[CUT:], left.samples),
+        states=[str(each) for each in states],
+        scores=sum(map(len, states[0]['scores'])) if states else 0,
+        same=same_weights(
+            dict(whole.model.module.named_parameters()), dict(rest.model.module.named_parameters())
+        ),
+    )
 
 
 def virtual(folder: Path, processes: int, names: Sequence[str], **changes: Any) -> Any:
@@ -97,9 +129,17 @@ def virtual(folder: Path, processes: int, names: Sequence[str], **changes: Any) 
     told = {}
     for name in names:
         settings, own = VIRTUAL[name]
-        run, seen = toy_train(folder / name, hooks=[sampling(**settings)], **{
-            'env_cfg.virtual_ranks': FIVE, 'train_dataloader.dataset.length': 37,
-            'default_hooks.checkpoint': dict(interval=1, by_epoch=False), **own, **changes})
+        run, seen = toy_train(
+            folder / name,
+            hooks=[sampling(**settings)],
+            **{
+                'env_cfg.virtual_ranks': FIVE,
+                'train_dataloader.dataset.length': 37,
+                'default_hooks.checkpoint': dict(interval=1, by_epoch=False),
+                **own,
+                **changes,
+            },
+        )
         told[name] = seen.losses, seen.samples
         if run.rank == 0:  # it writes so if a sample was lost
             assert 'the account does not balance' not in log_of(run)
@@ -120,23 +160,41 @@ def score(samples: Sequence[dict]) -> List[float]:
 
 def gradients(folder: Path, data: Path) -> Any:
     """Return the gradients of a step of several ranks, and those of all their tiles together."""
-    config = write_tiny_config(data.parent / f"tiny{os.environ['RANK']}.py", data)
+    config = write_tiny_config(data.parent / f'tiny{os.environ["RANK"]}.py', data)
     cfg = Config.fromfile(str(config))
-    cfg.merge_from_dict({
-        'env_cfg.accelerator': 'cpu', 'val_dataloader': None, 'val_cfg': None,
-        'val_evaluator': None, 'work_dir': str(folder), 'launcher': 'pytorch',
-        'train_dataloader.batch_size': 4, 'train_cfg.max_iters': 1, 'experiment_name': 'weighed'})
-    hook, first = DynamicSamplingHook(
-        score=score, validity=dict(low=0.5), keep_fraction=0.4, unbiased=True,
-        max_resample_times=9, max_refill_rounds=9), First()
+    cfg.merge_from_dict(
+        {
+            'env_cfg.accelerator': 'cpu',
+            'val_dataloader': None,
+            'val_cfg': None,
+            'val_evaluator': None,
+            'work_dir': str(folder),
+            'launcher': 'pytorch',
+            'train_dataloader.batch_size': 4,
+            'train_cfg.max_iters': 1,
+            'experiment_name': 'weighed',
+        }
+    )
+    hook, first = (
+        DynamicSamplingHook(
+            score=score,
+            validity=dict(low=0.5),
+            keep_fraction=0.4,
+            unbiased=True,
+            max_resample_times=9,
+            max_refill_rounds=9,
+        ),
+        First(),
+    )
     runner: Any = MapSageRunner.from_cfg(cfg)
     runner.register_hook(first)
     runner.register_hook(hook)
     runner.train()
     step: Any = hook._step.batches[0]
     every: List[Any] = [None] * runner.world_size
-    dist.all_gather_object(every, ([each.sample for each in step.samples],
-                                   step.weights, step.statistics.moved_samples))
+    dist.all_gather_object(
+        every, ([each.sample for each in step.samples], step.weights, step.statistics.moved_samples)
+    )
     samples = [sample for each, _, _ in every for sample in each]
     weights = [weight for _, each, _ in every for weight in each]
     model: Any = first.model.train()
@@ -145,28 +203,49 @@ def gradients(folder: Path, data: Path) -> Any:
     losses = model.loss(batch['inputs'], batch['data_samples'])
     sum(value for name, value in losses.items() if 'loss' in name).backward()
     moment = runner.optim_wrapper.optimizer.state  # of SGD: the gradient itself, after one step
-    return dict(moved=every[0][2], weights=sorted(set(weights)), pairs=[
-        (moment[one]['momentum_buffer'].numpy(), other.grad.numpy())
-        for one, other in zip(runner.model.module.parameters(), model.parameters())
-        if one in moment])
+    return dict(
+        moved=every[0][2],
+        weights=sorted(set(weights)),
+        pairs=[
+            (moment[one]['momentum_buffer'].numpy(), other.grad.numpy())
+            for one, other in zip(runner.model.module.parameters(), model.parameters())
+            if one in moment
+        ],
+    )
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
     data = write_tiny_data(folder / 'data', train=16, val=1, size=32)
-    told = fork_scenarios({
-        **{name: (whole_and_resumed, world, folder / name, changes)
-           for name, (world, changes) in RUNS.items()},
-        **{f'virtual {size}': (virtual, size, folder / f'virtual {size}', size, list(VIRTUAL))
-           for size in SIZES},
-        'gradients': (gradients, 3, folder / 'gradients', data)}, folder)
+    told = fork_scenarios(
+        {
+            **{
+                name: (whole_and_resumed, world, folder / name, changes)
+                for name, (world, changes) in RUNS.items()
+            },
+            **{
+                f'virtual {size}': (virtual, size, folder / f'virtual {size}', size, list(VIRTUAL))
+                for size in SIZES
+            },
+            'gradients': (gradients, 3, folder / 'gradients', data),
+        },
+        folder,
+    )
     # The score of 'stateful' reads running statistics, which no resume keeps.
     names = [name for name in VIRTUAL if name != 'stateful']
     for name in names:
         (folder / 'rest' / name).mkdir(parents=True)
-        shutil.copy(str(folder / f'virtual {SIZES[0]}' / name / f'iter_{CUT}.pth'),
-                    str(folder / 'rest' / name))
-    told['rest'] = fork_ranks(functools.partial(virtual, resume='must'), REST, folder / 'forked',
-                              folder / 'rest', REST, names)
+        shutil.copy(
+            str(folder / f'virtual {SIZES[0]}' / name / f'iter_{CUT}.pth'),
+            str(folder / 'rest' / name),
+        )
+    told['rest'] = fork_ranks(
+        functools.partial(virtual, resume='must'),
+        REST,
+        folder / 'forked',
+        folder / 'rest',
+        REST,
+        names,
+    )
     return told
 
 
@@ -208,11 +287,13 @@ def last_bits(folder: Path, name: str) -> Any:
 @pytest.mark.parametrize('name', VIRTUAL)
 @pytest.mark.parametrize('size', SIZES[1:])
 def test_virtual_ranks_sample_the_same_on_any_number_of_processes(
-        name: str, size: int, answers: Answers, folder: Path) -> None:
+    name: str, size: int, answers: Answers, folder: Path
+) -> None:
     one, other = (answers.of(f'virtual {each}')[0][name] for each in (SIZES[0], size))
     assert one == other and len(set(one[0])) > 5
-    assert last_bits(folder / f'virtual {SIZES[0]}', name) == \
-        last_bits(folder / f'virtual {size}', name)
+    assert last_bits(folder / f'virtual {SIZES[0]}', name) == last_bits(
+        folder / f'virtual {size}', name
+    )
 
 
 @pytest.mark.parametrize('name', [name for name in VIRTUAL if name != 'stateful'])

@@ -1,4 +1,5 @@
 """What moves between ranks, bit by bit and byte by byte, and on devices."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -35,14 +36,38 @@ def run_scenarios(folder: Path) -> Dict[str, Any]:
 def counted(function: Callable[[], Any]) -> Tuple[Any, List[Tuple[str, int]]]:
     """Return what ``function`` returns, and each collective it entered with its bytes."""
     entered: List[Tuple[str, int]] = []
-    originals = [(place, name, getattr(place, name)) for place, names in (
-        (GroupChannel, ('max', 'broadcast', 'gather', 'trade', 'all_to_all')),
-        (dist, ('all_reduce', 'all_gather', 'all_to_all_single', 'broadcast', 'barrier',
-                'gather', 'scatter', 'send', 'recv', 'reduce', 'isend', 'irecv',
-                'all_gather_object', 'broadcast_object_list', 'gather_object'))) for name in names]
+    originals = [
+        (place, name, getattr(place, name))
+        for place, names in (
+            (GroupChannel, ('max', 'broadcast', 'gather', 'trade', 'all_to_all')),
+            (
+                dist,
+                (
+                    'all_reduce',
+                    'all_gather',
+                    'all_to_all_single',
+                    'broadcast',
+                    'barrier',
+                    'gather',
+                    'scatter',
+                    'send',
+                    'recv',
+                    'reduce',
+                    'isend',
+                    'irecv',
+                    'all_gather_object',
+                    'broadcast_object_list',
+                    'gather_object',
+                ),
+            ),
+        )
+        for name in names
+    ]
     for place, name, original in originals:
-        def counting(*args: Any, _name: str = name, _original: Any = original,
-                     **kwargs: Any) -> Any:
+
+        def counting(
+            *args: Any, _name: str = name, _original: Any = original, **kwargs: Any
+        ) -> Any:
             sent = [each for each in args[:3] if isinstance(each, torch.Tensor)][-1:]
             entered.append((_name, sum(each.numel() * each.element_size() for each in sent)))
             return _original(*args, **kwargs)
@@ -76,16 +101,26 @@ def random_sample(rank: int, index: int) -> Dict[str, Any]:
     rng = np.random.default_rng([rank, index])
     shape = tuple(int(n) for n in rng.integers(0, 6, rng.integers(0, 4)))
     tensor = torch.from_numpy(rng.integers(0, 2, shape)).to(DTYPES[int(rng.integers(6))])
-    return dict(image=torch.from_numpy(rng.random((3, int(rng.integers(1, 9)), 4))).float(),
-                odd=tensor, meta=dict(name=f'{rank}/{index}', at=(rank, index)),
-                array=rng.random(3))
+    return dict(
+        image=torch.from_numpy(rng.random((3, int(rng.integers(1, 9)), 4))).float(),
+        odd=tensor,
+        meta=dict(name=f'{rank}/{index}', at=(rank, index)),
+        array=rng.random(3),
+    )
 
 
 def same_sample(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
-    return (list(one) == list(other) and one['meta'] == other['meta']
-            and one['array'].tobytes() == other['array'].tobytes()
-            and all(one[key].dtype == other[key].dtype and torch.equal(one[key], other[key])
-                    and one[key].shape == other[key].shape for key in ('image', 'odd')))
+    return (
+        list(one) == list(other)
+        and one['meta'] == other['meta']
+        and one['array'].tobytes() == other['array'].tobytes()
+        and all(
+            one[key].dtype == other[key].dtype
+            and torch.equal(one[key], other[key])
+            and one[key].shape == other[key].shape
+            for key in ('image', 'odd')
+        )
+    )
 
 
 def size_of(sample: Dict[str, Any]) -> int:
@@ -114,16 +149,19 @@ def exchange_often(rounds: int) -> Any:
             placed.append(sample)
             return sample
 
-        batch, entered = counted(
-            lambda: exchange(mine, plan, channel, place, traffic))  # noqa: B023
+        batch, entered = counted(lambda: exchange(mine, plan, channel, place, traffic))  # noqa: B023
         expected = [(rank, k) for k in range(plan.kept(rank))] + [
-            move[:2] for move in plan.moves if move.destination_rank == rank]
+            move[:2] for move in plan.moves if move.destination_rank == rank
+        ]
         assert len(batch) == len(expected) == targets[rank]
         assert all(same_sample(got, random_sample(*at)) for got, at in zip(batch, expected))
-        assert [id(each) for each in placed] == [id(each) for each in batch[plan.kept(rank):]]
+        assert [id(each) for each in placed] == [id(each) for each in batch[plan.kept(rank) :]]
         assert all(got is own for got, own in zip(batch, mine))  # what stays is not touched
-        sent = [random_sample(rank, move.source_index) for move in plan.moves
-                if move.source_rank == rank]
+        sent = [
+            random_sample(rank, move.source_index)
+            for move in plan.moves
+            if move.source_rank == rank
+        ]
         planned += sum(map(size_of, sent))
         sizes = [size for name, size in entered if name == 'all_to_all']
         # what is sent beside headers is the samples' tensors to the byte
@@ -169,8 +207,11 @@ def pool_on_devices(name: str) -> Any:
         lambda wanted: samples,
         # results that live on the device, float32 as devices have it
         lambda batch: torch.tensor([float(s['score'] < valid) for s in batch]).to(device),
-        Validity(low=0.5), 4, max_resample_times=0,
-        place=lambda sample: move(sample, device))
+        Validity(low=0.5),
+        4,
+        max_resample_times=0,
+        place=lambda sample: move(sample, device),
+    )
     batch = sampler.sample().samples
     stacked = torch.stack([sample['x'] for sample in batch])
     answers['device'], answers['own'] = str(stacked.device), str(device)
@@ -198,12 +239,12 @@ def check_devices(every: List[Any]) -> None:
     for each in every:
         assert each['device'] == each['own']
     values = [value for each in every for value in each['values']]
-    assert sorted(values) == sorted(10.0 * rank + k for rank in range(world // 2, world)
-                                    for k in range(8))
+    assert sorted(values) == sorted(
+        10.0 * rank + k for rank in range(world // 2, world) for k in range(8)
+    )
 
 
-@pytest.mark.skipif(no_simulated_cards() is not None,
-                    reason=str(no_simulated_cards()))
+@pytest.mark.skipif(no_simulated_cards() is not None, reason=str(no_simulated_cards()))
 def test_samples_of_four_simulated_cards_meet_in_one_stack(tmp_path: Path) -> None:
     for said in run_ranks(without_our_code, 4, tmp_path / 'without'):
         assert 'Expected all tensors to be on the same device' in said
@@ -212,8 +253,10 @@ def test_samples_of_four_simulated_cards_meet_in_one_stack(tmp_path: Path) -> No
     assert [each['device'] for each in every] == [f'gcu:{rank}' for rank in range(4)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec('torch_xla') is None,
-                    reason='torch_xla is not installed: the xla leg runs this')
+@pytest.mark.skipif(
+    importlib.util.find_spec('torch_xla') is None,
+    reason='torch_xla is not installed: the xla leg runs this',
+)
 def test_samples_of_xla_devices_move_through_host_memory(tmp_path: Path) -> None:
     every = run_ranks(pool_on_devices, 2, tmp_path, 'xla')
     check_devices(every)

@@ -1,4 +1,5 @@
 """Ranks that raise, die, are late or have nothing; and no sample that is lost."""
+
 from __future__ import annotations
 
 import math
@@ -56,13 +57,26 @@ def account_for_every_sample(steps: int, policy: str) -> Any:
         new = []
         for _ in range(2 * draw.randint(0, 3) if draw.random() < 0.02 else 4):
             score = math.nan if draw.random() < 0.001 else float(draw.random() < chance)
-            new.append(dict(id=(rank, len(fetched) + len(new)), score=score,
-                            x=torch.zeros(draw.randint(0, 5))))
+            new.append(
+                dict(
+                    id=(rank, len(fetched) + len(new)),
+                    score=score,
+                    x=torch.zeros(draw.randint(0, 5)),
+                )
+            )
         fetched.extend(each['id'] for each in new)
         return new
 
-    sampler = DynamicSampler(fetch, scores, Validity(low=0.5), 4, group_size=2,
-                             max_resample_times=2, shortfall=policy, max_age=2)
+    sampler = DynamicSampler(
+        fetch,
+        scores,
+        Validity(low=0.5),
+        4,
+        group_size=2,
+        max_resample_times=2,
+        shortfall=policy,
+        max_age=2,
+    )
     failed = 0
     sizes = Counter()
     for step in range(steps):  # noqa: B007  (fetch reads it)
@@ -75,13 +89,20 @@ def account_for_every_sample(steps: int, policy: str) -> Any:
         used += seen
         sizes[len(seen), batch.statistics.outcome] += 1
     pool = [sample['id'] for group in sampler.state_dict()['pool'] for sample in group['samples']]
-    return dict(fetched=fetched, used=used, pool=pool, totals=sampler.totals, sizes=dict(sizes),
-                failed=failed)
+    return dict(
+        fetched=fetched,
+        used=used,
+        pool=pool,
+        totals=sampler.totals,
+        sizes=dict(sizes),
+        failed=failed,
+    )
 
 
 @pytest.mark.parametrize('scenario', ['account fallback', 'account shrink', 'account pad'])
 def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
-        scenario: str, answers: Answers) -> None:
+    scenario: str, answers: Answers
+) -> None:
     every = answers.of(scenario)
     fetched = [sample for each in every for sample in each['fetched']]
     used = [sample for each in every for sample in each['used']]
@@ -98,8 +119,9 @@ def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
     assert len({each['totals'].moved_samples for each in every}) == 1
     assert every[0]['totals'].moved_samples > 0
     assert len({each['failed'] for each in every}) == 1
-    assert all(size == 4 for each in every for size, outcome in each['sizes']
-               if outcome != 'shrink')
+    assert all(
+        size == 4 for each in every for size, outcome in each['sizes'] if outcome != 'shrink'
+    )
 
 
 def account_through_faults(steps: int, policy: str) -> Any:
@@ -114,8 +136,9 @@ def account_through_faults(steps: int, policy: str) -> Any:
     def fetch(wanted: int) -> List[dict]:
         strike('fetch')
         pairs = [float(draw.random() < 0.5 + 0.1 * rank) for _ in range(draw.randint(1, 3))]
-        new = [dict(id=(rank, len(fetched) + k), score=pairs[k // 2])
-               for k in range(2 * len(pairs))]
+        new = [
+            dict(id=(rank, len(fetched) + k), score=pairs[k // 2]) for k in range(2 * len(pairs))
+        ]
         fetched.extend(each['id'] for each in new)
         if draw.random() < 0.02:
             new[-1]['open'] = lambda: None  # cannot be sent
@@ -131,10 +154,20 @@ def account_through_faults(steps: int, policy: str) -> Any:
 
     validity = Validity(quantile=0.4) if policy == 'quantile' else Validity(low=0.5)
     sampler = DynamicSampler(
-        fetch, score, validity, 4, group_size=2, max_resample_times=2, max_age=2, place=place,
+        fetch,
+        score,
+        validity,
+        4,
+        group_size=2,
+        max_resample_times=2,
+        max_age=2,
+        place=place,
         channel=open_channel(None, None, 'sampling'),
-        shortfall='fallback' if policy == 'quantile' else policy, keep_fraction=0.2, unbiased=True,
-        observe=lambda group, reason: strike('observe'))
+        shortfall='fallback' if policy == 'quantile' else policy,
+        keep_fraction=0.2,
+        unbiased=True,
+        observe=lambda group, reason: strike('observe'),
+    )
     errors, weights = [], []
     for _ in range(steps):
         try:
@@ -143,18 +176,29 @@ def account_through_faults(steps: int, policy: str) -> Any:
             errors.append((type(error).__name__, str(error).split('failed in')[-1]))
             continue
         used += [sample['id'] for sample in batch.samples]
-        weights.append([(sample['score'], weight) for sample, weight in
-                        zip(batch.samples, batch.weights)]
-                       if batch.statistics.outcome == 'valid' else [])
+        weights.append(
+            [(sample['score'], weight) for sample, weight in zip(batch.samples, batch.weights)]
+            if batch.statistics.outcome == 'valid'
+            else []
+        )
     state = sampler.state_dict()
     pool = [sample['id'] for group in state['pool'] for sample in group['samples']]
     lost = sampler.totals.over_ranks(open_channel(None, None, 'sampling')).lost
-    return dict(fetched=fetched, used=used, pool=pool, totals=sampler.totals, errors=errors,
-                lost=lost, state=(state['step'], state['rate'], state['scores']), weights=weights)
+    return dict(
+        fetched=fetched,
+        used=used,
+        pool=pool,
+        totals=sampler.totals,
+        errors=errors,
+        lost=lost,
+        state=(state['step'], state['rate'], state['scores']),
+        weights=weights,
+    )
 
 
-@pytest.mark.parametrize('scenario', ['faults fallback 2', 'faults pad 3', 'faults quantile 3',
-                                      'faults shrink 5'])
+@pytest.mark.parametrize(
+    'scenario', ['faults fallback 2', 'faults pad 3', 'faults quantile 3', 'faults shrink 5']
+)
 def test_no_fault_on_any_rank_loses_a_sample(scenario: str, answers: Answers) -> None:
     every = answers.of(scenario)
     fetched = [sample for each in every for sample in each['fetched']]
@@ -186,8 +230,12 @@ def test_no_fault_on_any_rank_loses_a_sample(scenario: str, answers: Answers) ->
 def fallback_of_more_than_the_target(drawn: Sequence[int]) -> Any:
     rank = start()
     sampler = DynamicSampler(
-        lambda wanted: [dict(id=(rank, k), score=0.0) for k in range(drawn[rank])], scores,
-        Validity(low=0.5), 8, max_resample_times=0)
+        lambda wanted: [dict(id=(rank, k), score=0.0) for k in range(drawn[rank])],
+        scores,
+        Validity(low=0.5),
+        8,
+        max_resample_times=0,
+    )
     batch = sampler.sample()
     return [sample['id'] for sample in batch.samples], batch.statistics
 
@@ -196,7 +244,7 @@ def test_a_fallback_trains_on_the_target_and_no_more(answers: Answers) -> None:
     every = answers.of('fallback of more')
     assert [len(ids) for ids, _ in every] == [8, 8, 8]
     for rank, (ids, _) in enumerate(every):
-        assert ids[:(8, 8, 3)[rank]] == [(rank, k) for k in range((8, 8, 3)[rank])]
+        assert ids[: (8, 8, 3)[rank]] == [(rank, k) for k in range((8, 8, 3)[rank])]
     assert len({each for ids, _ in every for each in ids}) == 24
     assert sum(statistics.dropped['too_low'] for _, statistics in every[:2]) == 24 + 24 + 3 - 24
     assert {statistics.outcome for _, statistics in every} == {'fallback'}
@@ -231,8 +279,10 @@ def with_a_fault(fault: str, folder: Path) -> Any:
             raise StopIteration
         if fault == 'all end':
             raise StopIteration
-        samples = [dict(id=(rank, call, k), x=torch.ones(2), score=float(k >= (not call)))
-                   for k in range(4)]
+        samples = [
+            dict(id=(rank, call, k), x=torch.ones(2), score=float(k >= (not call)))
+            for k in range(4)
+        ]
         if fault in ('other keys', 'place') and not rank:  # so that this one must receive
             samples = [dict(sample, score=0.0) for sample in samples]
         if bad and fault == 'other keys':
@@ -269,10 +319,12 @@ def with_a_fault(fault: str, folder: Path) -> Any:
 
     def walk() -> Any:
         # Four ranks have MapSage's channel, the others the library's.
-        channel = (open_channel(None, settings.pop('timeout', None), 'sampling') if world == 4
-                   else None)
-        sampler = DynamicSampler(fetch, score, Validity(low=0.5), place=place, channel=channel,
-                                 **settings)
+        channel = (
+            open_channel(None, settings.pop('timeout', None), 'sampling') if world == 4 else None
+        )
+        sampler = DynamicSampler(
+            fetch, score, Validity(low=0.5), place=place, channel=channel, **settings
+        )
         if fault == 'step' and bad:
             sampler._step = 3
         batch = sampler.sample()
@@ -290,8 +342,13 @@ def with_a_fault(fault: str, folder: Path) -> Any:
 def test_an_exception_on_one_rank_reaches_all(world: int, answers: Answers) -> None:
     *others, bad = answers.of(f'raises {world}')
     assert bad == ('OSError', 'tile 17 cannot be read')
-    assert others == [('RankError', f'rank {world - 1} failed in fetching or scoring samples: '
-                                    f'OSError: tile 17 cannot be read')] * (world - 1)
+    assert others == [
+        (
+            'RankError',
+            f'rank {world - 1} failed in fetching or scoring samples: '
+            f'OSError: tile 17 cannot be read',
+        )
+    ] * (world - 1)
 
 
 @pytest.mark.parametrize('world', WORLDS)
@@ -311,8 +368,9 @@ def test_a_late_rank_is_waited_for(world: int, answers: Answers) -> None:
 
 
 @pytest.mark.parametrize('world', WORLDS)
-def test_a_rank_later_than_the_timeout_is_named_while_it_is_away(world: int,
-                                                                 answers: Answers) -> None:
+def test_a_rank_later_than_the_timeout_is_named_while_it_is_away(
+    world: int, answers: Answers
+) -> None:
     *others, late = answers.of(f'too late {world}')
     for kind, text in others:
         assert kind == 'RankLostError'
@@ -320,11 +378,19 @@ def test_a_rank_later_than_the_timeout_is_named_while_it_is_away(world: int,
     assert late[0] == 'RankLostError'  # nor does it go on alone
 
 
-@pytest.mark.parametrize('fault, sizes', [
-    ('ends', [4] * 4), ('empty', [4] * 4), ('nan', [4] * 4),
-    ('ends at once', [4] * 4), ('no original', [4] * 4)])
-def test_the_others_fill_the_share_of_a_rank_with_nothing(fault: str, sizes: List[int],
-                                                          answers: Answers) -> None:
+@pytest.mark.parametrize(
+    'fault, sizes',
+    [
+        ('ends', [4] * 4),
+        ('empty', [4] * 4),
+        ('nan', [4] * 4),
+        ('ends at once', [4] * 4),
+        ('no original', [4] * 4),
+    ],
+)
+def test_the_others_fill_the_share_of_a_rank_with_nothing(
+    fault: str, sizes: List[int], answers: Answers
+) -> None:
     every = answers.of(fault)
     assert [len(ids) for ids, _ in every] == sizes
     used = [each for ids, _ in every for each in ids]
@@ -334,13 +400,18 @@ def test_the_others_fill_the_share_of_a_rank_with_nothing(fault: str, sizes: Lis
         assert all(rank != 3 for rank, _, _ in used)
 
 
-@pytest.mark.parametrize('fault, raiser, kind, words', [
-    ('scorer', 3, 'ZeroDivisionError', 'no pixels'),
-    ('few scores', 3, 'ValueError', '3 scores for 4 samples'),
-    ('place', 0, 'RuntimeError', 'out of memory on gcu:0'),
-    ('metadata', 3, None, 'lambda')])
-def test_a_failure_anywhere_is_one_error_on_all_ranks(fault: str, raiser: int, kind: str,
-                                                      words: str, answers: Answers) -> None:
+@pytest.mark.parametrize(
+    'fault, raiser, kind, words',
+    [
+        ('scorer', 3, 'ZeroDivisionError', 'no pixels'),
+        ('few scores', 3, 'ValueError', '3 scores for 4 samples'),
+        ('place', 0, 'RuntimeError', 'out of memory on gcu:0'),
+        ('metadata', 3, None, 'lambda'),
+    ],
+)
+def test_a_failure_anywhere_is_one_error_on_all_ranks(
+    fault: str, raiser: int, kind: str, words: str, answers: Answers
+) -> None:
     every = answers.of(fault)
     assert words in every[raiser][1]
     assert kind in (None, every[raiser][0])
@@ -351,16 +422,30 @@ def test_a_failure_anywhere_is_one_error_on_all_ranks(fault: str, raiser: int, k
             assert text.endswith(f'{every[raiser][0]}: {every[raiser][1]}')
 
 
-@pytest.mark.parametrize('fault, error, words', [
-    ('other keys', SampleMismatchError, 'rank 0: none; rank 1: (id, score, x); '
-                                        'rank 2: (id, score, x); rank 3: (extra, id, score, x)'),
-    ('parts of groups', ValueError, 'local_target=4, group_size=3: expected a whole number of '
-                                    'groups on each rank, for example local_target=3, '
-                                    'group_size=3.'),
-    ('settings', None, 'rank 3: local_target=4'), ('step', None, 'rank 3: step 4, resample 0'),
-    ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended')])
-def test_ranks_that_cannot_go_on_raise_the_same_error(fault: str, error: Any, words: str,
-                                                      answers: Answers) -> None:
+@pytest.mark.parametrize(
+    'fault, error, words',
+    [
+        (
+            'other keys',
+            SampleMismatchError,
+            'rank 0: none; rank 1: (id, score, x); '
+            'rank 2: (id, score, x); rank 3: (extra, id, score, x)',
+        ),
+        (
+            'parts of groups',
+            ValueError,
+            'local_target=4, group_size=3: expected a whole number of '
+            'groups on each rank, for example local_target=3, '
+            'group_size=3.',
+        ),
+        ('settings', None, 'rank 3: local_target=4'),
+        ('step', None, 'rank 3: step 4, resample 0'),
+        ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended'),
+    ],
+)
+def test_ranks_that_cannot_go_on_raise_the_same_error(
+    fault: str, error: Any, words: str, answers: Answers
+) -> None:
     every = answers.of(fault)
     assert len(set(every)) == 1
     assert every[0][0] == (error.__name__ if error else 'LockstepError')
@@ -368,17 +453,31 @@ def test_ranks_that_cannot_go_on_raise_the_same_error(fault: str, error: Any, wo
 
 
 # By criterion: itself, a group that meets it, one that does not, and the reason for that.
-CRITERIA: Dict[str, Any] = {'spread': (Validity(eps=0.0), [0.0, 1.0], [2.0, 2.0], 'no_spread'),
-                            'low': (Validity(low=0.5), [1.0, 1.0], [0.0, 0.0], 'too_low'),
-                            'high': (Validity(high=0.5), [0.0, 0.0], [1.0, 1.0], 'too_high')}
+CRITERIA: Dict[str, Any] = {
+    'spread': (Validity(eps=0.0), [0.0, 1.0], [2.0, 2.0], 'no_spread'),
+    'low': (Validity(low=0.5), [1.0, 1.0], [0.0, 0.0], 'too_low'),
+    'high': (Validity(high=0.5), [0.0, 0.0], [1.0, 1.0], 'too_high'),
+}
 # By rank, the groups of its first batch: good, poor, or a score in them. Later ones are good.
 NAN, INF = math.nan, math.inf
-FIRST_BATCHES: List[List[Any]] = [[NAN, 'good', 'good', 'good'], [INF, -INF, 'good', 'good'],
-                                  [NAN, 'poor', INF, 'good'], ['poor', 'good', -INF, NAN]]
-NOT_FINITE = {(rank, 0, k) for rank, groups in enumerate(FIRST_BATCHES)
-              for k in range(8) if not isinstance(groups[k // 2], str)}
-POOR = {(rank, 0, k) for rank, groups in enumerate(FIRST_BATCHES)
-        for k in range(8) if groups[k // 2] == 'poor'}
+FIRST_BATCHES: List[List[Any]] = [
+    [NAN, 'good', 'good', 'good'],
+    [INF, -INF, 'good', 'good'],
+    [NAN, 'poor', INF, 'good'],
+    ['poor', 'good', -INF, NAN],
+]
+NOT_FINITE = {
+    (rank, 0, k)
+    for rank, groups in enumerate(FIRST_BATCHES)
+    for k in range(8)
+    if not isinstance(groups[k // 2], str)
+}
+POOR = {
+    (rank, 0, k)
+    for rank, groups in enumerate(FIRST_BATCHES)
+    for k in range(8)
+    if groups[k // 2] == 'poor'
+}
 
 
 def scores_that_are_not_finite(criterion: str, keep_fraction: float) -> Any:
@@ -390,22 +489,27 @@ def scores_that_are_not_finite(criterion: str, keep_fraction: float) -> Any:
         call, batch = next(calls), []
         for number, kind in enumerate(['good'] * 4 if call else FIRST_BATCHES[rank]):
             pair = {'good': good, 'poor': poor}.get(kind, [good[0], kind])
-            batch += [dict(id=(rank, call, 2 * number + k), score=score)
-                      for k, score in enumerate(pair)]
+            batch += [
+                dict(id=(rank, call, 2 * number + k), score=score) for k, score in enumerate(pair)
+            ]
         return batch
 
-    sampler = DynamicSampler(fetch, scores, validity, 8, group_size=2, keep_fraction=keep_fraction,
-                             shortfall='pad')
+    sampler = DynamicSampler(
+        fetch, scores, validity, 8, group_size=2, keep_fraction=keep_fraction, shortfall='pad'
+    )
     steps = [sampler.sample() for _ in range(2)]
-    return ([[sample['id'] for sample in step.samples] for step in steps],
-            [step.statistics for step in steps],
-            {sample['id'] for group in sampler.state_dict()['pool'] for sample in group['samples']})
+    return (
+        [[sample['id'] for sample in step.samples] for step in steps],
+        [step.statistics for step in steps],
+        {sample['id'] for group in sampler.state_dict()['pool'] for sample in group['samples']},
+    )
 
 
 @pytest.mark.parametrize('keep_fraction', [0.0, 1.0])
 @pytest.mark.parametrize('criterion', CRITERIA)
-def test_scores_that_are_not_finite_are_never_valid_nor_kept(criterion: str, keep_fraction: float,
-                                                             answers: Answers) -> None:
+def test_scores_that_are_not_finite_are_never_valid_nor_kept(
+    criterion: str, keep_fraction: float, answers: Answers
+) -> None:
     every = answers.of(f'not finite, {criterion} {keep_fraction}')
     for rank, (steps, statistics, pool) in enumerate(every):
         assert [len(ids) for ids in steps] == [8, 8]
@@ -430,13 +534,30 @@ def scenarios() -> Dict[str, Any]:
     for criterion in CRITERIA:
         for keep_fraction in (0.0, 1.0):
             named[f'not finite, {criterion} {keep_fraction}'] = (
-                scores_that_are_not_finite, 4, criterion, keep_fraction)
+                scores_that_are_not_finite,
+                4,
+                criterion,
+                keep_fraction,
+            )
     for world in WORLDS:
         for fault in ('raises', 'dies', 'late', 'too late'):
             named[f'{fault} {world}'] = with_a_fault, world, fault, Path
-    for fault in ('ends', 'ends at once', 'empty', 'nan', 'scorer', 'few scores', 'place',
-                  'metadata', 'other keys', 'parts of groups', 'settings', 'step', 'all end',
-                  'no original'):
+    for fault in (
+        'ends',
+        'ends at once',
+        'empty',
+        'nan',
+        'scorer',
+        'few scores',
+        'place',
+        'metadata',
+        'other keys',
+        'parts of groups',
+        'settings',
+        'step',
+        'all end',
+        'no original',
+    ):
         named[fault] = with_a_fault, 4, fault, Path
     for policy, world in (('fallback', 2), ('pad', 3), ('quantile', 3), ('shrink', 5)):
         named[f'faults {policy} {world}'] = account_through_faults, world, 120, policy

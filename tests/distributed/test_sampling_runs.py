@@ -1,4 +1,5 @@
 """Whole runs with dynamic sampling, through the user's launcher."""
+
 from __future__ import annotations
 
 import json
@@ -24,7 +25,7 @@ from mapsage.sampling.statistics import StepStatistics
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 
 # Dropout, augmentation in workers, a pool and sampling ahead: all must come back.
-SAMPLED = '''
+SAMPLED = """
 model['decode_head']['dropout_ratio'] = 0.5
 train_dataloader['batch_size'] = 3
 train_dataloader['num_workers'] = 2
@@ -33,7 +34,7 @@ custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [
     dict(type='DynamicSamplingHook', score=dict(type='LabelScore'), validity=dict(low={low}),
          local_target=2, max_age=2, prefetch={prefetch}){more}]
-'''
+"""
 ENVIRON = {'PYTHONPATH': str(Path(__file__).parents[1] / 'integration')}
 
 
@@ -42,8 +43,9 @@ def load(path: Path) -> dict:
 
 
 def check_bit_equal(one: dict, other: dict) -> None:
-    assert all(torch.equal(value, other['state_dict'][name])
-               for name, value in one['state_dict'].items())
+    assert all(
+        torch.equal(value, other['state_dict'][name]) for name, value in one['state_dict'].items()
+    )
     assert str(one['dynamic_sampling']) == str(other['dynamic_sampling'])
 
 
@@ -56,10 +58,17 @@ def test_killed_and_resumed_with_pool_and_prefetch(tiny_data: Path, tmp_path: Pa
     assert min(drawn) > 5 * cut['batch_size']  # refills were drawn
     assert any('"keys"' in text for text in cut['ranks'])  # and the pool holds something
 
-    killed = write_tiny_config(tmp_path / 'killed.py', tiny_data, SAMPLED.format(
-        more=", dict(type='StopBeforeIteration', iteration=7)", **settings))
-    waits = Launch(killed, '--work-dir', tmp_path / 'cut', environ=dict(
-        ENVIRON, MAPSAGE_TEST_REACHED=str(tmp_path / 'reached')))
+    killed = write_tiny_config(
+        tmp_path / 'killed.py',
+        tiny_data,
+        SAMPLED.format(more=", dict(type='StopBeforeIteration', iteration=7)", **settings),
+    )
+    waits = Launch(
+        killed,
+        '--work-dir',
+        tmp_path / 'cut',
+        environ=dict(ENVIRON, MAPSAGE_TEST_REACHED=str(tmp_path / 'reached')),
+    )
     waits.wait_for(tmp_path / 'reached')
     os.kill(waits.ranks()[0], signal.SIGKILL)
     assert waits.finish().status != 0
@@ -74,53 +83,59 @@ def test_killed_and_resumed_with_pool_and_prefetch(tiny_data: Path, tmp_path: Pa
 
 
 # Rank 0 reads tiles 1 and 3, rank 1 tiles 2 and 7, of which the last is dull.
-IN_ORDER = '''
+IN_ORDER = """
 train_dataloader['sampler'] = dict(type='InfiniteSampler', shuffle=False)
 train_dataloader['dataset']['ann_file'] = {names!r}
 train_dataloader['dataset']['pipeline'] = test_pipeline
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=1, val_interval=10)
 default_hooks['checkpoint']['interval'] = 1
-'''
-SHRINK = '''
+"""
+SHRINK = """
 custom_hooks = [dict(type='DynamicSamplingHook', score=dict(type='LabelScore'),
                      validity=dict(low=0.01), max_resample_times=0, shortfall='shrink')]
-'''
+"""
 
 
 @main_leg
-def test_a_shrunk_step_is_the_step_of_one_process_on_all_samples(tiny_data: Path,
-                                                                 tmp_path: Path) -> None:
+def test_a_shrunk_step_is_the_step_of_one_process_on_all_samples(
+    tiny_data: Path, tmp_path: Path
+) -> None:
     for name, tiles in (('shrunk', '1 2 3 7'), ('alone', '1 2 3')):
         names = tmp_path / f'{name}.txt'
         names.write_text('\n'.join(tiles.split()))
         more = IN_ORDER.format(names=str(names)) + (
-            SHRINK if name == 'shrunk' else "train_dataloader['batch_size'] = 3\n")
+            SHRINK if name == 'shrunk' else "train_dataloader['batch_size'] = 3\n"
+        )
         config = write_tiny_config(tmp_path / f'{name}.py', tiny_data, more)
-        check_finished(launch(config, '--work-dir', tmp_path / name,
-                              ranks=2 if name == 'shrunk' else 1))
+        check_finished(
+            launch(config, '--work-dir', tmp_path / name, ranks=2 if name == 'shrunk' else 1)
+        )
     one, other = (load(tmp_path / name / 'iter_1.pth') for name in ('shrunk', 'alone'))
     for key, value in one['state_dict'].items():
         torch.testing.assert_close(value, other['state_dict'][key], msg=key)
     # SGD's first momentum is the gradient itself
     for number, state in one['optimizer']['state'].items():
-        torch.testing.assert_close(state['momentum_buffer'],
-                                   other['optimizer']['state'][number]['momentum_buffer'])
+        torch.testing.assert_close(
+            state['momentum_buffer'], other['optimizer']['state'][number]['momentum_buffer']
+        )
 
 
-FAILS = '''
+FAILS = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='DynamicSamplingHook', score=dict(type='FailingScore', rank=1),
                      validity=dict(low=0), prefetch={prefetch})]
 train_dataloader['num_workers'] = {workers}
-'''
+"""
 
 
 @main_leg
 @pytest.mark.parametrize('prefetch, workers', [(False, 0), (True, 1)])
 def test_a_score_that_fails_on_one_rank_ends_the_run_with_its_error(
-        prefetch: bool, workers: int, tiny_data: Path, tmp_path: Path) -> None:
-    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data,
-                               FAILS.format(prefetch=prefetch, workers=workers))
+    prefetch: bool, workers: int, tiny_data: Path, tmp_path: Path
+) -> None:
+    config = write_tiny_config(
+        tmp_path / 'tiny.py', tiny_data, FAILS.format(prefetch=prefetch, workers=workers)
+    )
     ended = launch(config, '--work-dir', tmp_path / 'work', environ=ENVIRON)
     assert ended.status != 0 and ended.left_running == []
     assert 'no pixels in tile' in ended.final_error

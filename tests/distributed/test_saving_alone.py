@@ -1,4 +1,5 @@
 """A checkpoint that the main process saves alone, as MMEngine allows, makes no rank wait."""
+
 from __future__ import annotations
 
 import json
@@ -19,11 +20,11 @@ from mapsage.distributed import RankLostError
 from mapsage.engine.guards import NonFiniteLossError
 from mapsage.engine.runner import MapSageRunner
 
-SAMPLED = '''
+SAMPLED = """
 train_dataloader['batch_size'] = 3
 custom_hooks = [dict(type='DynamicSamplingHook', score=dict(type='LabelScore'),
                      validity=dict(low=0.491), local_target=2, max_age=2)]
-'''
+"""
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 
 
@@ -33,8 +34,9 @@ class Save(Hook):
     def __init__(self, how: str) -> None:
         self.how = how
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if runner.iter != 4:
             return
         if self.how == 'bad weights' and is_main_process():
@@ -74,8 +76,11 @@ def train_all(folder: Path) -> Dict[str, Any]:
     config = write_tiny_config(folder / 'tiny.py', write_tiny_data(folder / 'data'), SAMPLED)
     told: Dict[str, Any] = {}
     for names in (['main', 'all', 'together', 'bad weights'], ['resume main', 'resume together']):
-        told.update(fork_scenarios(
-            {name: (train, 2, name, config, folder / name) for name in names}, folder))
+        told.update(
+            fork_scenarios(
+                {name: (train, 2, name, config, folder / name) for name in names}, folder
+            )
+        )
     return told
 
 
@@ -107,8 +112,10 @@ def test_no_rank_waits_and_what_is_missing_is_said(how: str, told: Dict[str, Any
 def test_a_run_resumes_from_it_where_the_loader_stood(told: Dict[str, Any]) -> None:
     assert told['resume main'] == ['', '']
     alone, together = load(told, 'main', 'own.pth'), load(told, 'together', 'own.pth')
-    drawn = [[json.loads(rank)['drawn'] for rank in checkpoint['dynamic_sampling']['ranks']]
-             for checkpoint in (alone, together)]
+    drawn = [
+        [json.loads(rank)['drawn'] for rank in checkpoint['dynamic_sampling']['ranks']]
+        for checkpoint in (alone, together)
+    ]
     assert drawn[0] == drawn[1]
     assert load(told, 'resume main', 'iter_10.pth')['meta']['iter'] == 10
 
@@ -116,8 +123,10 @@ def test_a_run_resumes_from_it_where_the_loader_stood(told: Dict[str, Any]) -> N
 def test_saved_together_it_holds_all(told: Dict[str, Any]) -> None:
     assert told['resume together'] == told['together'] == ['', '']
     whole, resumed = (load(told, name, 'iter_10.pth') for name in ('together', 'resume together'))
-    assert all(torch.equal(value, resumed['state_dict'][name])
-               for name, value in whole['state_dict'].items())
+    assert all(
+        torch.equal(value, resumed['state_dict'][name])
+        for name, value in whole['state_dict'].items()
+    )
 
 
 def test_weights_that_are_not_finite_are_not_saved(told: Dict[str, Any]) -> None:

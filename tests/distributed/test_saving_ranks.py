@@ -1,4 +1,5 @@
 """A save that fails on rank 0 ends all ranks; rank 0's clock decides for all when to save."""
+
 from __future__ import annotations
 
 import threading
@@ -27,8 +28,9 @@ class Notes(Hook):
     def gather_state(self, runner: Any) -> None:
         self.saves.append(runner.iter + 1)
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         time.sleep(0.002 * (runner.rank == 1))
 
 
@@ -41,8 +43,9 @@ class DiskOfTheEnd(Hook):
     def before_train(self, runner: Any) -> None:
         runner._background._worker.submit(self.free.wait)
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if self.until == 'save' and runner.iter + 1 == 4:  # CheckpointHook comes next, and waits
             threading.Timer(0.3, self.free.set).start()
         elif runner.iter + 1 == dict(step=4, save=0, end=6)[self.until]:
@@ -53,10 +56,18 @@ class DiskOfTheEnd(Hook):
 
 def clock(folder: Path, minutes: float, more: Dict[str, Any]) -> List[int]:
     notes = Notes()
-    runner, _ = toy_runner(folder, hooks=[notes], **{
-        'default_hooks.checkpoint.interval': -1, 'train_cfg.max_iters': 40,
-        'train_cfg.val_interval': 100, 'default_hooks.checkpoint.interval_minutes': minutes,
-        'default_hooks.checkpoint.max_keep_ckpts': 2, **more})
+    runner, _ = toy_runner(
+        folder,
+        hooks=[notes],
+        **{
+            'default_hooks.checkpoint.interval': -1,
+            'train_cfg.max_iters': 40,
+            'train_cfg.val_interval': 100,
+            'default_hooks.checkpoint.interval_minutes': minutes,
+            'default_hooks.checkpoint.max_keep_ckpts': 2,
+            **more,
+        },
+    )
     runner.train()
     return notes.saves
 
@@ -64,9 +75,15 @@ def clock(folder: Path, minutes: float, more: Dict[str, Any]) -> List[int]:
 def fails(folder: Path, until: str) -> Any:
     interval = dict(step=3, save=2, end=6)[until]
     (folder / 'run' / f'iter_{interval}.pth').mkdir(parents=True, exist_ok=True)  # in the way
-    runner, record = toy_runner(folder / 'run', hooks=[DiskOfTheEnd(until)], **{
-        'train_cfg.max_iters': 6, 'train_cfg.val_interval': 100,
-        'default_hooks.checkpoint.interval': interval})
+    runner, record = toy_runner(
+        folder / 'run',
+        hooks=[DiskOfTheEnd(until)],
+        **{
+            'train_cfg.max_iters': 6,
+            'train_cfg.val_interval': 100,
+            'default_hooks.checkpoint.interval': interval,
+        },
+    )
     try:
         runner.train()
     except (RankError, RankLostError, OSError) as error:
@@ -76,11 +93,17 @@ def fails(folder: Path, until: str) -> Any:
 
 def all_scenarios(folder: Path) -> Dict[str, Any]:
     mmengine.runner.runner.collect_env = dict  # it asks a compiler, seconds a run
-    return fork_scenarios(dict(
-        always=(clock, 3, Path, 1e-9, {}), sometimes=(clock, 3, Path, 0.03 / 60, {}),
-        accumulating=(clock, 5, Path, 0.03 / 60, {'optim_wrapper.accumulative_counts': 3}),
-        step=(fails, 3, Path, 'step'), save=(fails, 3, Path, 'save'), end=(fails, 2, Path, 'end'),
-    ), folder)
+    return fork_scenarios(
+        dict(
+            always=(clock, 3, Path, 1e-9, {}),
+            sometimes=(clock, 3, Path, 0.03 / 60, {}),
+            accumulating=(clock, 5, Path, 0.03 / 60, {'optim_wrapper.accumulative_counts': 3}),
+            step=(fails, 3, Path, 'step'),
+            save=(fails, 3, Path, 'save'),
+            end=(fails, 2, Path, 'end'),
+        ),
+        folder,
+    )
 
 
 @pytest.fixture(scope='module')

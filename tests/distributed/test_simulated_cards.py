@@ -1,4 +1,5 @@
 """The reports about devices, reproduced on simulated cards, and the same runs under MapSage."""
+
 from __future__ import annotations
 
 import json
@@ -18,20 +19,21 @@ from mapsage.extras.simulator.accelerator import SimAccelerator
 reason = SimAccelerator.why_unavailable()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
-REPORT = '''
+REPORT = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='ReportPlacement')]
 train_cfg['max_iters'] = 4
 train_dataloader['batch_size'] = 1
 val_cfg = val_dataloader = val_evaluator = None
 test_cfg = test_dataloader = test_evaluator = None
-'''
+"""
 
 
 def train_with_plain_mmengine(config: str, work: str) -> str:
     """MMEngine's own Runner on a simulated card, its group started as the report did it."""
     from mmengine.config import Config
     from mmengine.runner import Runner
+
     dist.init_process_group('gloo')
     resolve_accelerator('sim').set_device(dist.get_rank())
     cfg = Config.fromfile(config)
@@ -46,11 +48,13 @@ def train_with_plain_mmengine(config: str, work: str) -> str:
 
 
 def test_plain_mmengine_raises_the_error_of_the_report(tiny_config: Path, tmp_path: Path) -> None:
-    said = run_ranks(train_with_plain_mmengine, 2, tmp_path / 'ranks', str(tiny_config),
-                     str(tmp_path / 'work'))
+    said = run_ranks(
+        train_with_plain_mmengine, 2, tmp_path / 'ranks', str(tiny_config), str(tmp_path / 'work')
+    )
     for words in said:
-        assert words.startswith('DistributedDataParallel device_ids and output_device arguments '
-                                'only work with')
+        assert words.startswith(
+            'DistributedDataParallel device_ids and output_device arguments only work with'
+        )
         assert "module parameters {device(type='cpu')}" in words
 
 
@@ -65,17 +69,29 @@ def test_eight_simulated_cards_train_like_the_cpu(tiny_data: Path, tmp_path: Pat
     for accelerator in ('sim', 'cpu'):
         folder = tmp_path / accelerator
         folder.mkdir()
-        check_finished(launch(
-            config, '--work-dir', folder / 'work', ranks=8, timeout=300,
-            environ={'ACCELERATOR': accelerator, 'MAPSAGE_TEST_PLACEMENT': str(folder),
-                     'PYTHONPATH': str(Path(__file__).parents[1] / 'integration')}))
-        placement[accelerator] = [json.loads((folder / f'{rank}.json').read_text())
-                                  for rank in range(8)]
+        check_finished(
+            launch(
+                config,
+                '--work-dir',
+                folder / 'work',
+                ranks=8,
+                timeout=300,
+                environ={
+                    'ACCELERATOR': accelerator,
+                    'MAPSAGE_TEST_PLACEMENT': str(folder),
+                    'PYTHONPATH': str(Path(__file__).parents[1] / 'integration'),
+                },
+            )
+        )
+        placement[accelerator] = [
+            json.loads((folder / f'{rank}.json').read_text()) for rank in range(8)
+        ]
     assert [each['devices'] for each in placement['sim']] == [[f'gcu:{n}'] for n in range(8)]
     assert len({each['digest'] for each in placement['sim']}) == 1
     assert len(losses(tmp_path / 'sim' / 'work')) == 4
-    assert losses(tmp_path / 'sim' / 'work') == pytest.approx(losses(tmp_path / 'cpu' / 'work'),
-                                                              rel=1e-5)
+    assert losses(tmp_path / 'sim' / 'work') == pytest.approx(
+        losses(tmp_path / 'cpu' / 'work'), rel=1e-5
+    )
 
 
 def pool() -> List[Any]:

@@ -1,4 +1,5 @@
 """Ranks that are asked to stop save together and leave, and go on with the bits of a whole run."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -24,7 +25,8 @@ ITERATIONS: Dict[str, Any] = {'train_cfg.max_iters': 9, 'train_cfg.val_interval'
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=3, val_interval=1),
     'train_dataloader.sampler.type': 'DefaultSampler',
-    'default_hooks.checkpoint': dict(by_epoch=True, interval=1)}
+    'default_hooks.checkpoint': dict(by_epoch=True, interval=1),
+}
 EMA = [dict(type='EMAHook', update_buffers=True, momentum=0.3)]
 ACCUMULATED = {'optim_wrapper.accumulative_counts': 3}
 
@@ -34,8 +36,14 @@ class Ask(Hook):
 
     priority = 'VERY_HIGH'
 
-    def __init__(self, ranks: Sequence[int], point: str, iteration: int,
-                 signals: Sequence[int] = (signal.SIGUSR1,), workers_too: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        point: str,
+        iteration: int,
+        signals: Sequence[int] = (signal.SIGUSR1,),
+        workers_too: bool = False,
+    ) -> None:
         def ask(runner: Any, *_: Any, **__: Any) -> None:
             if runner.rank in ranks and runner.iter == iteration and not self.asked:
                 self.asked = True
@@ -56,17 +64,23 @@ def stopped_and_resumed(folder: Path, ask: Callable[[], Ask], changes: Dict[str,
     rest, left = toy_train(folder / 'cut', resume=True, **changes)
     path = folder / 'cut' / 'stopped.pth'
     return dict(
-        status=status, asked=asking.asked, done=len(first.losses),
+        status=status,
+        asked=asking.asked,
+        done=len(first.losses),
         saved=torch.load(str(path), **LOAD)['meta']['iter'] if path.exists() else None,
         losses=(seen.losses, first.losses + left.losses),
         rates=(seen.rates, first.rates + left.rates),
         samples=(seen.samples, first.samples + left.samples),
         # The checkpoint of a complete run was written before its last validation.
         figures=(seen.figures, first.figures + (left.figures if status else left.figures[1:])),
-        files=[sorted(path.name for path in (folder / name).glob('*_*.pth'))
-               for name in ('whole', 'cut')],
-        same=same_weights(dict(_model(whole).named_parameters()),
-                          dict(_model(rest).named_parameters())))
+        files=[
+            sorted(path.name for path in (folder / name).glob('*_*.pth'))
+            for name in ('whole', 'cut')
+        ],
+        same=same_weights(
+            dict(_model(whole).named_parameters()), dict(_model(rest).named_parameters())
+        ),
+    )
 
 
 def _train_until_stopped(folder: Path, asking: Hook, changes: Dict[str, Any]) -> Any:
@@ -97,15 +111,31 @@ def full_disk(folder: Path) -> Any:
 CASES: Dict[str, Any] = {
     'iterations, one process': (1, lambda: Ask([0], 'before_train_iter', 2), ITERATIONS, 3),
     'iterations, SIGTERM, with EMA': (
-        2, lambda: Ask([1], 'after_train_iter', 5, [signal.SIGTERM]),
-        dict(ITERATIONS, custom_hooks=EMA), 6),
+        2,
+        lambda: Ask([1], 'after_train_iter', 5, [signal.SIGTERM]),
+        dict(ITERATIONS, custom_hooks=EMA),
+        6,
+    ),
     'both signals to all, twice in a moment': (
-        3, lambda: Ask([0, 1, 2], 'before_train_iter', 4,
-                       [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM]), ITERATIONS, 5),
+        3,
+        lambda: Ask(
+            [0, 1, 2], 'before_train_iter', 4, [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM]
+        ),
+        ITERATIONS,
+        5,
+    ),
     'before the validation behind the step': (
-        2, lambda: Ask([1], 'before_train_iter', 3), ITERATIONS, 4),
+        2,
+        lambda: Ask([1], 'before_train_iter', 3),
+        ITERATIONS,
+        4,
+    ),
     'before the validation behind an epoch': (
-        2, lambda: Ask([0], 'before_train_iter', 7), EPOCHS, 8),
+        2,
+        lambda: Ask([0], 'before_train_iter', 7),
+        EPOCHS,
+        8,
+    ),
     'during a validation': (2, lambda: Ask([1], 'before_val_iter', 4), ITERATIONS, 5),
     'during the first step': (2, lambda: Ask([1], 'before_train_iter', 0), ITERATIONS, 1),
     'before training': (2, lambda: Ask([1], 'before_run', 0), ITERATIONS, 0),
@@ -113,19 +143,31 @@ CASES: Dict[str, Any] = {
     'inside an epoch': (2, lambda: Ask([1], 'before_train_iter', 5), EPOCHS, 6),
     'in the last step of an epoch': (2, lambda: Ask([1], 'before_train_iter', 3), EPOCHS, 4),
     'inside an accumulation cycle': (
-        2, lambda: Ask([1], 'before_train_iter', 3), {**EPOCHS, **ACCUMULATED}, 6),
+        2,
+        lambda: Ask([1], 'before_train_iter', 3),
+        {**EPOCHS, **ACCUMULATED},
+        6,
+    ),
     'virtual ranks': (
-        3, lambda: Ask([2], 'before_train_iter', 3), {**ITERATIONS, 'env_cfg.virtual_ranks': 5}, 4),
+        3,
+        lambda: Ask([2], 'before_train_iter', 3),
+        {**ITERATIONS, 'env_cfg.virtual_ranks': 5},
+        4,
+    ),
     'workers are signaled too': (
-        2, lambda: Ask([0, 1], 'before_train_iter', 2, [signal.SIGTERM, signal.SIGUSR1], True),
-        {**ITERATIONS, 'train_dataloader.num_workers': 1}, 3),
+        2,
+        lambda: Ask([0, 1], 'before_train_iter', 2, [signal.SIGTERM, signal.SIGUSR1], True),
+        {**ITERATIONS, 'train_dataloader.num_workers': 1},
+        3,
+    ),
 }
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
     scenarios: Dict[Any, Sequence[Any]] = {
         name: (stopped_and_resumed, ranks, folder / str(number), ask, changes)
-        for number, (name, (ranks, ask, changes, _)) in enumerate(CASES.items())}
+        for number, (name, (ranks, ask, changes, _)) in enumerate(CASES.items())
+    }
     scenarios['full disk'] = (full_disk, 2, folder / 'full')
     return fork_scenarios(scenarios, folder)
 
@@ -167,11 +209,16 @@ def end_of(signals: Sequence[int], seconds: float) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-@pytest.mark.parametrize('signals, seconds, status', [
-    ([signal.SIGTERM, signal.SIGTERM], 1e-7, signal.SIGTERM),
-    ([signal.SIGUSR1, signal.SIGUSR1], 1e-7, signal.SIGUSR1),
-    ([signal.SIGUSR1, signal.SIGTERM], 1e-7, 0),  # Slurm's warning, and then its time limit
-    ([signal.SIGTERM, signal.SIGTERM], 60.0, 0)])  # both of them of one `kill` to a group
-def test_a_second_signal_ends_the_process(signals: Sequence[int], seconds: float,
-                                          status: int) -> None:
+@pytest.mark.parametrize(
+    'signals, seconds, status',
+    [
+        ([signal.SIGTERM, signal.SIGTERM], 1e-7, signal.SIGTERM),
+        ([signal.SIGUSR1, signal.SIGUSR1], 1e-7, signal.SIGUSR1),
+        ([signal.SIGUSR1, signal.SIGTERM], 1e-7, 0),  # Slurm's warning, and then its time limit
+        ([signal.SIGTERM, signal.SIGTERM], 60.0, 0),
+    ],
+)  # both of them of one `kill` to a group
+def test_a_second_signal_ends_the_process(
+    signals: Sequence[int], seconds: float, status: int
+) -> None:
     assert end_of(signals, seconds) == status

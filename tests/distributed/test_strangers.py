@@ -1,4 +1,5 @@
 """Jobs of real processes that strangers connect with, and ranks that hold different secrets."""
+
 from __future__ import annotations
 
 import importlib
@@ -42,7 +43,7 @@ pytestmark = main_leg
 FILES = 256  # that a process may open
 CROWD = 600
 # Opens connections to each address, sends something on each and keeps them.
-ATTACK = '''
+ATTACK = """
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 held, (count, sent, *addresses) = [], sys.argv[1:]
@@ -53,7 +54,7 @@ for address in addresses:
         held[-1].sendall(bytes.fromhex(sent))
 print('in', flush=True)
 sys.stdin.read()
-'''
+"""
 # Starts the command behind it once a file exists.
 LATE = 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"'
 
@@ -62,9 +63,19 @@ LATE = 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"'
 def crowd(addresses: Sequence[Any], count: int = CROWD, sent: bytes = b'') -> Iterator[None]:
     """Have another process keep so many connections to each address open."""
     with subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', ATTACK, str(count), sent.hex(),
-             *(f'{address[0]}:{address[1]}' for address in addresses)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        [
+            sys.executable,
+            '-I',
+            '-S',
+            '-c',
+            ATTACK,
+            str(count),
+            sent.hex(),
+            *(f'{address[0]}:{address[1]}' for address in addresses),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b'in\n'
         yield
@@ -72,8 +83,9 @@ def crowd(addresses: Sequence[Any], count: int = CROWD, sent: bytes = b'') -> It
 
 
 def use_few_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE,
-                       (FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
 
 
 def open_many_files() -> int:
@@ -85,17 +97,22 @@ def open_many_files() -> int:
 
 
 def run_scenarios(folder: Path) -> Dict[Any, Any]:
-    return fork_scenarios({
-        ('idle', 3): (meet_in_a_crowd, 3, Path, b'', CROWD),
-        ('announcing', 2): (meet_in_a_crowd, 2, Path, b'MapSage\1' + b'\0\x10\0\0' * 9, 300),
-        ('garbage', 5): (meet_in_a_crowd, 5, Path, b'GET / HTTP/1.1\r\n\r\n', 100),
-        ('watch', 3): (join_in_a_crowd, 3, Path),
-        ('copies', 2): (copy_in_a_crowd, 2, Path),
-        **{(('secret', rank), 3): (differ, 3, rank, Path) for rank in range(3)},
-        ('links', 3): (link_in_a_crowd, 3, Path),
-        ('links, secret', 2): (link_with_other_secrets, 2, Path),
-        ('changed', 3): (receive_what_was_changed, 3, Path),
-        ('stale', 2): (meet_a_port_of_another_job, 2, Path)}, folder, 2 * PATIENT)
+    return fork_scenarios(
+        {
+            ('idle', 3): (meet_in_a_crowd, 3, Path, b'', CROWD),
+            ('announcing', 2): (meet_in_a_crowd, 2, Path, b'MapSage\1' + b'\0\x10\0\0' * 9, 300),
+            ('garbage', 5): (meet_in_a_crowd, 5, Path, b'GET / HTTP/1.1\r\n\r\n', 100),
+            ('watch', 3): (join_in_a_crowd, 3, Path),
+            ('copies', 2): (copy_in_a_crowd, 2, Path),
+            **{(('secret', rank), 3): (differ, 3, rank, Path) for rank in range(3)},
+            ('links', 3): (link_in_a_crowd, 3, Path),
+            ('links, secret', 2): (link_with_other_secrets, 2, Path),
+            ('changed', 3): (receive_what_was_changed, 3, Path),
+            ('stale', 2): (meet_a_port_of_another_job, 2, Path),
+        },
+        folder,
+        2 * PATIENT,
+    )
 
 
 @pytest.fixture(scope='module')
@@ -105,6 +122,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 # --- the channels
+
 
 def meet_in_a_crowd(folder: Path, sent: bytes, count: int) -> Any:
     """Open the first connections while strangers hold theirs at every rank."""
@@ -136,7 +154,8 @@ def memory() -> int:
 def test_channels_open_and_last_in_a_crowd(answers: Answers, scenario: str, world: int) -> None:
     told = answers.of(scenario, world)
     assert [sums for sums, _ in told] == [
-        [sum(range(world)) + world * number for number in range(20)]] * world
+        [sum(range(world)) + world * number for number in range(20)]
+    ] * world
     assert max(grown for _, grown in told) < 16 * 2**20
 
 
@@ -157,8 +176,9 @@ def test_another_secret_is_named_on_every_rank(answers: Answers, whose: int) -> 
         assert 'hold different secrets' in error['message'], error
         assert whose in error['ranks'] and f'rank {whose} on host' in error['message']
         assert 'MAPSAGE_SECRET_FILE' in error['message'] and 'rank' in error['message']
-        assert 'd1ff' not in error['message'] and os.environ['MAPSAGE_SECRET'] not in \
-            error['message']
+        assert (
+            'd1ff' not in error['message'] and os.environ['MAPSAGE_SECRET'] not in error['message']
+        )
 
 
 def meet_a_port_of_another_job(folder: Path) -> Any:
@@ -169,8 +189,9 @@ def meet_a_port_of_another_job(folder: Path) -> Any:
         host, port, number, name = mesh._address(1)
         mesh._store.set(f'{mesh._prefix}/address/1', json.dumps([host, port, '0' * 32, name]))
     wait_for_others(folder, range(2), 'listens ')
-    error = error_of(lambda: open_channel(None, PATIENT).max(torch.tensor(rank))) if rank == 0 \
-        else None
+    error = (
+        error_of(lambda: open_channel(None, PATIENT).max(torch.tensor(rank))) if rank == 0 else None
+    )
     wait_for_others(folder, range(2))
     return error
 
@@ -193,8 +214,9 @@ def receive_what_was_changed(folder: Path) -> Any:
     samples = [Command(folder / f'ran on {rank}')] * (3 if rank == 1 else 0)
     message = ''
     try:
-        sampling_exchange.exchange(samples, plan_exchange([0, 3, 0], 1),
-                                   open_channel(None, None, 'sampling'))
+        sampling_exchange.exchange(
+            samples, plan_exchange([0, 3, 0], 1), open_channel(None, None, 'sampling')
+        )
     except (BrokenSealError, RankError) as error:
         message = str(error)
     wait_for_others(folder, range(3))
@@ -208,6 +230,7 @@ def test_samples_that_were_changed_on_their_way_are_not_unpickled(answers: Answe
 
 
 # --- the watch of a node
+
 
 def join_in_a_crowd(folder: Path) -> str:
     """The watches of two nodes join while strangers hold connections to the first one's."""
@@ -227,10 +250,10 @@ def join_in_a_crowd(folder: Path) -> str:
 
     nodes.WatchSockets = Crowded  # type: ignore[misc]
     if rank:
-        heartbeat.watch_command = lambda *sockets: [
-            'sh', '-c', LATE, str(mark), *command(*sockets)]
-    os.environ.update(GROUP_RANK=str(rank), GROUP_WORLD_SIZE='3', LOCAL_RANK='0',
-                      LOCAL_WORLD_SIZE='1')
+        heartbeat.watch_command = lambda *sockets: ['sh', '-c', LATE, str(mark), *command(*sockets)]
+    os.environ.update(
+        GROUP_RANK=str(rank), GROUP_WORLD_SIZE='3', LOCAL_RANK='0', LOCAL_WORLD_SIZE='1'
+    )
     use_few_files()
     start()
     nodes._FOLDER_SECONDS = 0.5  # type: ignore[attr-defined]
@@ -249,6 +272,7 @@ def test_a_second_machine_joins_the_watch_beside_100_silent_strangers(answers: A
 
 
 # --- copies
+
 
 def copy_in_a_crowd(folder: Path) -> Any:
     """A checkpoint is copied to another machine that strangers hold connections to."""
@@ -287,6 +311,7 @@ def test_a_copy_arrives_beside_600_strangers(answers: Answers) -> None:
 
 
 # --- encoders
+
 
 def link_in_a_crowd(folder: Path) -> Any:
     """A head connects with two encoders that strangers hold connections to, and again later."""

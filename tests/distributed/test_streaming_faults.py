@@ -1,4 +1,5 @@
 """A fault on the way ends in the right features or in one named error, and no block is lost."""
+
 from __future__ import annotations
 
 import os
@@ -64,10 +65,21 @@ class Damaging:
         return part
 
 
-def take(links: List[Link], local: bool = True, timeout: float = 60, count: int = COUNT,
-         pool_bytes: int = 30 * BLOCK) -> Dict[str, float]:
-    source = Streamed(links, CPU, encode if local else None, block_bytes=BLOCK,
-                      pool_bytes=pool_bytes, timeout=timeout)
+def take(
+    links: List[Link],
+    local: bool = True,
+    timeout: float = 60,
+    count: int = COUNT,
+    pool_bytes: int = 30 * BLOCK,
+) -> Dict[str, float]:
+    source = Streamed(
+        links,
+        CPU,
+        encode if local else None,
+        block_bytes=BLOCK,
+        pool_bytes=pool_bytes,
+        timeout=timeout,
+    )
     fetch(source, [item(number) for number in range(count)])
     report = source.report()
     source.close()  # raises where a block did not come back
@@ -85,6 +97,7 @@ def take_error(links: List[Link], timeout: float = 60) -> str:
 
 def die_in_a_block(links: List[Link]) -> Any:
     """The first encoder dies between a header and its payload."""
+
     class Dying(Damaging):
         def part(self, part: torch.Tensor) -> torch.Tensor:
             if self.chosen(part):
@@ -161,13 +174,18 @@ def take_error_after(links: List[Link], *args: Any) -> str:
 
 def deliver_oddly(links: List[Link], how: str) -> Any:
     """The first encoder sends blocks twice, or first for a generation that is over."""
+
     def tamper(header: Header, payload: torch.Tensor) -> Any:
         if how == 'twice':
             return [(header, payload)] * 2
         garbage = torch.full_like(payload, 255)
-        old = (replace(header, generation=header.generation + 1) if how == 'generation' else
-               replace(header, attempt=header.attempt + 1) if how == 'attempt' else
-               replace(header, block=(header.block + 1) % 30))
+        old = (
+            replace(header, generation=header.generation + 1)
+            if how == 'generation'
+            else replace(header, attempt=header.attempt + 1)
+            if how == 'attempt'
+            else replace(header, block=(header.block + 1) % 30)
+        )
         return [(old, garbage), (header, payload)]
 
     return serve_well([tampered(link, tamper) for link in links])
@@ -187,6 +205,7 @@ def item_bytes() -> List[int]:
 
 def stall(links: List[Link], behind_header: bool, goes_on: Path) -> Any:
     """The first encoder stops at a block, before or behind its header, until a file exists."""
+
     class Stalling(Damaging):
         def part(self, part: torch.Tensor) -> torch.Tensor:
             stops = self.chosen(part)
@@ -267,12 +286,13 @@ LEAK_ITEMS = 1000
 
 def take_thousand(links: List[Link]) -> Dict[str, float]:
     source = Streamed(links, CPU, encode, block_bytes=256, pool_bytes=256 * 7, timeout=60)
-    fetch(source, [item(n, image(n)[:1, :, :3 + n % 4, :5]) for n in range(LEAK_ITEMS)])
+    fetch(source, [item(n, image(n)[:1, :, : 3 + n % 4, :5]) for n in range(LEAK_ITEMS)])
     report = source.report()
     assert source._inbox._pool.free == source._inbox._pool.total
     source.close()
-    report['threads'] = sum(thread.name in ('feature-links', 'liveness')
-                            for thread in threading.enumerate())
+    report['threads'] = sum(
+        thread.name in ('feature-links', 'liveness') for thread in threading.enumerate()
+    )
     return report
 
 

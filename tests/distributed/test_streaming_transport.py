@@ -1,4 +1,5 @@
 """Features come over links bit-equal to those computed locally, whatever their size and number."""
+
 from __future__ import annotations
 
 import time
@@ -37,7 +38,8 @@ def test_more_and_fewer_encoders_than_heads(heads, encoders, tmp_path):
     assert sum(each['items'] for each in answers[heads:]) == 12 * heads
     assert all(each['items'] for each in answers[heads:])  # none stood idle
     assert sum(each['bytes'] for each in answers[heads:]) == sum(
-        report['bytes'] for report in answers[:heads])
+        report['bytes'] for report in answers[:heads]
+    )
 
 
 def test_a_pool_smaller_than_several_items(tmp_path):
@@ -49,10 +51,18 @@ def test_a_pool_smaller_than_several_items(tmp_path):
 
 def odd_items(links: List[Link], wire: Any) -> Any:
     source = Streamed(links, CPU, block_bytes=1000, pool_bytes=40000, timeout=60, wire=wire)
-    fetch(source, [item(0, torch.rand(1, 3, 1, 1)), item(1, torch.zeros(0, 3, 8, 8)),
-                   item(2, torch.rand(3, 3, 5, 7, dtype=torch.float64)),
-                   item(3, torch.zeros(1, 3, 0, 4)), item(4, torch.full((1, 3, 9, 11), 256.)),
-                   item(5, torch.arange(300.).reshape(1, 3, 10, 10) / 2)], wire)
+    fetch(
+        source,
+        [
+            item(0, torch.rand(1, 3, 1, 1)),
+            item(1, torch.zeros(0, 3, 8, 8)),
+            item(2, torch.rand(3, 3, 5, 7, dtype=torch.float64)),
+            item(3, torch.zeros(1, 3, 0, 4)),
+            item(4, torch.full((1, 3, 9, 11), 256.0)),
+            item(5, torch.arange(300.0).reshape(1, 3, 10, 10) / 2),
+        ],
+        wire,
+    )
     source.close()
     return source.report()['bytes']
 
@@ -87,7 +97,7 @@ def test_an_item_larger_than_the_pool_is_an_error_with_the_setting(tmp_path):
 
 
 def other_weights(links: List[Link]) -> Any:
-    source = Streamed(links, CPU, encode, digest=0xabcd, timeout=60)
+    source = Streamed(links, CPU, encode, digest=0xABCD, timeout=60)
     source.request(item(0))
     with pytest.raises(StreamingError) as error:
         source.features(item(0))

@@ -1,4 +1,5 @@
 """The T20 line through the user's launcher: real lazy devices behind a double of torch_gcu."""
+
 from __future__ import annotations
 
 import shutil
@@ -13,7 +14,7 @@ from support import Finished, check_finished, launch, write_tiny_config
 pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg runs this')
 
 # Every rank writes down its final weights, its losses, and the compilations after each step.
-WITNESS = '''
+WITNESS = """
 import torch
 import torch.distributed as dist
 import torch_xla.debug.metrics as metrics
@@ -50,8 +51,8 @@ class Witness(Hook):
             devices=sorted({str(p.device) for p in module.parameters()}),
             weights={k: v.cpu() for k, v in module.state_dict().items()},
         ), f'{runner.work_dir}/rank{dist.get_rank()}.pth')
-'''
-SETTINGS = '''
+"""
+SETTINGS = """
 custom_imports = dict(imports=['mapsage', 'witness'])
 custom_hooks = [dict(type='Witness')]
 # two levels of four channels: most of the time goes into compiling
@@ -59,33 +60,42 @@ model['backbone'].update(
     base_channels=4, num_stages=2, strides=(1, 1), enc_num_convs=(1, 1), dec_num_convs=(1,),
     downsamples=(True,), enc_dilations=(1, 1), dec_dilations=(1,))
 model['decode_head'].update(in_channels=4, in_index=1, channels=4)
-'''
-NO_VALIDATION = '''
+"""
+NO_VALIDATION = """
 val_cfg = val_dataloader = val_evaluator = None
-'''
+"""
 # Clipping reads the gradient norm as a Python float; accumulation steps every other iteration.
-HARD = '''
+HARD = """
 model['decode_head']['dropout_ratio'] = 0.1
 optim_wrapper['clip_grad'] = dict(max_norm=1.0)
 optim_wrapper['accumulative_counts'] = 2
 optim_wrapper['type'] = 'AmpOptimWrapper'
 model_wrapper_cfg = dict(type='MMDistributedDataParallel', find_unused_parameters=True)
-'''
+"""
 
 
 def train(folder: Path, data: Path, *options: Any, ranks: int, extra: str = '') -> Finished:
     (folder / 'witness.py').write_text(WITNESS)
     config = write_tiny_config(folder / 'tiny.py', data, SETTINGS + extra)
-    path = f"{T20['PYTHONPATH']}:{folder}"
-    finished = launch(config, '--work-dir', folder / 'work', *options, ranks=ranks, timeout=400,
-                      environ={**T20, 'PYTHONPATH': path, 'ACCELERATOR': 'gcu_t20'})
+    path = f'{T20["PYTHONPATH"]}:{folder}'
+    finished = launch(
+        config,
+        '--work-dir',
+        folder / 'work',
+        *options,
+        ranks=ranks,
+        timeout=400,
+        environ={**T20, 'PYTHONPATH': path, 'ACCELERATOR': 'gcu_t20'},
+    )
     check_finished(finished)
     return finished
 
 
 def seen(folder: Path, ranks: int) -> List[Dict[str, Any]]:
-    return [torch.load(str(folder / 'work' / f'rank{rank}.pth'), weights_only=False)
-            for rank in range(ranks)]
+    return [
+        torch.load(str(folder / 'work' / f'rank{rank}.pth'), weights_only=False)
+        for rank in range(ranks)
+    ]
 
 
 def check_equal(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor]) -> None:
@@ -105,15 +115,22 @@ def two(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 
 
 def test_two_ranks_equal_one(two: Path, tiny_data: Path, tmp_path: Path) -> None:
-    train(tmp_path, tiny_data, '--cfg-options', 'train_dataloader.batch_size=4', ranks=1,
-          extra=NO_VALIDATION)
+    train(
+        tmp_path,
+        tiny_data,
+        '--cfg-options',
+        'train_dataloader.batch_size=4',
+        ranks=1,
+        extra=NO_VALIDATION,
+    )
     (one,), (first, second) = seen(tmp_path, 1), seen(two, 2)
     assert {each['wrapper'] for each in (one, first, second)} == {'NativeDataParallel'}
     assert [each['devices'] for each in (one, first, second)] == [['xla:0'], ['xla:0'], ['xla:1']]
     check_equal(first['weights'], second['weights'])
     for name in one['weights']:
-        torch.testing.assert_close(first['weights'][name], one['weights'][name], rtol=1e-4,
-                                   atol=1e-5, msg=name)
+        torch.testing.assert_close(
+            first['weights'][name], one['weights'][name], rtol=1e-4, atol=1e-5, msg=name
+        )
     assert first['losses'] != second['losses']  # each rank had samples of its own
 
 

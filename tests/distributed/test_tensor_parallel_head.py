@@ -1,4 +1,5 @@
 """Heads split over real ranks against the same head on one rank."""
+
 from __future__ import annotations
 
 import copy
@@ -23,18 +24,34 @@ CLOSE = dict(rtol=1e-9, atol=1e-11)
 
 def linear_head() -> Tuple[nn.Module, Any]:
     from mapsage.models.heads.linear_head import LinearHead
+
     # 7 classes: no number of ranks divides them; and features that are frozen
-    head = LinearHead(in_channels=[12, 20], in_index=[0, 1], input_transform='resize_concat',
-                      channels=32, num_classes=7, dropout_ratio=0, align_corners=False,
-                      norm_cfg=dict(type='BN', requires_grad=True))
+    head = LinearHead(
+        in_channels=[12, 20],
+        in_index=[0, 1],
+        input_transform='resize_concat',
+        channels=32,
+        num_classes=7,
+        dropout_ratio=0,
+        align_corners=False,
+        norm_cfg=dict(type='BN', requires_grad=True),
+    )
     return head, [torch.randn(2, 12, 9, 7), torch.randn(2, 20, 5, 4)]
 
 
 def uper_head() -> Tuple[nn.Module, Any]:
     from mmseg.models.decode_heads import UPerHead
-    head = UPerHead(in_channels=[8, 10, 12, 14], in_index=[0, 1, 2, 3], pool_scales=(1, 2, 3),
-                    channels=18, num_classes=5, dropout_ratio=0, align_corners=False,
-                    norm_cfg=dict(type='GN', num_groups=3))
+
+    head = UPerHead(
+        in_channels=[8, 10, 12, 14],
+        in_index=[0, 1, 2, 3],
+        pool_scales=(1, 2, 3),
+        channels=18,
+        num_classes=5,
+        dropout_ratio=0,
+        align_corners=False,
+        norm_cfg=dict(type='GN', num_groups=3),
+    )
     return head, [torch.randn(2, 8 + 2 * i, 16 >> i, 24 >> i) for i in range(4)]
 
 
@@ -46,8 +63,10 @@ class VitDecoder(nn.Module):
         from mapsage.models.backbones.dinov3_blocks import Block
         from mapsage.models.backbones.dinov3_weights import Arch
         from mapsage.models.backbones.rope import RotaryPositions
-        arch = Arch(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64,
-                    gated_mlp=gated)
+
+        arch = Arch(
+            embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64, gated_mlp=gated
+        )
         self.inputs = nn.Conv2d(12, 32, 1)
         self.positions = RotaryPositions(8, 0)
         self.blocks = nn.ModuleList(Block(arch) for _ in range(2))
@@ -81,8 +100,9 @@ class OddConvs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.few = nn.Conv2d(3, 1, 1)
-        self.reflected = nn.Conv2d(3, 7, 3, stride=2, padding=2, dilation=2,
-                                   padding_mode='reflect', bias=False)
+        self.reflected = nn.Conv2d(
+            3, 7, 3, stride=2, padding=2, dilation=2, padding_mode='reflect', bias=False
+        )
         self.grouped = nn.Conv2d(7, 14, 3, groups=7, padding=1)
         self.up = nn.ConvTranspose2d(14, 6, 2, 2)
         self.linear = nn.Linear(6, 5, bias=False)
@@ -105,6 +125,7 @@ class Dropouts(nn.Module):
         super().__init__()
         from mapsage.models.backbones.dinov3_blocks import Block
         from mapsage.models.backbones.dinov3_weights import Arch
+
         self.inputs, self.channels = nn.Conv2d(12, 32, 1), nn.Dropout2d(0.5)
         self.block = Block(Arch(embed_dims=32, num_layers=1, num_heads=4, feedforward_channels=64))
         self.block.drop_path = 0.5
@@ -114,6 +135,7 @@ class Dropouts(nn.Module):
 
     def forward(self, features: Any) -> torch.Tensor:
         from mapsage.models.backbones.rope import RotaryPositions
+
         x = self.channels(self.inputs(features[0]))
         tokens = self.block(x.flatten(2).transpose(1, 2), *RotaryPositions(8, 0)(*x.shape[2:]))
         return self.classes(self.values(tokens))
@@ -123,8 +145,14 @@ def dropouts() -> Tuple[nn.Module, Any]:
     return Dropouts(), [torch.randn(4, 12, 5, 3)]
 
 
-HEADS = dict(linear=linear_head, uper=uper_head, vit=vit_decoder, gated=gated_vit_decoder,
-             odd=odd_convs, dropouts=dropouts)
+HEADS = dict(
+    linear=linear_head,
+    uper=uper_head,
+    vit=vit_decoder,
+    gated=gated_vit_decoder,
+    odd=odd_convs,
+    dropouts=dropouts,
+)
 BY_RANKS = {1: ['linear'], 2: list(HEADS), 4: ['linear', 'uper', 'vit', 'odd']}
 
 
@@ -135,14 +163,20 @@ def train(head: nn.Module, features: Any, clip: Callable[[nn.Module], float]) ->
     for step in range(STEPS):
         torch.manual_seed(step)  # the ranks of a replica draw alike
         output = head(features)
-        loss = (output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(
-            output.shape)).tanh().mean() * 10
+        loss = (
+            output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape)
+        ).tanh().mean() * 10
         optimizer.zero_grad()
         loss.backward()
         told['losses'].append(loss.detach())
         told['norms'].append(clip(head))
-        told.setdefault('grads', {name: whole(parameter.grad).reshape(-1)
-                                  for name, parameter in head.named_parameters()})
+        told.setdefault(
+            'grads',
+            {
+                name: whole(parameter.grad).reshape(-1)
+                for name, parameter in head.named_parameters()
+            },
+        )
         optimizer.step()
     told['output'] = output.detach()
     return told
@@ -166,6 +200,7 @@ def bytes_of(head: nn.Module) -> int:
 
 def compare_heads(names: List[str]) -> Dict[str, Any]:
     from mapsage.features.split_head.tensor_parallel import parallelize_head
+
     dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
     rank, told = dist.get_rank(), {}
     for name in names:
@@ -191,28 +226,37 @@ def compare_heads(names: List[str]) -> Dict[str, Any]:
             keys=list(start) == list(before) == list(after),
             order=order == [key for key, _ in plain.named_parameters()],
             output=torch.allclose(got['output'], expected['output'], **CLOSE),
-            losses=torch.allclose(torch.stack(got['losses']), torch.stack(expected['losses']),
-                                  **CLOSE),
+            losses=torch.allclose(
+                torch.stack(got['losses']), torch.stack(expected['losses']), **CLOSE
+            ),
             clipped=expected['norms'][0] > MAX_NORM,
             norms=torch.allclose(torch.tensor(got['norms']), torch.tensor(expected['norms'])),
-            grads=[key for key, value in expected['grads'].items()
-                   if not torch.allclose(got['grads'][key], value, **CLOSE)] == [],
+            grads=[
+                key
+                for key, value in expected['grads'].items()
+                if not torch.allclose(got['grads'][key], value, **CLOSE)
+            ]
+            == [],
             trained=any(not torch.equal(after[key], before[key]) for key in before),
             after=[key for key in every if not torch.allclose(after[key], every[key], **CLOSE)],
             loaded=all(torch.equal(loaded[key], every[key]) for key in every),
             crc=[float(value.double().sum()) for value in after.values()],
-            bytes=(bytes_of(head), bytes_of(plain)), plan=sorted(split.plan))
+            bytes=(bytes_of(head), bytes_of(plain)),
+            plan=sorted(split.plan),
+        )
     return told
 
 
-@pytest.mark.parametrize('name, world', [
-    (name, world) for world, names in BY_RANKS.items() for name in names])
+@pytest.mark.parametrize(
+    'name, world', [(name, world) for world, names in BY_RANKS.items() for name in names]
+)
 def test_a_split_head_trains_as_the_whole_one(name: str, world: int, answers: Any) -> None:
     every = [told[name] for told in answers['heads', world]]
     for told in every:
         own, full = told['bytes']
         assert {key: value for key, value in told.items() if value is not True} == dict(
-            after=[], crc=every[0]['crc'], bytes=told['bytes'], plan=told['plan'])
+            after=[], crc=every[0]['crc'], bytes=told['bytes'], plan=told['plan']
+        )
         assert bool(told['plan']) == (world > 1)
         if name != 'odd':  # which has hardly any weights
             assert own < full * (1 / world + 0.25)
@@ -222,6 +266,7 @@ def be_careful() -> Dict[str, Any]:
     from torch.distributed.device_mesh import DeviceMesh
 
     from mapsage.features.split_head.tensor_parallel import TensorParallelError, parallelize_head
+
     dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
 
     def error_of(action: Callable[[], Any], kind: Any = TensorParallelError) -> str:
@@ -236,11 +281,13 @@ def be_careful() -> Dict[str, Any]:
     split = parallelize_head(OddConvs(), group)
     good = split.gather_state_dict()
     told['names'] = error_of(lambda: split.load_state_dict({'up.bias': torch.zeros(7)}))
-    told['unchanged'] = all(torch.equal(value, good[key])
-                            for key, value in split.gather_state_dict().items())
+    told['unchanged'] = all(
+        torch.equal(value, good[key]) for key, value in split.gather_state_dict().items()
+    )
     told['raises'] = error_of(lambda: split.head.reflected(torch.zeros(1, 5, 9, 9)), RuntimeError)
     told['restored'] = [key for key, _ in split.head.named_parameters()] == [
-        key for key, _ in OddConvs().named_parameters()]
+        key for key, _ in OddConvs().named_parameters()
+    ]
     twin = copy.deepcopy(split.head)  # as an average of the weights makes one
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -264,14 +311,18 @@ def test_faults_and_copies(answers: Any) -> None:
 
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
     table: List[Tuple[str, int, Any, Any]] = [
-        ('heads', world, compare_heads, (names,)) for world, names in BY_RANKS.items()]
+        ('heads', world, compare_heads, (names,)) for world, names in BY_RANKS.items()
+    ]
     table.append(('care', 2, be_careful, ()))
     import mmseg.models  # noqa: F401  (once, and not on every rank)
     import torch.distributed.tensor.parallel  # noqa: F401
 
     import mapsage.features.split_head.parallel_styles  # noqa: F401
-    return {(name, world): fork_ranks(function, world, folder / f'{name} {world}', *args)
-            for name, world, function, args in table}
+
+    return {
+        (name, world): fork_ranks(function, world, folder / f'{name} {world}', *args)
+        for name, world, function, args in table
+    }
 
 
 @pytest.fixture(scope='module')

@@ -1,4 +1,5 @@
 """An extra is a folder: what it adds is listed, and without it everything else works."""
+
 from __future__ import annotations
 
 import json
@@ -29,8 +30,12 @@ def registries() -> List[Registry]:
 
 
 def registered_names(extra: str) -> Set[str]:
-    return {name for registry in registries() for name, kind in registry.module_dict.items()
-            if getattr(kind, '__module__', '').startswith(f'mapsage.extras.{extra}.')}
+    return {
+        name
+        for registry in registries()
+        for name, kind in registry.module_dict.items()
+        if getattr(kind, '__module__', '').startswith(f'mapsage.extras.{extra}.')
+    }
 
 
 def test_every_folder_is_an_extra() -> None:
@@ -59,10 +64,13 @@ for old, new in {compat_paths.MODULES!r}.items():
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
-@pytest.mark.parametrize('package, name', [
-    (package, name) for package, names in compat_paths.NAMES.items() for name in sorted(names)])
+@pytest.mark.parametrize(
+    'package, name',
+    [(package, name) for package, names in compat_paths.NAMES.items() for name in sorted(names)],
+)
 def test_an_old_name_is_the_new_one(package: str, name: str) -> None:
     import importlib
+
     new = getattr(importlib.import_module(compat_paths.NAMES[package][name]), name)
     with pytest.warns(DeprecationWarning, match=name):
         assert getattr(importlib.import_module(package), name) is new
@@ -73,8 +81,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is installed, and of the import contracts."""
     copy = tmp_path_factory.mktemp('checkout')
     for name in ('mapsage', 'mapsage_launcher', 'configs', 'tools', 'scripts'):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(
-            '__pycache__', 'node_modules'))
+        shutil.copytree(
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns('__pycache__', 'node_modules')
+        )
     return copy
 
 
@@ -102,8 +111,10 @@ CONTRACTS = (ROOT / 'pyproject.toml').read_text()
 
 def needing(extra: str) -> List[str]:
     """Return the extras that a line of the contracts lets import an extra, and the extra."""
-    return [extra, *re.findall(rf'"mapsage\.extras\.(\w+)\.\* -> mapsage\.extras\.{extra}\b',
-                               CONTRACTS)]
+    return [
+        extra,
+        *re.findall(rf'"mapsage\.extras\.(\w+)\.\* -> mapsage\.extras\.{extra}\b', CONTRACTS),
+    ]
 
 
 def contracts_without(extras: List[str]) -> str:
@@ -125,11 +136,24 @@ def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -
         config = write_tiny_config(tmp_path / 'tiny.py', write_tiny_data(tmp_path / 'data'))
         names = sorted(registered_names(extra))[:1]
         run = subprocess.run(
-            [sys.executable, '-c', PROGRAM, str(checkout), str(config), str(tmp_path / 'work'),
-             *names], capture_output=True, text=True, cwd=str(checkout))
+            [
+                sys.executable,
+                '-c',
+                PROGRAM,
+                str(checkout),
+                str(config),
+                str(tmp_path / 'work'),
+                *names,
+            ],
+            capture_output=True,
+            text=True,
+            cwd=str(checkout),
+        )
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-        assert all(f'explained: type={name!r}: {name} belongs to the extra {extra!r}' in run.stdout
-                   for name in names)
+        assert all(
+            f'explained: type={name!r}: {name} belongs to the extra {extra!r}' in run.stdout
+            for name in names
+        )
         usage = mapsage(checkout, '--help')
         assert usage.returncode == 0
         programs = known['programs'].get(extra, [])
@@ -138,8 +162,12 @@ def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -
             missing = mapsage(checkout, program, 'x')
             assert missing.returncode == 2
             assert f'{program} belongs to the extra {extra!r}' in missing.stderr
-        linted = subprocess.run([str(Path(sys.executable).parent / 'lint-imports')],
-                                capture_output=True, text=True, cwd=str(checkout))
+        linted = subprocess.run(
+            [str(Path(sys.executable).parent / 'lint-imports')],
+            capture_output=True,
+            text=True,
+            cwd=str(checkout),
+        )
         assert linted.returncode == 0, linted.stdout
     finally:
         for name in removed:
@@ -148,5 +176,6 @@ def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -
 
 def mapsage(checkout: Path, *arguments: str) -> 'subprocess.CompletedProcess[str]':
     code = 'import sys; from mapsage_launcher.command import main; sys.argv[0] = "mapsage"; main()'
-    return subprocess.run([sys.executable, '-c', code, *arguments], capture_output=True, text=True,
-                          cwd=str(checkout))
+    return subprocess.run(
+        [sys.executable, '-c', code, *arguments], capture_output=True, text=True, cwd=str(checkout)
+    )

@@ -1,4 +1,5 @@
 """Hooks that break a run on one rank, for tests."""
+
 import hashlib
 import json
 import os
@@ -36,8 +37,10 @@ class NonFiniteOnRank1(Hook):
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         if runner.iter == 2 and get_rank() == 1:
-            data_batch['inputs'] = [torch.full_like(image, float('inf'), dtype=torch.float32)
-                                    for image in data_batch['inputs']]
+            data_batch['inputs'] = [
+                torch.full_like(image, float('inf'), dtype=torch.float32)
+                for image in data_batch['inputs']
+            ]
 
 
 @HOOKS.register_module()
@@ -80,9 +83,16 @@ class ReportPlacement(Hook):
         state = runner.model.state_dict()
         digest = hashlib.sha256(b''.join(value.cpu().numpy().tobytes() for value in state.values()))
         path = Path(os.environ['MAPSAGE_TEST_PLACEMENT'], f'{get_rank()}.json')
-        path.write_text(json.dumps(dict(
-            devices=sorted({str(parameter.device) for parameter in runner.model.parameters()}),
-            digest=digest.hexdigest())))
+        path.write_text(
+            json.dumps(
+                dict(
+                    devices=sorted(
+                        {str(parameter.device) for parameter in runner.model.parameters()}
+                    ),
+                    digest=digest.hexdigest(),
+                )
+            )
+        )
 
 
 @HOOKS.register_module()

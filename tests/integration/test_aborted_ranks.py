@@ -1,4 +1,5 @@
 """Ranks that a watchdog aborts are not what the launcher's last words begin with."""
+
 from __future__ import annotations
 
 import re
@@ -11,7 +12,7 @@ pytestmark = main_leg
 
 # One rank sleeps in its third step. The others abort while they wait for it, as NCCL's watchdog
 # does on a thread of its own; with WORD they have found out before for whom they wait.
-HANG = '''
+HANG = """
 import os, threading, time
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -33,25 +34,39 @@ class HangHook(Hook):
             time.sleep(3600)
         if runner.iter == 2:
             threading.Timer(4 + runner.rank / 5, abort).start()
-'''
-SETTINGS = '''
+"""
+SETTINGS = """
 custom_imports = dict(imports=['mapsage', 'hang_hook'])
 custom_hooks = [dict(type='HangHook')]
-'''
+"""
 
 
 @pytest.mark.parametrize('word', ['', 'yes'])
 @pytest.mark.parametrize('ranks, hangs', [(3, 1), (3, 0), (2, 1)])
-def test_the_rank_that_hangs_is_named(ranks: int, hangs: int, word: str, tmp_path: Path,
-                                      tiny_data: Path) -> None:
+def test_the_rank_that_hangs_is_named(
+    ranks: int, hangs: int, word: str, tmp_path: Path, tiny_data: Path
+) -> None:
     (tmp_path / 'hang_hook.py').write_text(HANG)
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SETTINGS)
-    finished = launch(config, '--work-dir', tmp_path / 'work', ranks=ranks, environ={
-        'ACCELERATOR': 'cpu', 'WORD': word, 'HANGS': str(hangs), 'PYTHONPATH': str(tmp_path)})
+    finished = launch(
+        config,
+        '--work-dir',
+        tmp_path / 'work',
+        ranks=ranks,
+        environ={
+            'ACCELERATOR': 'cpu',
+            'WORD': word,
+            'HANGS': str(hangs),
+            'PYTHONPATH': str(tmp_path),
+        },
+    )
     assert finished.status != 0 and finished.left_running == []
     error = finished.final_error.strip()
     if word:
         assert error.startswith(f'error: rank(s) [{hangs}] was waited for in vain, rank'), error
     else:  # nothing says who is the cause
-        assert re.match(rf'error: rank\(s\) \[[^\]]+\] aborted while rank\(s\) \[[^\]]*\b{hangs}\b'
-                        rf'[^\]]*\] still ran:\n', error), error
+        assert re.match(
+            rf'error: rank\(s\) \[[^\]]+\] aborted while rank\(s\) \[[^\]]*\b{hangs}\b'
+            rf'[^\]]*\] still ran:\n',
+            error,
+        ), error

@@ -1,4 +1,5 @@
 """tools/cache_features.py and a training on its cache: the same features, however it was made."""
+
 from __future__ import annotations
 
 import argparse
@@ -40,11 +41,11 @@ from mapsage.features.cache.shards import CacheError, Shard, read_items
 from mapsage.features.source import Item
 from mapsage.folder_claims import FolderClaimedError, claimed
 
-SHORT = '''
+SHORT = """
 default_hooks.update(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=100))
 train_cfg.update(max_iters=8)
 val_dataloader = val_cfg = val_evaluator = None
-'''
+"""
 FROZEN = frozen_config.FROZEN + SHORT
 PLAIN = frozen_config.PLAIN + SHORT
 
@@ -73,8 +74,21 @@ def plain(tmp_path: Path, tiny_data: Path) -> Path:
 
 def cache(path: Path, folder: Path, *options: Any, accelerator: str = 'cpu') -> Path:
     """Run the command in this process."""
-    assert command.main([str(path), '--work-dir', str(path.parent / 'work'), '--folder',
-                         str(folder), '--accelerator', accelerator, *map(str, options)]) == 0
+    assert (
+        command.main(
+            [
+                str(path),
+                '--work-dir',
+                str(path.parent / 'work'),
+                '--folder',
+                str(folder),
+                '--accelerator',
+                accelerator,
+                *map(str, options),
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -109,23 +123,41 @@ def assert_equal(one: List[List[torch.Tensor]], other: List[List[torch.Tensor]])
         assert all(map(torch.equal, levels, others))
 
 
-@pytest.mark.parametrize('precision', [{}, pytest.param(
-    {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'},
-    marks=main_leg)])  # torch 1.10 has no LayerNorm of bfloat16 on the CPU
+@pytest.mark.parametrize(
+    'precision',
+    [
+        {},
+        pytest.param(
+            {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'},
+            marks=main_leg,
+        ),
+    ],
+)  # torch 1.10 has no LayerNorm of bfloat16 on the CPU
 def test_what_training_reads_is_what_the_encoder_computes(
-        config: Path, tmp_path: Path, precision: Dict[str, str]) -> None:
+    config: Path, tmp_path: Path, precision: Dict[str, str]
+) -> None:
     """On this leg's own device, for two views of an augmented dataset."""
     options = ['--cfg-options', *(f'{key}={value}' for key, value in precision.items())]
-    folder = cache(config, tmp_path / 'cache', '--views', 2, *(options if precision else ()),
-                   accelerator='auto')
+    folder = cache(
+        config,
+        tmp_path / 'cache',
+        '--views',
+        2,
+        *(options if precision else ()),
+        accelerator='auto',
+    )
     runner = runner_of(config, 'auto', **precision)
     samples = samples_of(runner)
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     dtype = getattr(runner.optim_wrapper, 'cast_dtype', None)
     model = runner.model.train()
     device = runner.accelerator.device(0)
-    source = Cached(str(folder), 2, device,
-                    keys_of_run(runner.cfg, sample_hashes(samples.dataset), model.backbone, dtype))
+    source = Cached(
+        str(folder),
+        2,
+        device,
+        keys_of_run(runner.cfg, sample_hashes(samples.dataset), model.backbone, dtype),
+    )
     samples.reseed = source.seed_of
     keys = []
     samples.finish = lambda index, seed, sample: keys.append((index, seed)) or sample
@@ -133,11 +165,13 @@ def test_what_training_reads_is_what_the_encoder_computes(
     for number, index in enumerate([3, 0, 3, 15, 3]):
         sample = samples[SampleKey(index, (7, number, 5))]
         images = model.data_preprocessor(
-            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]), True)['inputs']
-        with torch.no_grad(), runner.accelerator.autocast(dtype or torch.bfloat16) \
-                if dtype else torch.no_grad():
+            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]), True
+        )['inputs']
+        with torch.no_grad(), runner.accelerator.autocast(
+            dtype or torch.bfloat16
+        ) if dtype else torch.no_grad():
             expected = model.backbone(images)
-        item = Item(number, (keys[-1], ), torch.empty(1, 0, 0, 0))
+        item = Item(number, (keys[-1],), torch.empty(1, 0, 0, 0))
         source.request(item)
         found = source.features(item)
         assert [level.device.type for level in found] == [device.type] * 2
@@ -157,8 +191,7 @@ def _losses(path: Path, source: Dict[str, Any]) -> Tuple[List[float], torch.Tens
 
 
 @on_host
-def test_a_head_trained_on_a_cache_is_the_one_trained_in_place(plain: Path,
-                                                               tmp_path: Path) -> None:
+def test_a_head_trained_on_a_cache_is_the_one_trained_in_place(plain: Path, tmp_path: Path) -> None:
     folder = cache(plain, tmp_path / 'cache')
     losses, weights = _losses(plain, dict(type='Local'))
     cached, found = _losses(plain, dict(type='Cached', folder=str(folder)))
@@ -177,25 +210,44 @@ def test_a_random_pipeline_needs_views(config: Path, tmp_path: Path) -> None:
 @on_host
 def test_what_the_config_says_is_the_default(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / 'cache'
-    config.write_text(config.read_text()
-                      + f"feature_source = dict(type='Cached', folder={str(folder)!r}, views=3)\n")
+    config.write_text(
+        config.read_text()
+        + f"feature_source = dict(type='Cached', folder={str(folder)!r}, views=3)\n"
+    )
     assert command.main([str(config), '--work-dir', str(tmp_path), '--accelerator', 'cpu']) == 0
     assert read_index(folder).items == 48
 
 
 @on_host
-@pytest.mark.parametrize(('extra', 'error', 'words'), [
-    ("train_pipeline.insert(1, dict(type='OwnGenerator'))\n", ConfigError,
-     'between two loads with the same seed: a transform'),
-    ("model['backbone']['frozen'] = False\n", FeatureSourceError,
-     r'parameter\(s\) of model.backbone .* are trained.*backbone.frozen=True'),
-    ("model['data_preprocessor']['batch_augments'] = [dict(type='BatchFixedSizePad', "
-     "size=(64, 64))]\n", ConfigError, 'batch_augments'),
-    ("train_dataloader = train_cfg = optim_wrapper = None\nparam_scheduler = None\n", ConfigError,
-     'no train_dataloader'),
-])
-def test_what_cannot_be_cached_is_refused(config: Path, tmp_path: Path, extra: str, error: Any,
-                                          words: str) -> None:
+@pytest.mark.parametrize(
+    ('extra', 'error', 'words'),
+    [
+        (
+            "train_pipeline.insert(1, dict(type='OwnGenerator'))\n",
+            ConfigError,
+            'between two loads with the same seed: a transform',
+        ),
+        (
+            "model['backbone']['frozen'] = False\n",
+            FeatureSourceError,
+            r'parameter\(s\) of model.backbone .* are trained.*backbone.frozen=True',
+        ),
+        (
+            "model['data_preprocessor']['batch_augments'] = [dict(type='BatchFixedSizePad', "
+            'size=(64, 64))]\n',
+            ConfigError,
+            'batch_augments',
+        ),
+        (
+            'train_dataloader = train_cfg = optim_wrapper = None\nparam_scheduler = None\n',
+            ConfigError,
+            'no train_dataloader',
+        ),
+    ],
+)
+def test_what_cannot_be_cached_is_refused(
+    config: Path, tmp_path: Path, extra: str, error: Any, words: str
+) -> None:
     config.write_text(config.read_text() + extra)
     with pytest.raises(error, match=words):
         cache(config, tmp_path / 'cache', '--views', 2)
@@ -205,8 +257,9 @@ def test_what_cannot_be_cached_is_refused(config: Path, tmp_path: Path, extra: s
 def test_a_config_that_changed_is_told_what_changed(plain: Path, tmp_path: Path) -> None:
     folder = cache(plain, tmp_path / 'cache')
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.iterdir())
-    plain.write_text(plain.read_text() + "train_pipeline.insert(2, dict(type='RandomFlip', "
-                                         "prob=1.0))\n")
+    plain.write_text(
+        plain.read_text() + "train_pipeline.insert(2, dict(type='RandomFlip', prob=1.0))\n"
+    )
     with pytest.raises(CacheError, match=r'transforms .* there, .* here \(config.dataset.pipeline'):
         cache(plain, folder, '--views', 1)
     changed = ['--cfg-options', 'randomness.seed=8']  # other random weights
@@ -219,8 +272,16 @@ def test_a_config_that_changed_is_told_what_changed(plain: Path, tmp_path: Path)
 
 def engine_args(path: Path, folder: Path, batch_size: int = 1, launcher: str = 'none') -> Any:
     return argparse.Namespace(
-        config=str(path), work_dir=str(path.parent / 'work'), accelerator='cpu', cfg_options=None,
-        launcher=launcher, local_rank=None, views=None, batch_size=batch_size, folder=str(folder))
+        config=str(path),
+        work_dir=str(path.parent / 'work'),
+        accelerator='cpu',
+        cfg_options=None,
+        launcher=launcher,
+        local_rank=None,
+        views=None,
+        batch_size=batch_size,
+        folder=str(folder),
+    )
 
 
 def _caching_until_killed(path: Path, folder: Path) -> None:
@@ -254,8 +315,9 @@ def test_a_killed_run_goes_on_where_it_was(plain: Path, tmp_path: Path) -> None:
     (folder / 'features-000000000015.safetensors.partial-x').write_bytes(b'half')
 
     runner = runner_of(plain)
-    keys = keys_of_run(runner.cfg, sample_hashes(samples_of(runner).dataset),
-                       runner.model.backbone, None)
+    keys = keys_of_run(
+        runner.cfg, sample_hashes(samples_of(runner).dataset), runner.model.backbone, None
+    )
     with pytest.raises(CacheError, match=f'not complete: {16 - 3 * len(left)} of 16 items'):
         Cached(str(folder), 1, torch.device('cpu'), keys)
     cache(plain, folder)
@@ -267,7 +329,8 @@ def test_a_killed_run_goes_on_where_it_was(plain: Path, tmp_path: Path) -> None:
 
 @on_host
 def test_damaged_and_missing_shards_are_computed_again(
-        plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = tmp_path / 'cache'
     engine.FeatureCaching(engine_args(plain, folder), print, shard_bytes=3 * 12288).run()
     shards = sorted(folder.glob('features-*'))
@@ -290,16 +353,21 @@ def test_two_runs_do_not_write_one_folder(plain: Path, tmp_path: Path) -> None:
     folder = tmp_path / 'cache'
     folder.mkdir()
     with claimed(folder, ['the feature cache'], ''):
-        with pytest.raises(FolderClaimedError, match=(
+        with pytest.raises(
+            FolderClaimedError,
+            match=(
                 rf'cache is in use: process {os.getpid()} on .*, since .*, writes the feature '
-                r'cache\. .* choose another --folder')):
+                r'cache\. .* choose another --folder'
+            ),
+        ):
             cache(plain, folder)
     cache(plain, folder)
 
 
 @on_host
-def test_a_disk_too_small_is_known_before_the_work(plain: Path, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_is_known_before_the_work(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, 'free_bytes', lambda folder: 196607)
     with pytest.raises(CacheError, match='has 196,607 bytes free.*need about 196,608'):
         cache(plain, tmp_path / 'cache')
@@ -315,7 +383,7 @@ def _first_batch(path: Path, folder: Path) -> Tuple[int, List[int], bool]:
     runner = MapSageRunner.from_cfg(cfg)
     loop = runner.train_loop
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    hook, = (hook for hook in runner.hooks if type(hook).__name__ == 'FeatureSourceHook')
+    (hook,) = (hook for hook in runner.hooks if type(hook).__name__ == 'FeatureSourceHook')
     asked: List[str] = []
     size = os.path.getsize
     os.path.getsize = lambda name: asked.append(str(name)) or size(name)
@@ -326,24 +394,25 @@ def _first_batch(path: Path, folder: Path) -> Tuple[int, List[int], bool]:
     next(loop.dataloader_iterator)
     hook._close_images()
     samples = loop.dataloader.samples
-    item, = hook._items
+    (item,) = hook._items
     found = hook._source.features(item)
     for row, (index, seed) in enumerate(item.keys):
         sample = samples.load(index, seed)
         images = runner.model.module.data_preprocessor(
-            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]), True)['inputs']
+            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]), True
+        )['inputs']
         hook._gate.close()
         expected = hook._gate.encode(images)
         if not all(torch.equal(level[row], other[0]) for level, other in zip(found, expected)):
             return 0, [], False
     hook.after_train(runner)
-    return (sum(name.endswith('.png') for name in asked),
-            [index for index, _ in item.keys], True)
+    return (sum(name.endswith('.png') for name in asked), [index for index, _ in item.keys], True)
 
 
 @on_host
 def test_images_that_come_go_and_change_cost_their_own_features_only(
-        plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     data = write_tiny_data(tmp_path / 'data')
     write_tiny_config(plain, data, PLAIN)
     folder = cache(plain, tmp_path / 'cache')
@@ -376,8 +445,9 @@ def test_images_that_come_go_and_change_cost_their_own_features_only(
 
 def _rank(path: Path, folder: Path) -> List[str]:
     said: List[str] = []
-    engine.FeatureCaching(engine_args(path, folder, launcher='pytorch'), said.append,
-                          shard_bytes=3 * 12288).run()
+    engine.FeatureCaching(
+        engine_args(path, folder, launcher='pytorch'), said.append, shard_bytes=3 * 12288
+    ).run()
     return said
 
 
@@ -400,10 +470,18 @@ def test_ranks_share_what_is_missing(plain: Path, tmp_path: Path) -> None:
 @main_leg
 def test_the_script_runs_it_on_all_cards(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / 'cache'
-    finished = launch(config, '--folder', folder, '--views', 2, '--cfg-options',
-                      'train_dataloader.num_workers=1', ranks=2,
-                      command=['bash', 'scripts/cache_features.sh'],
-                      environ={'ACCELERATOR': 'cpu', 'WORK_DIR': str(tmp_path / 'work')})
+    finished = launch(
+        config,
+        '--folder',
+        folder,
+        '--views',
+        2,
+        '--cfg-options',
+        'train_dataloader.num_workers=1',
+        ranks=2,
+        command=['bash', 'scripts/cache_features.sh'],
+        environ={'ACCELERATOR': 'cpu', 'WORK_DIR': str(tmp_path / 'work')},
+    )
     check_finished(finished)
     assert f"folder='{folder}', views=2" in finished.output
     assert_equal(stored(folder), stored(cache(config, tmp_path / 'alone', '--views', 2)))

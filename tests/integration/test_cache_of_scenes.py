@@ -1,4 +1,5 @@
 """tools/cache_features.py and a training on its cache, with windows of scenes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,7 +19,9 @@ from mapsage.engine import MapSageRunner
 from mapsage.features.cache.shards import CacheError
 from mapsage.geo import pool
 
-CONFIG = frozen_config.FROZEN + '''
+CONFIG = (
+    frozen_config.FROZEN
+    + """
 train_dataloader['dataset'] = dict(
     type='GeoTiffDataset', data_root={root!r}, scenes='scenes', labels={labels!r}, window=96,
     bands=[1, 2, 3, 4], metainfo={metainfo!r}, pipeline=[
@@ -31,33 +34,58 @@ model['decode_head']['num_classes'] = 3
 default_hooks.update(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=100))
 train_cfg.update(max_iters=6)
 val_dataloader = val_cfg = val_evaluator = None
-'''
+"""
+)
+
 
 @pytest.fixture(params=['labels', 'houses.gpkg'])
 def config(request: Any, tmp_path: Path) -> Path:
     """Two scenes of 12 windows with label rasters, or with polygons."""
     for name, kind in (('a', 'uint8'), ('b', 'uint8')):
         write_scene(tmp_path, name, bands=4, values=kind)
-    write_vector(tmp_path / 'houses.gpkg', [
-        rectangle(UTM, 20, 30, 90, 80), rectangle(UTM, 150, 100, 200, 240)], ['house', 'water'],
-        'EPSG:32650')
-    return write_tiny_config(tmp_path / 'frozen.py', tmp_path, CONFIG.format(
-        root=str(tmp_path), labels=request.param, metainfo=METAINFO))
+    write_vector(
+        tmp_path / 'houses.gpkg',
+        [rectangle(UTM, 20, 30, 90, 80), rectangle(UTM, 150, 100, 200, 240)],
+        ['house', 'water'],
+        'EPSG:32650',
+    )
+    return write_tiny_config(
+        tmp_path / 'frozen.py',
+        tmp_path,
+        CONFIG.format(root=str(tmp_path), labels=request.param, metainfo=METAINFO),
+    )
 
 
 def cache(config: Path) -> Path:
     """Run the command in this process; return the folder."""
     folder = config.parent / 'cache'
-    assert command.main([str(config), '--work-dir', str(config.parent / 'work'), '--folder',
-                         str(folder), '--accelerator', 'cpu']) == 0
+    assert (
+        command.main(
+            [
+                str(config),
+                '--work-dir',
+                str(config.parent / 'work'),
+                '--folder',
+                str(folder),
+                '--accelerator',
+                'cpu',
+            ]
+        )
+        == 0
+    )
     return folder
 
 
 def train(config: Path, name: str, **source: Any) -> torch.Tensor:
     """Return all weights of the head at the end of a training."""
     cfg = Config.fromfile(str(config))
-    cfg.merge_from_dict(dict(work_dir=str(config.parent / name), experiment_name=str(
-        config.parent / name).replace('/', '_'), feature_source=source))
+    cfg.merge_from_dict(
+        dict(
+            work_dir=str(config.parent / name),
+            experiment_name=str(config.parent / name).replace('/', '_'),
+            feature_source=source,
+        )
+    )
     cfg.env_cfg.accelerator = 'cpu'
     runner = MapSageRunner.from_cfg(cfg)
     runner.train()
@@ -79,8 +107,9 @@ def test_training_on_the_cache_is_training_on_the_scenes(config: Path, capsys: A
 
     # other labels need no other features
     (config.parent / 'houses.gpkg').unlink()
-    write_vector(config.parent / 'houses.gpkg', [rectangle(UTM, 60, 30, 90, 80)], ['water'],
-                 'EPSG:32650')
+    write_vector(
+        config.parent / 'houses.gpkg', [rectangle(UTM, 60, 30, 90, 80)], ['water'], 'EPSG:32650'
+    )
     for name in 'ab':
         halve(config.parent / f'labels/{name}.tif')
     corrected = train(config, 'corrected', type='Cached', folder=str(folder))
@@ -93,8 +122,10 @@ def test_training_on_the_cache_is_training_on_the_scenes(config: Path, capsys: A
         train(config, 'stale', type='Cached', folder=str(folder))
     capsys.readouterr()
     assert '12 of 24 items are there' in (cache(config), capsys.readouterr().out)[1]
-    assert torch.equal(train(config, 'again', type='Cached', folder=str(folder)),
-                       train(config, 'new', type='Local'))
+    assert torch.equal(
+        train(config, 'again', type='Cached', folder=str(folder)),
+        train(config, 'new', type='Local'),
+    )
 
 
 @pytest.mark.parametrize('change', ['bands=[2, 1, 3, 4]', 'window=80'])

@@ -2,6 +2,7 @@
 
 ``tests/card_traffic.py`` runs all shipped configs; docs/reference/simulator.md has its result.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,18 +26,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 # Virtual ranks with sampling; DDP; a teacher. Each with the hooks of its config.
-@pytest.mark.parametrize('name, profile', [
-    ('configs/demo/efficientnet_lite0_fpn_demo_dynamic.py', '2.11'),
-    ('configs/demo/pmt_tiny_frozen_demo.py', '2.10'),
-    ('configs/nwpu/efficientnet_lite0_fpn_nwpu_16_fixmatch.py', '2.11')])
+@pytest.mark.parametrize(
+    'name, profile',
+    [
+        ('configs/demo/efficientnet_lite0_fpn_demo_dynamic.py', '2.11'),
+        ('configs/demo/pmt_tiny_frozen_demo.py', '2.10'),
+        ('configs/nwpu/efficientnet_lite0_fpn_nwpu_16_fixmatch.py', '2.11'),
+    ],
+)
 def test_what_travels_between_cards(name: str, profile: str, data: None, tmp_path: Path) -> None:
     traffic = traffic_of(name, profile, tmp_path)
     assert any(operation == 'ALLREDUCE' for operation, _, _ in traffic)
     assert not sorted(filter(unwanted, traffic))
 
 
-@pytest.mark.parametrize('entry', [
-    ('ALLREDUCE', 'int64', 'torch.distributed.utils'), ('BROADCAST', 'int64', 'mapsage.engine'),
-    ('GATHER', 'float32', 'autograd'), ('ALLREDUCE', 'uint8', 'mmengine.dist.dist')])
+@pytest.mark.parametrize(
+    'entry',
+    [
+        ('ALLREDUCE', 'int64', 'torch.distributed.utils'),
+        ('BROADCAST', 'int64', 'mapsage.engine'),
+        ('GATHER', 'float32', 'autograd'),
+        ('ALLREDUCE', 'uint8', 'mmengine.dist.dist'),
+    ],
+)
 def test_what_may_not_travel(entry: tuple) -> None:
     assert unwanted(entry)

@@ -1,4 +1,5 @@
 """The shipped configs of change, trained for a few steps on made pairs."""
+
 from __future__ import annotations
 
 import math
@@ -34,13 +35,20 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def trained(path: Path, work: Path) -> Any:
     """Train a config for a few steps of two pairs, with its own optimizer; return the runner."""
     parser = cli.build_parser('Train.')
-    cfg = cli.load_config(parser.parse_args(
-        [str(path), '--work-dir', str(work), '--accelerator', 'cpu']))
-    cfg.merge_from_dict({
-        'train_cfg.max_iters': STEPS, 'train_cfg.val_interval': STEPS,
-        'train_dataloader.batch_size': 2, 'model.data_preprocessor.size': (64, 64),
-        'default_hooks.checkpoint.interval': STEPS, 'vis_backends': [],
-        'visualizer.vis_backends': []})
+    cfg = cli.load_config(
+        parser.parse_args([str(path), '--work-dir', str(work), '--accelerator', 'cpu'])
+    )
+    cfg.merge_from_dict(
+        {
+            'train_cfg.max_iters': STEPS,
+            'train_cfg.val_interval': STEPS,
+            'train_dataloader.batch_size': 2,
+            'model.data_preprocessor.size': (64, 64),
+            'default_hooks.checkpoint.interval': STEPS,
+            'vis_backends': [],
+            'visualizer.vis_backends': [],
+        }
+    )
     cfg.experiment_name = f'change_{path.stem}'
     runner = RUNNERS.build(cfg)
     runner.train()
@@ -49,7 +57,8 @@ def trained(path: Path, work: Path) -> Any:
 
 def test_there_are_configs_of_change_and_of_from_to_classes() -> None:
     assert {'unet_change', 'siamese_fpn_change', 'siamese_fpn_from_to'} <= {
-        path.stem for path in CONFIGS}
+        path.stem for path in CONFIGS
+    }
 
 
 @main_leg

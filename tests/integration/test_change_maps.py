@@ -1,4 +1,5 @@
 """A map of change of two scenes, and its polygons, from tools/predict.py."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -21,7 +22,7 @@ from mapsage.maps.errors import PredictError
 
 CLASSES = ('unchanged', 'field > house')
 SENSORS = dict(image=dict(bands=[1, 2, 3], max_dates=2))
-CONFIG = '''
+CONFIG = """
 default_scope = 'mmseg'
 custom_imports = dict(imports=['mapsage'])
 env_cfg = dict(accelerator='cpu')
@@ -37,7 +38,7 @@ model = dict(
     test_cfg=dict(mode='whole'))
 test_dataloader = dict(dataset=dict(type='ChangeDataset', sensors=sensors, pipeline=[
     dict(type='LoadChangePair'), dict(type='LoadChangeLabels'), dict(type='PackStackInputs')]))
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -51,17 +52,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path]:
         segmentor = MODELS.build(Config.fromfile(str(path)).model)
     weights: Any = segmentor.state_dict()
     weights['decode_head.conv_seg.weight'][:] = torch.tensor([-1e4, 1e4])[:, None, None, None]
-    weights['decode_head.conv_seg.bias'][:] = torch.tensor([.5, -.5])
+    weights['decode_head.conv_seg.bias'][:] = torch.tensor([0.5, -0.5])
     checkpoint = folder / 'model.pth'
-    torch.save(dict(state_dict=weights, meta=dict(dataset_meta=dict(
-        classes=CLASSES, palette=[[255, 255, 255], [230, 25, 75]]))), str(checkpoint))
+    torch.save(
+        dict(
+            state_dict=weights,
+            meta=dict(dataset_meta=dict(classes=CLASSES, palette=[[255, 255, 255], [230, 25, 75]])),
+        ),
+        str(checkpoint),
+    )
     return path, checkpoint
 
 
-def write(path: Path, image: np.ndarray, west: float = 500_000.) -> Path:
-    with rasterio.open(str(path), 'w', driver='GTiff', dtype='uint8', count=3, width=150,
-                       height=len(image), crs=CRS.from_epsg(32631), nodata=0,
-                       transform=from_origin(west, 4_500_000, .5, .5)) as file:
+def write(path: Path, image: np.ndarray, west: float = 500_000.0) -> Path:
+    with rasterio.open(
+        str(path),
+        'w',
+        driver='GTiff',
+        dtype='uint8',
+        count=3,
+        width=150,
+        height=len(image),
+        crs=CRS.from_epsg(32631),
+        nodata=0,
+        transform=from_origin(west, 4_500_000, 0.5, 0.5),
+    ) as file:
         file.write(image.transpose(2, 0, 1))
     return path
 
@@ -74,19 +89,22 @@ def pair(tmp_path: Path) -> Tuple[Path, Path]:
     after = before.copy()
     after[30:70, 60:100] = rng.integers(1, 255, (40, 40, 3))
     after[:10, :20] = 0
-    return (write(tmp_path / 'town_20190614.tif', before),
-            write(tmp_path / 'town_20230702.tif', after))
+    return (
+        write(tmp_path / 'town_20190614.tif', before),
+        write(tmp_path / 'town_20230702.tif', after),
+    )
 
 
-def test_two_scenes_become_a_map_and_polygons_of_change(model: Any, pair: Any, tmp_path: Path,
-                                                        capsys: pytest.CaptureFixture) -> None:
+def test_two_scenes_become_a_map_and_polygons_of_change(
+    model: Any, pair: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     out = tmp_path / 'maps'
     assert run(model, *pair, '--out', out, '--polygons', '--confidence') == 0
     assert 'shift between the dates' in capsys.readouterr().out
     name = 'town_20190614_to_town_20230702'
     classes = read(out / f'{name}.tif')
     assert classes.shape == (110, 150)
-    assert (classes[40:60, 70:90] == 1).mean() > .5 and (classes[85:] == 0).all()
+    assert (classes[40:60, 70:90] == 1).mean() > 0.5 and (classes[85:] == 0).all()
     with sqlite3.connect(str(out / f'{name}.gpkg')) as file:
         file.row_factory = sqlite3.Row
         rows = [dict(row) for row in file.execute('SELECT * FROM map')]
@@ -94,7 +112,7 @@ def test_two_scenes_become_a_map_and_polygons_of_change(model: Any, pair: Any, t
     for row in rows:
         assert (row['from_class'], row['to_class']) == ('field', 'house')
         assert (row['date_from'], row['date_to']) == ('2019-06-14', '2023-07-02')
-        assert .5 <= row['score'] <= 1
+        assert 0.5 <= row['score'] <= 1
     assert sum(row['area_px'] for row in rows) == (classes == 1).sum()
     if qgis_python() is not None:
         polygons, image = read_legends(out / f'{name}.gpkg', out / f'{name}.tif')
@@ -114,7 +132,7 @@ def test_pairs_that_do_not_fit_are_refused(model: Any, pair: Any, tmp_path: Path
         run(model, pair[1], pair[0], *out)
     with pytest.raises(PredictError, match='1 input.* compares two dates'):
         run(model, pair[0], *out)
-    moved = write(tmp_path / 'moved.tif', np.ones((110, 150, 3), np.uint8), 500_010.)
+    moved = write(tmp_path / 'moved.tif', np.ones((110, 150, 3), np.uint8), 500_010.0)
     with pytest.raises(PredictError, match='grids that differ by up to 20.00 pixels'):
         run(model, pair[0], moved, *out)
 
@@ -124,18 +142,28 @@ def test_ranks_share_a_pair_and_give_the_same_bytes(model: Any, pair: Any, tmp_p
     options = '--polygons', '--confidence', '--window', 64, '--overlap', 16
     assert run(model, *pair, '--out', tmp_path / '1', *options) == 0
     for ranks in (2, 3):
-        finished = Launch(*model, *pair, '--out', tmp_path / str(ranks), *options, ranks=ranks,
-                          command=['bash', 'scripts/predict.sh'],
-                          environ={'ACCELERATOR': 'cpu'}).finish()
+        finished = Launch(
+            *model,
+            *pair,
+            '--out',
+            tmp_path / str(ranks),
+            *options,
+            ranks=ranks,
+            command=['bash', 'scripts/predict.sh'],
+            environ={'ACCELERATOR': 'cpu'},
+        ).finish()
         check_finished(finished)
         assert f'on {ranks} rank(s)' in finished.output
         for suffix in ('.tif', '_confidence.tif'):
             name = f'town_20190614_to_town_20230702{suffix}'
             assert (tmp_path / str(ranks) / name).read_bytes() == (
-                tmp_path / '1' / name).read_bytes(), name
+                tmp_path / '1' / name
+            ).read_bytes(), name
         # A GeoPackage also holds the time at which it was made.
-        polygons = [polygons_of(tmp_path / folder / 'town_20190614_to_town_20230702.gpkg')
-                    for folder in ('1', str(ranks))]
+        polygons = [
+            polygons_of(tmp_path / folder / 'town_20190614_to_town_20230702.gpkg')
+            for folder in ('1', str(ranks))
+        ]
         assert polygons[0] and polygons[0] == polygons[1]
 
 

@@ -1,4 +1,5 @@
 """The commands of the README, from the first to the picture."""
+
 from __future__ import annotations
 
 import re
@@ -11,14 +12,14 @@ import pytest
 import rasterio
 from support import ON_MAIN_LEG, Finished, check_finished, launch, write_tiny_config
 
-TTA = '''
+TTA = """
 tta_model = dict(type='SegTTAModel')
 tta_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='TestTimeAug', transforms=[
         [dict(type='RandomFlip', prob=0.), dict(type='RandomFlip', prob=1.)],
         [dict(type='LoadAnnotations', reduce_zero_label=True)], [dict(type='PackSegInputs')]])]
-'''
+"""
 
 
 def miou(finished: Finished) -> float:
@@ -31,8 +32,14 @@ def losses(finished: Finished) -> list:
 
 def test_quick_start_at_eight_ranks(tmp_path: Path) -> None:
     ranks = 8 if ON_MAIN_LEG else 2  # tests/distributed/test_simulated_cards.py has eight elsewhere
-    finished = launch('--work-dir', tmp_path, '--cfg-options', 'train_cfg.max_iters=3',
-                      'train_cfg.val_interval=3', ranks=ranks)
+    finished = launch(
+        '--work-dir',
+        tmp_path,
+        '--cfg-options',
+        'train_cfg.max_iters=3',
+        'train_cfg.val_interval=3',
+        ranks=ranks,
+    )
     check_finished(finished)
     assert f'world size {ranks}' in finished.output
     assert miou(finished) > 0
@@ -66,8 +73,14 @@ def trained(tmp_path_factory, tiny_data: Path) -> Path:
 
 
 def run_test(trained: Path, *options: str) -> Finished:
-    finished = launch(trained / 'tiny.py', trained / 'work' / 'iter_10.pth', '--work-dir',
-                      trained / 'test', *options, command=[sys.executable, 'tools/test.py'])
+    finished = launch(
+        trained / 'tiny.py',
+        trained / 'work' / 'iter_10.pth',
+        '--work-dir',
+        trained / 'test',
+        *options,
+        command=[sys.executable, 'tools/test.py'],
+    )
     check_finished(finished)
     return finished
 
@@ -78,14 +91,20 @@ def test_testing_gives_the_figure_of_the_training_log(trained: Path) -> None:
 
 
 def test_a_test_on_several_ranks_gives_it_too(trained: Path) -> None:
-    finished = launch(trained / 'tiny.py', trained / 'work' / 'iter_10.pth', ranks=3,
-                      command=['bash', 'scripts/test.sh'])
+    finished = launch(
+        trained / 'tiny.py',
+        trained / 'work' / 'iter_10.pth',
+        ranks=3,
+        command=['bash', 'scripts/test.sh'],
+    )
     check_finished(finished)
     assert miou(finished) == float((trained / 'miou').read_text())
     assert list((trained / 'work' / 'test').glob('*/*.log')), 'the folder of the test'
     # the work dir keeps the config of the training
-    assert 'load_from = None' in (trained / 'work' / 'tiny.py').read_text() or \
-        'load_from' not in (trained / 'work' / 'tiny.py').read_text()
+    assert (
+        'load_from = None' in (trained / 'work' / 'tiny.py').read_text()
+        or 'load_from' not in (trained / 'work' / 'tiny.py').read_text()
+    )
 
 
 def test_out_and_show_dir(trained: Path, tmp_path: Path) -> None:
@@ -101,8 +120,9 @@ def test_tta(trained: Path) -> None:
     assert 0 <= miou(run_test(trained, '--tta')) <= 100
 
 
-def test_amp_computes_the_same_losses_in_bfloat16(trained: Path, tiny_config: Path,
-                                                  tmp_path: Path) -> None:
+def test_amp_computes_the_same_losses_in_bfloat16(
+    trained: Path, tiny_config: Path, tmp_path: Path
+) -> None:
     finished = launch(tiny_config, '--work-dir', tmp_path, '--amp')
     check_finished(finished)
     plain = [float(x) for x in (trained / 'losses').read_text().split()]

@@ -1,4 +1,5 @@
 """tools/export.py from a checkpoint to a file, and tools/predict.py --model from it to a map."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -43,11 +44,11 @@ from mapsage.maps.exported import ExportedPredictor  # noqa: E402
 from mapsage.maps.prediction import Prediction  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
-DATA = '''
+DATA = """
 val_dataloader = dict(dataset=dict(
     test_dataloader['dataset'], data_root='{root}', img_suffix='.tif', seg_map_suffix='.png',
     data_prefix=dict(img_path='img', seg_map_path='ann')))
-'''
+"""
 
 
 @MODELS.register_module()
@@ -55,7 +56,7 @@ class Undecided(BaseModule):
     """Takes a decision on the values of the image, which a trace cannot follow."""
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor]:
-        return (image if image.mean() > .4 else 1 - image, )
+        return (image if image.mean() > 0.4 else 1 - image,)
 
 
 def write_tiles(folder: Path) -> str:
@@ -83,8 +84,9 @@ def exported(model, tmp_path_factory) -> Path:
 
 
 def export(model: Tuple[Path, Path], out: Path, *arguments: Any) -> int:
-    return command.main([*map(str, model), '--out', str(out), '--accelerator', 'cpu',
-                         *map(str, arguments)])
+    return command.main(
+        [*map(str, model), '--out', str(out), '--accelerator', 'cpu', *map(str, arguments)]
+    )
 
 
 def run(exported: Path, *arguments: Any) -> int:
@@ -98,16 +100,28 @@ def test_a_file_proves_itself_and_says_what_it_is(model, tmp_path, capsys) -> No
     assert '16 tiles of the val set' in said and 'equal pixels 100.0000 %' in said
     assert 'mIoU 100.00 (PyTorch) and 100.00 (ONNX Runtime)' in said
     assert sorted(path.name for path in out.parent.iterdir()) == [
-        'color.onnx', 'color.onnx.json', 'color.stac.json']
+        'color.onnx',
+        'color.onnx.json',
+        'color.stac.json',
+    ]
     keys = {each.key: json.loads(each.value) for each in onnx.load(out).metadata_props}
     description = keys.pop('mapsage')
-    assert keys == dict(model_type='Segmentor', tile_size=64, tiles_overlap=25, seg_thresh=0,
-                        seg_small_segment=0, resolution=50,
-                        class_names=dict(zip('0123', NAMES)))
+    assert keys == dict(
+        model_type='Segmentor',
+        tile_size=64,
+        tiles_overlap=25,
+        seg_thresh=0,
+        seg_small_segment=0,
+        resolution=50,
+        class_names=dict(zip('0123', NAMES)),
+    )
     assert description['window'] == 64 and description['bands']['like_opencv']
     sidecar = json.loads((out.parent / 'color.onnx.json').read_text())
     assert (sidecar['task'], sidecar['input_height'], sidecar['id2label']['2']) == (
-        'semantic-segmentation', 64, 'blue')
+        'semantic-segmentation',
+        64,
+        'blue',
+    )
     item = json.loads((out.parent / 'color.stac.json').read_text())
     assert item['properties']['mlm:input'][0]['input']['shape'] == [-1, 3, 64, 64]
     assert item['assets']['model']['href'] == './color.onnx'
@@ -131,12 +145,18 @@ def test_a_file_that_differs_is_not_written(model, tmp_path) -> None:
     assert out.read_bytes() == b'the file before' and len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (['--target', 'gcu', '--opset', '17'], '--opset 17 with --target gcu: expected 13 to 15'),
-    (['--batch', '0'], '--batch 0: expected 1 or more'),
-    (['--cfg-options', 'val_dataloader.dataset.data_root=nowhere'], 'cannot be read.*data_root'),
-    (['--cfg-options', 'crop_size=(64,32)'], '32x64 pixels .crop_size.* squares'),
-])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['--target', 'gcu', '--opset', '17'], '--opset 17 with --target gcu: expected 13 to 15'),
+        (['--batch', '0'], '--batch 0: expected 1 or more'),
+        (
+            ['--cfg-options', 'val_dataloader.dataset.data_root=nowhere'],
+            'cannot be read.*data_root',
+        ),
+        (['--cfg-options', 'crop_size=(64,32)'], '32x64 pixels .crop_size.* squares'),
+    ],
+)
 def test_what_cannot_be_exported_is_an_error(model, tmp_path, arguments, message) -> None:
     with pytest.raises(ExportError, match=message):
         export(model, tmp_path / 'color.onnx', *arguments)
@@ -173,8 +193,10 @@ def test_a_map_equals_that_of_the_checkpoint(model, exported, tmp_path, capsys) 
     assert (read(tmp_path / 'by_onnx' / 'town.tif') == paint(150, 170)).all()
     for name in ('town.tif', 'town_confidence.tif'):
         assert np.array_equal(read(tmp_path / 'by_onnx' / name), read(tmp_path / 'by_torch' / name))
-    files = [sorted(path.name for path in (tmp_path / folder).iterdir())
-             for folder in ('by_onnx', 'by_torch')]
+    files = [
+        sorted(path.name for path in (tmp_path / folder).iterdir())
+        for folder in ('by_onnx', 'by_torch')
+    ]
     assert files[0] == files[1]
     assert run(exported, *options, '--out', tmp_path / 'by_onnx') == 0
     assert 'skipped' in capsys.readouterr().out
@@ -210,9 +232,9 @@ def test_8_bits_are_calibrated_and_compared(model, tmp_path, capsys) -> None:
 
 
 def test_8_bits_that_lose_too_much_are_not_written() -> None:
-    assert is_close(Proof(4, .1, .99, 80., 79.5))
-    assert not is_close(Proof(4, .1, .9, 80., 78.))
-    assert not is_close(Proof(4, .1, 1., float('nan'), float('nan')))
+    assert is_close(Proof(4, 0.1, 0.99, 80.0, 79.5))
+    assert not is_close(Proof(4, 0.1, 0.9, 80.0, 78.0))
+    assert not is_close(Proof(4, 0.1, 1.0, float('nan'), float('nan')))
 
 
 def without_key(exported: Path, path: Path, change: Any) -> Path:
@@ -225,25 +247,39 @@ def without_key(exported: Path, path: Path, change: Any) -> Path:
 
 
 def described(exported: Path) -> Any:
-    return json.loads({each.key: each.value
-                       for each in onnx.load(exported).metadata_props}['mapsage'])
+    return json.loads(
+        {each.key: each.value for each in onnx.load(exported).metadata_props}['mapsage']
+    )
 
 
 def test_files_that_are_not_ours_are_errors(exported, tmp_path) -> None:
     scene = write_scene(tmp_path / 'town.tif', paint(80, 80))
     foreign = without_key(exported, tmp_path / 'a.onnx', lambda keys: dict(names='{}'))
-    part = without_key(exported, tmp_path / 'b.onnx', lambda keys: dict(
-        mapsage=json.dumps({key: value for key, value in json.loads(keys['mapsage']).items()
-                            if key not in ('window', 'bands')})))
+    part = without_key(
+        exported,
+        tmp_path / 'b.onnx',
+        lambda keys: dict(
+            mapsage=json.dumps(
+                {
+                    key: value
+                    for key, value in json.loads(keys['mapsage']).items()
+                    if key not in ('window', 'bands')
+                }
+            )
+        ),
+    )
     (tmp_path / 'c.onnx').write_text('no model')
     future = onnx.load(exported)
     future.ir_version = 99
     onnx.save(future, tmp_path / 'd.onnx')
-    for name, message in (('a', "no key 'mapsage' in its metadata .found: names"),
-                          ('b', 'lacks bands, window, bands.count, bands.like_opencv'),
-                          ('c', 'cannot read .*c.onnx'), ('d', 'cannot read .*--target qgis'),
-                          ('e', 'e.onnx cannot be read: No such file'),
-                          ('', 'cannot be read: Is a directory')):
+    for name, message in (
+        ('a', "no key 'mapsage' in its metadata .found: names"),
+        ('b', 'lacks bands, window, bands.count, bands.like_opencv'),
+        ('c', 'cannot read .*c.onnx'),
+        ('d', 'cannot read .*--target qgis'),
+        ('e', 'e.onnx cannot be read: No such file'),
+        ('', 'cannot be read: Is a directory'),
+    ):
         with pytest.raises(PredictError, match=message):
             run(tmp_path / (name and f'{name}.onnx'), scene, '--out', tmp_path / 'maps')
     assert foreign.exists() and part.exists()
@@ -253,9 +289,15 @@ def test_files_that_are_not_ours_are_errors(exported, tmp_path) -> None:
         run(exported, scene, '--out', tmp_path / 'maps', '--amp')
 
 
-@pytest.mark.parametrize('changes, message', [
-    (None, 'lacks classes, palette, bands'), (dict(classes=None), 'cannot be read: .*None'),
-    (dict(window='64'), "cannot be read: window is '64'"), (dict(palette=[['red']]), 'cannot be')])
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (None, 'lacks classes, palette, bands'),
+        (dict(classes=None), 'cannot be read: .*None'),
+        (dict(window='64'), "cannot be read: window is '64'"),
+        (dict(palette=[['red']]), 'cannot be'),
+    ],
+)
 def test_a_description_of_another_kind_is_an_error(exported, tmp_path, changes, message) -> None:
     content = '3' if changes is None else json.dumps(dict(described(exported), **changes))
     path = without_key(exported, tmp_path / 'a.onnx', lambda keys: dict(mapsage=content))
@@ -266,8 +308,16 @@ def test_a_description_of_another_kind_is_an_error(exported, tmp_path, changes, 
 def test_a_scene_with_other_bands_is_an_error(exported, tmp_path) -> None:
     for count, hint in ((4, 'choose with --bands'), (1, '--bands 1 1 1')):
         scene = tmp_path / f'{count}.tif'
-        with rasterio.open(scene, 'w', driver='GTiff', height=80, width=80, count=count,
-                           dtype='uint8', photometric='MINISBLACK') as file:
+        with rasterio.open(
+            scene,
+            'w',
+            driver='GTiff',
+            height=80,
+            width=80,
+            count=count,
+            dtype='uint8',
+            photometric='MINISBLACK',
+        ) as file:
             file.write(np.zeros((count, 80, 80), np.uint8))
         with pytest.raises(PredictError, match=f'{count} band.* are chosen, .*{hint}'):
             run(exported, scene, '--out', tmp_path / 'maps')
@@ -276,8 +326,14 @@ def test_a_scene_with_other_bands_is_an_error(exported, tmp_path) -> None:
 def test_a_scene_that_is_lost_costs_its_own_map(exported, tmp_path) -> None:
     for name in 'abc':
         write_scene(tmp_path / f'{name}.tif', paint(80, 80), **UTM)
-    arguments = ['--model', str(exported), *(str(tmp_path / f'{name}.tif') for name in 'abc'),
-                 '--out', str(tmp_path / 'maps'), '--skip-broken']
+    arguments = [
+        '--model',
+        str(exported),
+        *(str(tmp_path / f'{name}.tif') for name in 'abc'),
+        '--out',
+        str(tmp_path / 'maps'),
+        '--skip-broken',
+    ]
     args = predict.build_parser(arguments).parse_args(arguments)
     prediction = Prediction(map_options(args), open_model(args, print), print)
     (tmp_path / 'b.tif').unlink()
@@ -295,8 +351,19 @@ def test_names_and_numbers_of_processes(exported, tmp_path, monkeypatch) -> None
     monkeypatch.setenv('WORLD_SIZE', '2')
     with pytest.raises(PredictError, match='WORLD_SIZE=2: .* one process'):
         run(exported, scene, '--out', tmp_path / 'maps')
-    found = subprocess.run(['bash', str(ROOT / 'scripts' / 'predict.sh'), '--model', exported,
-                            scene, '--out', tmp_path / 'maps'], capture_output=True, text=True)
+    found = subprocess.run(
+        [
+            'bash',
+            str(ROOT / 'scripts' / 'predict.sh'),
+            '--model',
+            exported,
+            scene,
+            '--out',
+            tmp_path / 'maps',
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert found.returncode == 2 and 'python tools/predict.py --model' in found.stderr
     assert not (tmp_path / 'maps').exists()
 
@@ -326,9 +393,23 @@ def test_a_map_needs_neither_torch_nor_the_mm_packages(exported, tmp_path) -> No
     picture = tmp_path / 'village.png'
     cv2.imwrite(str(picture), COLORS[paint(90, 100)][:, :, ::-1])
     found = subprocess.run(
-        [sys.executable, '-c', WITHOUT_HOSTS, '--model', exported, scene, picture, '--out',
-         tmp_path / 'maps', '--probabilities'],
-        cwd=ROOT, capture_output=True, text=True, timeout=300)
+        [
+            sys.executable,
+            '-c',
+            WITHOUT_HOSTS,
+            '--model',
+            exported,
+            scene,
+            picture,
+            '--out',
+            tmp_path / 'maps',
+            '--probabilities',
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert found.returncode == 0, found.stderr
     assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
     assert (read(tmp_path / 'maps' / 'village.tif') == paint(90, 100)).all()

@@ -1,4 +1,5 @@
 """tools/predict.py, tools/geotiff_statistics.py and the dataset on names that are no files."""
+
 from __future__ import annotations
 
 import os
@@ -43,7 +44,8 @@ def write_netcdf(path: Path, classes: np.ndarray) -> Path:
 
 
 def test_one_run_takes_servers_archives_mosaics_and_disks(
-        model: Tuple[Path, Path], tmp_path: Path, server: RangeServer, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, server: RangeServer, capsys: Any
+) -> None:
     classes = paint(100, 150)
     write_scene(tmp_path / 'served/far away.tif', classes, **UTM, **TILED)
     near = write_scene(tmp_path / 'näh \u5730\u56fe.tif', classes[:80], **UTM)
@@ -51,17 +53,28 @@ def test_one_run_takes_servers_archives_mosaics_and_disks(
         archive.write(near, 'in/packed.tif')
         archive.writestr('in/photo.png', cv2.imencode('.png', COLORS[classes][:, :, ::-1])[1])
         archive.writestr('in/notes.txt', 'not an image')
-    rasterio.shutil.copy(f'/vsizip/{tmp_path}/z.zip/in/packed.tif', str(tmp_path / 'mosaic.vrt'),
-                         driver='VRT')
+    rasterio.shutil.copy(
+        f'/vsizip/{tmp_path}/z.zip/in/packed.tif', str(tmp_path / 'mosaic.vrt'), driver='VRT'
+    )
     gray = write_netcdf(tmp_path / 'sea.nc', classes)
     out = tmp_path / 'out'
-    inputs = [f'{server.url}/ok/far%20away.tif?key=secret', near, f'zip://{tmp_path}/z.zip!in/',
-              tmp_path / 'mosaic.vrt']
+    inputs = [
+        f'{server.url}/ok/far%20away.tif?key=secret',
+        near,
+        f'zip://{tmp_path}/z.zip!in/',
+        tmp_path / 'mosaic.vrt',
+    ]
     assert run(model, *inputs, '--out', out) == 0
     assert sorted(path.stem for path in out.glob('*.tif')) == sorted(
-        ['far away', near.stem, 'packed', 'photo', 'mosaic'])
-    for name, expected in (('far away', classes), (near.stem, classes[:80]),
-                           ('packed', classes[:80]), ('photo', classes), ('mosaic', classes[:80])):
+        ['far away', near.stem, 'packed', 'photo', 'mosaic']
+    )
+    for name, expected in (
+        ('far away', classes),
+        (near.stem, classes[:80]),
+        ('packed', classes[:80]),
+        ('photo', classes),
+        ('mosaic', classes[:80]),
+    ):
         np.testing.assert_array_equal(read(out / f'{name}.tif'), expected)
     assert 'secret' not in (out / 'far away.json').read_text()
     capsys.readouterr()
@@ -72,19 +85,21 @@ def test_one_run_takes_servers_archives_mosaics_and_disks(
 
 
 def test_a_file_on_a_server_that_changes_is_another_input(
-        model: Tuple[Path, Path], tmp_path: Path, server: RangeServer) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, server: RangeServer
+) -> None:
     scene = write_scene(tmp_path / 'served/a.tif', paint(80, 90), **UTM)
     url = f'{server.url}/ok/a.tif'
     assert run(model, url, '--out', tmp_path / 'out') == 0
     write_scene(scene, paint(80, 90)[::-1], **UTM)
-    os.utime(scene, (10 ** 9, 10 ** 9))
+    os.utime(scene, (10**9, 10**9))
     vsi.forget(f'/vsicurl/{url}')  # as a new process has
     with pytest.raises(PredictError, match='made with another input'):
         run(model, url, '--out', tmp_path / 'out')
 
 
 def test_what_a_server_lacks_is_no_data_and_what_it_withholds_an_error(
-        model: Tuple[Path, Path], tmp_path: Path, server: RangeServer, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, server: RangeServer, capsys: Any
+) -> None:
     random = np.random.RandomState(0).randint(0, 4, (192, 192)).astype(np.uint8)
     write_scene(tmp_path / 'served/a.tif', random, **UTM, **TILED)
     for fault in ('stall', 'gone'):
@@ -101,21 +116,26 @@ def test_what_a_server_lacks_is_no_data_and_what_it_withholds_an_error(
 def test_names_that_cannot_be_opened(model: Tuple[Path, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / 'z.zip', 'w') as archive:
         archive.writestr('notes.txt', 'not an image')
-    rasterio.shutil.copy(str(write_scene(tmp_path / 'a.tif', paint(40, 50), **UTM)),
-                         str(tmp_path / 'two.nc'), driver='netCDF')
+    rasterio.shutil.copy(
+        str(write_scene(tmp_path / 'a.tif', paint(40, 50), **UTM)),
+        str(tmp_path / 'two.nc'),
+        driver='netCDF',
+    )
     for name, words in (
-            (f'HDF4_SDS:UNKNOWN:"{tmp_path}/a.hdf":0', 'has no driver HDF4 .*libgdal-hdf4'),
-            (f'/vsizip/{tmp_path}/z.zip/a.tif', 'no raster that GDAL reads in it'),
-            (f'zip://{tmp_path}/none.zip!a.tif', 'no such file'),
-            (f'zip://{tmp_path}/z.zip!', 'no raster that GDAL reads in it'),
-            (f'/vsizip/{tmp_path}/z.zip/', 'holds no image'),
-            (tmp_path / 'two.nc', 'but 3 rasters: netcdf:.*Band1.* Name one of them')):
+        (f'HDF4_SDS:UNKNOWN:"{tmp_path}/a.hdf":0', 'has no driver HDF4 .*libgdal-hdf4'),
+        (f'/vsizip/{tmp_path}/z.zip/a.tif', 'no raster that GDAL reads in it'),
+        (f'zip://{tmp_path}/none.zip!a.tif', 'no such file'),
+        (f'zip://{tmp_path}/z.zip!', 'no raster that GDAL reads in it'),
+        (f'/vsizip/{tmp_path}/z.zip/', 'holds no image'),
+        (tmp_path / 'two.nc', 'but 3 rasters: netcdf:.*Band1.* Name one of them'),
+    ):
         with pytest.raises(PredictError, match=words):
             run(model, name, '--out', tmp_path / 'out')
 
 
-def test_a_mosaic_that_lacks_a_file_makes_no_map(model: Tuple[Path, Path], tmp_path: Path,
-                                                 capsys: Any) -> None:
+def test_a_mosaic_that_lacks_a_file_makes_no_map(
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     scene = write_scene(tmp_path / 'away.tif', paint(40, 50), **UTM)
     rasterio.shutil.copy(str(scene), str(tmp_path / 'm.vrt'), driver='VRT')
     scene.unlink()
@@ -134,15 +154,21 @@ def test_names_in_other_encodings(model: Tuple[Path, Path], tmp_path: Path) -> N
 
 
 def test_the_picture_of_a_map_is_made_from_overviews(
-        model: Tuple[Path, Path], tmp_path: Path, server: RangeServer) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, server: RangeServer
+) -> None:
     random = np.random.RandomState(0).randint(0, 4, (1600, 1600)).astype(np.uint8)
     write_scene(tmp_path / 'plain.tif', random, **UTM)
-    rasterio.shutil.copy(str(tmp_path / 'plain.tif'), str(tmp_path / 'served/a.tif'), driver='COG',
-                         blocksize='256', compress='NONE')
+    rasterio.shutil.copy(
+        str(tmp_path / 'plain.tif'),
+        str(tmp_path / 'served/a.tif'),
+        driver='COG',
+        blocksize='256',
+        compress='NONE',
+    )
     with Raster(f'{server.url}/ok/a.tif') as far, Raster(tmp_path / 'served/a.tif') as near:
         before = sum_of_bytes(server)
         small = thumbnail(far, 3)
-        assert sum_of_bytes(server) - before < 0.5 * 3 * 1600 ** 2
+        assert sum_of_bytes(server) - before < 0.5 * 3 * 1600**2
         assert small.shape == thumbnail(near, 3).shape == (534, 534, 3)
         assert abs(small.mean() - thumbnail(near, 3).mean()) < 2
 
@@ -161,19 +187,21 @@ def test_statistics_of_scenes_on_a_server(tmp_path: Path, server: RangeServer, c
         geotiff_statistics.main([f'{server.url}/ok/b.tif'])
 
 
-def test_a_dataset_of_scenes_on_a_server_and_in_archives(tmp_path: Path,
-                                                         server: RangeServer) -> None:
+def test_a_dataset_of_scenes_on_a_server_and_in_archives(
+    tmp_path: Path, server: RangeServer
+) -> None:
     values, classes = write_training_scene(tmp_path)
     os.link(tmp_path / 'scenes/a.tif', tmp_path / 'served/a.tif')
     with zipfile.ZipFile(tmp_path / 'b.zip', 'w') as archive:
         archive.write(tmp_path / 'scenes/a.tif', 'a.tif')
-    dataset = build_dataset(tmp_path, scenes=[
-        f'{server.url}/ok/a.tif?key=1', f'zip://{tmp_path}/b.zip!a.tif', 'scenes'])
+    dataset = build_dataset(
+        tmp_path, scenes=[f'{server.url}/ok/a.tif?key=1', f'zip://{tmp_path}/b.zip!a.tif', 'scenes']
+    )
     assert len(dataset) == 27
     for index in (0, 8, 9, 17, 26):
         column, row, side = dataset.get_data_info(index)['window']
         image, mask = load_window(dataset, index)
-        inside = np.s_[row:row + side, column:column + side]
+        inside = np.s_[row : row + side, column : column + side]
         np.testing.assert_array_equal(image, values[(slice(None), *inside)])
         np.testing.assert_array_equal(mask, classes[inside])
     assert Path(dataset[1]['data_samples'].img_path).name == 'a_128_0.tif'

@@ -4,6 +4,7 @@ Write a leg's file anew, when numbers are meant to change, with
 
     MAPSAGE_WRITE_GOLDEN=1 bash scripts/run_tests.sh --leg main tests -k golden
 """
+
 from __future__ import annotations
 
 import json
@@ -20,8 +21,9 @@ LEG = LEGS.get('.'.join(torch.__version__.split('.')[:2]))
 
 @pytest.mark.skipif(LEG is None, reason=f'no leg has torch {torch.__version__}')
 def test_losses_are_the_golden_ones(tiny_config: Path, tmp_path: Path) -> None:
-    check_finished(launch(tiny_config, '--work-dir', tmp_path, ranks=1,
-                          environ={'ACCELERATOR': 'cpu'}))
+    check_finished(
+        launch(tiny_config, '--work-dir', tmp_path, ranks=1, environ={'ACCELERATOR': 'cpu'})
+    )
     lines = next(tmp_path.glob('*/vis_data/scalars.json')).read_text().splitlines()
     losses = [line['loss'] for line in map(json.loads, lines) if 'loss' in line]
     golden = ROOT / 'tests' / 'golden' / f'tiny_cpu_{LEG}.json'

@@ -1,4 +1,5 @@
 """On a lazy device each step runs one graph, and the graphs are compiled once."""
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,7 @@ from support import ROOT, write_tiny_config
 pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg runs this')
 
 # Clipping reads the gradient norm as a Python float; accumulation skips every other step.
-CLIP_AND_ACCUMULATE = '''
+CLIP_AND_ACCUMULATE = """
 env_cfg = dict(accelerator='xla')
 model['decode_head']['dropout_ratio'] = 0.1
 optim_wrapper['clip_grad'] = dict(max_norm=1.0)
@@ -23,8 +24,8 @@ optim_wrapper['type'] = '{wrapper}'
 train_cfg['max_iters'] = 12
 custom_hooks = [dict(type='CountCompilations')]
 val_cfg = val_dataloader = val_evaluator = None
-'''
-COUNT = '''
+"""
+COUNT = """
 import json, sys
 sys.path[:0] = [{root!r}]
 import mapsage
@@ -45,7 +46,7 @@ cfg = Config.fromfile({config!r})
 cfg.work_dir = {work!r}
 RUNNERS.build(cfg).train()
 print('SEEN', json.dumps(CountCompilations.seen))
-'''
+"""
 
 
 @pytest.mark.parametrize('kind', ['eomt', 'pmt'])
@@ -61,8 +62,9 @@ def test_mask_queries_compile_once(kind: str, tiny_data: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize('wrapper', ['OptimWrapper', 'AmpOptimWrapper'])
 def test_compilations_stop_after_warm_up(wrapper: str, tiny_data: Path, tmp_path: Path) -> None:
-    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data,
-                               CLIP_AND_ACCUMULATE.format(wrapper=wrapper))
+    config = write_tiny_config(
+        tmp_path / 'tiny.py', tiny_data, CLIP_AND_ACCUMULATE.format(wrapper=wrapper)
+    )
     counts, losses = compilations(config, tmp_path)
     assert counts[3] > 0
     # Four iterations show every kind of step twice; nothing is compiled afterward.
@@ -73,9 +75,15 @@ def test_compilations_stop_after_warm_up(wrapper: str, tiny_data: Path, tmp_path
 def compilations(config: Path, folder: Path) -> Any:
     """Return the number of programs that were compiled until each step, and the losses."""
     script = COUNT.format(root=str(ROOT), config=str(config), work=str(folder / 'work'))
-    done = subprocess.run([sys.executable, '-c', script], timeout=400, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, universal_newlines=True, check=False,
-                          env={'PJRT_DEVICE': 'CPU', 'PATH': '/usr/bin:/bin'})
+    done = subprocess.run(
+        [sys.executable, '-c', script],
+        timeout=400,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        check=False,
+        env={'PJRT_DEVICE': 'CPU', 'PATH': '/usr/bin:/bin'},
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith('SEEN')]
     assert lines, done.stdout[-4000:]
     seen = json.loads(lines[0][4:])

@@ -1,4 +1,5 @@
 """Maps of trained EoMT and PMT: tools/predict.py against the model's own scores."""
+
 from __future__ import annotations
 
 import csv
@@ -42,26 +43,39 @@ def train(kind: str, data: Path, folder: Path) -> None:
 
 
 @pytest.fixture(scope='module', params=['eomt', 'pmt'])
-def trained(request: pytest.FixtureRequest, tiny_data: Path,
-            tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(
+    request: pytest.FixtureRequest, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
     """Config and checkpoint of a short training, the model with its weights, and the data."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    run_ranks(train, 1, folder / 'rank', kind, tiny_data, folder,
-              environ={'PYTHONPATH': str(Path(__file__).parents[1])})
+    run_ranks(
+        train,
+        1,
+        folder / 'rank',
+        kind,
+        tiny_data,
+        folder,
+        environ={'PYTHONPATH': str(Path(__file__).parents[1])},
+    )
     config_of(kind, tiny_data, folder, **SETTINGS).dump(str(folder / 'run.py'))
     cfg = Config.fromfile(str(folder / 'run.py'))
     model = build(cfg.model.to_dict())
     checkpoint = folder / 'iter_4.pth'
-    loaded = torch.load(str(checkpoint), map_location='cpu',
-                        **({'weights_only': False} if torch.__version__ >= '2' else {}))
+    loaded = torch.load(
+        str(checkpoint),
+        map_location='cpu',
+        **({'weights_only': False} if torch.__version__ >= '2' else {}),
+    )
     model.load_state_dict(loaded['state_dict'])
     return (folder / 'run.py', checkpoint), model.eval(), tiny_data
 
 
 def scene_of(data: Path, folder: Path, tiles: int) -> Tuple[Path, torch.Tensor]:
     """An image of tiles side by side; its pixels (3, 64, 64 tiles) as OpenCV reads them."""
-    image = np.concatenate([cv2.imread(str(data / 'img_dir' / 'val' / f'{number}.png'))
-                            for number in range(tiles)], axis=1)
+    image = np.concatenate(
+        [cv2.imread(str(data / 'img_dir' / 'val' / f'{number}.png')) for number in range(tiles)],
+        axis=1,
+    )
     cv2.imwrite(str(folder / 'scene.png'), image)
     return folder / 'scene.png', torch.from_numpy(image.transpose(2, 0, 1).copy())
 
@@ -82,15 +96,20 @@ def check(folder: Path, expected: torch.Tensor) -> None:
     torch.testing.assert_allclose(taken, best, rtol=1e-4, atol=1e-5)
     confidence = read(folder / 'scene_confidence.tif').astype(float)
     wanted = 100 * best.clamp(max=1).numpy()
-    assert np.abs(confidence - wanted).max() <= .51 and np.ptp(confidence) > 5
+    assert np.abs(confidence - wanted).max() <= 0.51 and np.ptp(confidence) > 5
 
 
-def test_a_window_that_covers_the_scene_is_the_whole_image(trained: Trained, tmp_path: Path
-                                                           ) -> None:
+def test_a_window_that_covers_the_scene_is_the_whole_image(
+    trained: Trained, tmp_path: Path
+) -> None:
     model, own, data = trained
     scene, image = scene_of(data, tmp_path, 1)
-    assert run(model, scene, '--out', tmp_path / 'out', '--confidence', '--polygons', '--simplify',
-               '0') == 0
+    assert (
+        run(
+            model, scene, '--out', tmp_path / 'out', '--confidence', '--polygons', '--simplify', '0'
+        )
+        == 0
+    )
     check(tmp_path / 'out', scores_of(own, image))
     info, _, _, columns = pyogrio.raw.read(tmp_path / 'out' / 'scene.gpkg', layer='map')
     fields = dict(zip(info['fields'], columns))
@@ -103,6 +122,7 @@ def test_a_window_that_covers_the_scene_is_the_whole_image(trained: Trained, tmp
 
 def own_names() -> Any:
     from mmseg.datasets import LoveDADataset
+
     return LoveDADataset.METAINFO['classes']
 
 
@@ -114,8 +134,10 @@ def test_windows_are_blended_as_scores(trained: Trained, tmp_path: Path) -> None
     weights = torch.from_numpy(np.outer(blend_weights(SIDE, 32), blend_weights(SIDE, 32)))
     total, divisor = torch.zeros(7, SIDE, 2 * SIDE), torch.zeros(SIDE, 2 * SIDE)
     for start in (0, 32, 64):
-        total[:, :, start:start + SIDE] += scores_of(own, image[:, :, start:start + SIDE]) * weights
-        divisor[:, start:start + SIDE] += weights
+        total[:, :, start : start + SIDE] += (
+            scores_of(own, image[:, :, start : start + SIDE]) * weights
+        )
+        divisor[:, start : start + SIDE] += weights
     check(tmp_path / 'out', total / divisor)
 
 
@@ -126,18 +148,28 @@ def test_masks_and_suggested_windows_take_scores(trained: Trained, tmp_path: Pat
     scores = scores_of(own, image).clamp(min=0)
     wanted = np.rint(100 * scores.max(0).values.clamp(max=1).numpy())
     limit = int(wanted.min() + wanted.max()) // 2
-    run(model, scene, '--pseudo-labels', tmp_path / 'more', '--min-share', 0, '--min-confidence',
-        limit / 100)
+    run(
+        model,
+        scene,
+        '--pseudo-labels',
+        tmp_path / 'more',
+        '--min-share',
+        0,
+        '--min-confidence',
+        limit / 100,
+    )
     mask = cv2.imread(str(tmp_path / 'more/masks/scene.png'), cv2.IMREAD_UNCHANGED)
     clear = np.abs(wanted - limit) > 1
     np.testing.assert_array_equal((mask != 255)[clear], (wanted >= limit)[clear])
     assert 0 < (mask != 255).sum() < mask.size
-    np.testing.assert_array_equal(mask[mask != 255],
-                                  read(tmp_path / 'more/maps/scene.tif')[mask != 255])
-    suggest_labels.main([*map(str, model), str(scene), '--out', str(tmp_path / 'next.csv'),
-                         '--accelerator', 'cpu'])
+    np.testing.assert_array_equal(
+        mask[mask != 255], read(tmp_path / 'more/maps/scene.tif')[mask != 255]
+    )
+    suggest_labels.main(
+        [*map(str, model), str(scene), '--out', str(tmp_path / 'next.csv'), '--accelerator', 'cpu']
+    )
     with open(str(tmp_path / 'next.csv')) as file:
-        line, = csv.DictReader(file)
+        (line,) = csv.DictReader(file)
     top = (scores / scores.sum(0)).topk(2, 0).values
     assert abs(float(line['margin']) - float((1 - (top[0] - top[1])).mean())) < 1e-3
 
@@ -149,6 +181,6 @@ def test_mixed_precision_gives_nearly_the_same_map(trained: Trained, tmp_path: P
     assert run(model, scene, '--out', tmp_path / 'out', '--confidence', '--amp') == 0
     exact = scores_of(own, image)
     classes = torch.from_numpy(read(tmp_path / 'out' / 'scene.tif').astype(np.int64))
-    assert float((exact.max(0).values - exact.gather(0, classes[None])[0]).max()) < .15
+    assert float((exact.max(0).values - exact.gather(0, classes[None])[0]).max()) < 0.15
     confidence = read(tmp_path / 'out' / 'scene_confidence.tif').astype(float)
     assert np.abs(confidence - 100 * exact.max(0).values.clamp(max=1).numpy()).max() < 5

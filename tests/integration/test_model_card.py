@@ -1,4 +1,5 @@
 """tools/export.py --card: a folder with all that somebody else needs of a model."""
+
 from __future__ import annotations
 
 import os
@@ -29,14 +30,21 @@ from mapsage.extras.export.model_card import draw, license_of  # noqa: E402
 from mapsage.maps.description import Bands, ExportedDescription  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
 
-VALIDATION = '''
+VALIDATION = """
 val_dataloader.update(batch_size=1, num_workers=0,
                       sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU'])
 default_hooks = dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, save_best='mIoU'))
-'''
-FILES = ['README.md', 'config.py', 'model.onnx', 'model.onnx.json', 'model.safetensors',
-         'model.stac.json', 'preview.png']
+"""
+FILES = [
+    'README.md',
+    'config.py',
+    'model.onnx',
+    'model.onnx.json',
+    'model.safetensors',
+    'model.stac.json',
+    'preview.png',
+]
 
 
 @pytest.fixture(scope='module')
@@ -64,8 +72,9 @@ def card(model, tmp_path_factory) -> Path:
 
 
 def export(model: Tuple[Path, Path], folder: Path, *arguments: Any) -> int:
-    return command.main([*map(str, model), '--card', str(folder), '--accelerator', 'cpu',
-                         *map(str, arguments)])
+    return command.main(
+        [*map(str, model), '--card', str(folder), '--accelerator', 'cpu', *map(str, arguments)]
+    )
 
 
 def front_matter(readme: str) -> Dict[str, Any]:
@@ -90,9 +99,9 @@ def test_the_readme_has_the_scores_of_the_whole_validation_set(model, card) -> N
     readme = (card / 'README.md').read_text(encoding='utf-8')
     ious = expected_ious(model[0])
     assert ious.mean() < 99
-    result, = front_matter(readme)['model-index'][0]['results']
+    (result,) = front_matter(readme)['model-index'][0]['results']
     scores = {each['name']: each['value'] for each in result['metrics']}
-    assert scores['mIoU'] == pytest.approx(ious.mean(), abs=.006)
+    assert scores['mIoU'] == pytest.approx(ious.mean(), abs=0.006)
     assert result['dataset']['type'] == 'BaseSegDataset'
     assert f'| mIoU | {scores["mIoU"]:.2f} |' in readme and '3 images of the validation' in readme
     for name, iou in zip(NAMES, ious):
@@ -121,8 +130,10 @@ def test_the_weights_and_the_config_give_equal_logits(model, card) -> None:
 
 def test_the_commands_of_the_readme_make_the_same_map(card, tmp_path) -> None:
     scene = write_scene(tmp_path / 'town.tif', paint(150, 170))
-    assert predict((card / 'config.py', card / 'model.safetensors'), scene, '--out',
-                   tmp_path / 'maps') == 0
+    assert (
+        predict((card / 'config.py', card / 'model.safetensors'), scene, '--out', tmp_path / 'maps')
+        == 0
+    )
     assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
     damaged = tmp_path / 'cut.safetensors'
     damaged.write_bytes((card / 'model.safetensors').read_bytes()[:-8])
@@ -139,8 +150,9 @@ def test_a_folder_that_exists_keeps_its_files(model, tmp_path) -> None:
         export(model, folder)
     assert (folder / 'README.md').read_text() == 'mine, too'
     # No evaluator, and so no scores.
-    assert export(model, folder, '--overwrite', '--tiles', 2, '--cfg-options',
-                  'val_evaluator=') == 0
+    assert (
+        export(model, folder, '--overwrite', '--tiles', 2, '--cfg-options', 'val_evaluator=') == 0
+    )
     readme = (folder / 'README.md').read_text()
     assert 'the config has no `val_evaluator`' in readme
     assert 'model-index' not in front_matter(readme)
@@ -169,15 +181,26 @@ def test_the_license_of_dinov3_travels_with_its_weights(tmp_path) -> None:
     (weights / 'LICENSE.md').write_text('# DINOv3 License')
     with_text = license_of(cfg, model, str(tmp_path), {})
     assert (without.dinov3, without.text) == (True, None)
-    assert (with_text.text, with_text.weights) == (b'# DINOv3 License', ('vit.pth', ))
+    assert (with_text.text, with_text.weights) == (b'# DINOv3 License', ('vit.pth',))
     (tmp_path / 'LICENSE.md').write_text('# DINOv3 License, added by hand')
     assert license_of(cfg, model, str(tmp_path), {}).text.endswith(b'by hand')
     about = ExportedDescription(
-        classes=('a|b', 'c'), palette=((0, 0, 0), (1, 1, 1)), bands=Bands(3, True), window=64,
-        overlap=16, batch=None, scores=2, threshold=.5, checkpoint='', target='qgis', version='1')
+        classes=('a|b', 'c'),
+        palette=((0, 0, 0), (1, 1, 1)),
+        bands=Bands(3, True),
+        window=64,
+        overlap=16,
+        batch=None,
+        scores=2,
+        threshold=0.5,
+        checkpoint='',
+        target='qgis',
+        version='1',
+    )
     for license_, link in ((with_text, 'LICENSE.md'), (without, 'https://ai.meta.com/')):
-        readme = Card('a: "card"', 'DINOv3ViT + LinearHead', 1000, about, None, [], None,
-                      license_).to_text()
+        readme = Card(
+            'a: "card"', 'DINOv3ViT + LinearHead', 1000, about, None, [], None, license_
+        ).to_text()
         found = front_matter(readme)
         assert (found['license'], found['license_name']) == ('other', 'dinov3-license')
         assert found['license_link'].startswith(link)
@@ -186,13 +209,17 @@ def test_the_license_of_dinov3_travels_with_its_weights(tmp_path) -> None:
 
 
 def test_the_preview_leaves_out_what_an_image_was_mirrored_by() -> None:
-    about = SimpleNamespace(classes=('a', 'b'), palette=((0, 0, 0), (255, 0, 0)), threshold=.5)
+    about = SimpleNamespace(classes=('a', 'b'), palette=((0, 0, 0), (255, 0, 0)), threshold=0.5)
     labels = np.zeros((64, 64), np.int64)
     heights = []
     for rows in (64, 20):
         labels[rows:] = 255
         tile = SimpleNamespace(image=np.zeros((3, 64, 64), np.uint8), labels=labels)
-        png = draw(Config(dict(model=dict())), about,
-                   lambda images: np.zeros((1, 2, 64, 64), np.float32), [tile])
+        png = draw(
+            Config(dict(model=dict())),
+            about,
+            lambda images: np.zeros((1, 2, 64, 64), np.float32),
+            [tile],
+        )
         heights.append(cv2.imdecode(np.frombuffer(png, np.uint8), 1).shape[0])
     assert heights[0] - heights[1] == 450 - round(450 * 20 / 64)

@@ -1,4 +1,5 @@
 """Model parallelism as a user meets it: the config's one line, on simulated devices."""
+
 from __future__ import annotations
 
 import json
@@ -17,28 +18,39 @@ from support import (
     write_tiny_data,
 )
 
-pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
-                                reason=f'sim: {no_simulated_cards()}')
+pytestmark = pytest.mark.skipif(
+    no_simulated_cards() is not None, reason=f'sim: {no_simulated_cards()}'
+)
 
-SETTINGS = '''
+SETTINGS = """
 env_cfg.update(accelerator='sim', use_model_parallel={wanted})
 optim_wrapper.update(clip_grad=dict(max_norm=1.0))
-'''
+"""
 # Weights, gradients and momentum take 36 MiB; the activations of 32x32 pixels little beside that.
-FAT = '''
+FAT = """
 model['backbone'].update(base_channels=128)
 model['decode_head'].update(in_channels=128)
 model['data_preprocessor'].update(size=(32, 32))
 train_dataloader['batch_size'] = 1
-'''
+"""
 
 
-def train(config: Path, work_dir: Path, *options: Any, devices: int = 4,
-          memory: str = '2G', **environ: str) -> Finished:
-    return launch(config, '--work-dir', work_dir, *options,
-                  command=[sys.executable, 'tools/train.py'],
-                  environ=dict(MAPSAGE_SIM_DEVICES=str(devices), MAPSAGE_SIM_MEMORY=memory,
-                               **environ))
+def train(
+    config: Path,
+    work_dir: Path,
+    *options: Any,
+    devices: int = 4,
+    memory: str = '2G',
+    **environ: str,
+) -> Finished:
+    return launch(
+        config,
+        '--work-dir',
+        work_dir,
+        *options,
+        command=[sys.executable, 'tools/train.py'],
+        environ=dict(MAPSAGE_SIM_DEVICES=str(devices), MAPSAGE_SIM_MEMORY=memory, **environ),
+    )
 
 
 def losses(work_dir: Path) -> List[float]:
@@ -52,8 +64,10 @@ def last_line(finished: Finished) -> str:
 
 
 def test_trains_validates_saves_and_resumes(tiny_data: Path, tmp_path: Path) -> None:
-    one, four = (write_tiny_config(tmp_path / f'{wanted}.py', tiny_data,
-                                   SETTINGS.format(wanted=wanted)) for wanted in (False, True))
+    one, four = (
+        write_tiny_config(tmp_path / f'{wanted}.py', tiny_data, SETTINGS.format(wanted=wanted))
+        for wanted in (False, True)
+    )
     whole = train(one, tmp_path / 'one')
     check_finished(whole)
     check_finished(train(four, tmp_path / 'four', '--cfg-options', 'train_cfg.max_iters=5'))
@@ -70,22 +84,29 @@ def test_trains_validates_saves_and_resumes(tiny_data: Path, tmp_path: Path) -> 
     assert losses(tmp_path / 'four') == pytest.approx(losses(tmp_path / 'one'), rel=1e-4)
 
     # Its checkpoints are those of the model: they load into one that is not split, and back.
-    saved, reference = (torch.load(tmp_path / name / 'iter_10.pth', weights_only=False)
-                        for name in ('four', 'one'))
+    saved, reference = (
+        torch.load(tmp_path / name / 'iter_10.pth', weights_only=False) for name in ('four', 'one')
+    )
     assert list(saved['state_dict']) == list(reference['state_dict'])
     for name, tensor in saved['state_dict'].items():
         assert tensor.device.type == 'cpu'
         torch.testing.assert_close(tensor, reference['state_dict'][name], rtol=1e-3, atol=1e-4)
-    tested = launch(one, tmp_path / 'four' / 'iter_10.pth', '--work-dir', tmp_path / 'test',
-                    command=[sys.executable, 'tools/test.py'])
+    tested = launch(
+        one,
+        tmp_path / 'four' / 'iter_10.pth',
+        '--work-dir',
+        tmp_path / 'test',
+        command=[sys.executable, 'tools/test.py'],
+    )
     check_finished(tested)
 
 
 def test_a_model_that_does_not_fit_one_device_trains_on_four(tmp_path: Path) -> None:
     data = write_tiny_data(tmp_path / 'data', train=2, val=1, size=32)
-    one, four = (write_tiny_config(tmp_path / f'{wanted}.py', data,
-                                   SETTINGS.format(wanted=wanted) + FAT)
-                 for wanted in (False, True))
+    one, four = (
+        write_tiny_config(tmp_path / f'{wanted}.py', data, SETTINGS.format(wanted=wanted) + FAT)
+        for wanted in (False, True)
+    )
     short = ('--cfg-options', 'train_cfg.max_iters=2')
     failed = train(one, tmp_path / 'one', *short, memory='32M')
     assert failed.status != 0
@@ -96,8 +117,12 @@ def test_a_model_that_does_not_fit_one_device_trains_on_four(tmp_path: Path) -> 
 
 def test_a_map_that_does_not_fit(tiny_config: Path, tmp_path: Path) -> None:
     wrapper = 'model_wrapper_cfg'
-    options = ['env_cfg.accelerator=sim', f'{wrapper}.type=MMModelParallel',
-               f'{wrapper}.device_map.backbone=0', f'{wrapper}.device_map.decode_hed=1']
+    options = [
+        'env_cfg.accelerator=sim',
+        f'{wrapper}.type=MMModelParallel',
+        f'{wrapper}.device_map.backbone=0',
+        f'{wrapper}.device_map.decode_hed=1',
+    ]
     finished = train(tiny_config, tmp_path, '--cfg-options', *options, devices=2)
     assert finished.status == 1
     said = last_line(finished)
@@ -113,9 +138,12 @@ def test_dropout_on_the_last_card_is_repeated_by_a_resume(tiny_data: Path, tmp_p
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, DROPOUT.format(wanted=True))
     own = dict(MAPSAGE_SIM_RANDOM='device')  # each card draws from a generator of its own
     check_finished(train(config, tmp_path / 'whole', **own))
-    check_finished(train(config, tmp_path / 'resumed', '--cfg-options', 'train_cfg.max_iters=5',
-                         **own))
+    check_finished(
+        train(config, tmp_path / 'resumed', '--cfg-options', 'train_cfg.max_iters=5', **own)
+    )
     check_finished(train(config, tmp_path / 'resumed', '--resume', **own))
-    whole, resumed = (torch.load(tmp_path / name / 'iter_10.pth', weights_only=False)['state_dict']
-                      for name in ('whole', 'resumed'))
+    whole, resumed = (
+        torch.load(tmp_path / name / 'iter_10.pth', weights_only=False)['state_dict']
+        for name in ('whole', 'resumed')
+    )
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)

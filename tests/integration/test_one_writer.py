@@ -1,4 +1,5 @@
 """Two trainings in one work dir, two predictions of one map: the second names the first."""
+
 from __future__ import annotations
 
 import os
@@ -28,14 +29,23 @@ def claims(folder: Path) -> int:
 
 @pytest.mark.parametrize('ranks', [1, 3])
 def test_a_second_training_in_the_work_dir(ranks: int, tiny_config: Path, tmp_path: Path) -> None:
-    first = Launch(tiny_config, '--work-dir', tmp_path / 'work', '--cfg-options',
-                   'train_cfg.max_iters=100000', 'train_cfg.val_interval=100000', cold=True)
+    first = Launch(
+        tiny_config,
+        '--work-dir',
+        tmp_path / 'work',
+        '--cfg-options',
+        'train_cfg.max_iters=100000',
+        'train_cfg.val_interval=100000',
+        cold=True,
+    )
     first.wait_for(tmp_path / 'work' / 'iter_5.pth')
     second = launch(tiny_config, '--work-dir', tmp_path / 'work', ranks=ranks)
     assert second.status != 0 and second.left_running == []
-    holder = re.search(r'work is in use: process (\d+) on \S+, since .*, writes the training\. '
-                       r'Wait for its end, stop it, or choose another --work-dir\.',
-                       second.final_error)
+    holder = re.search(
+        r'work is in use: process (\d+) on \S+, since .*, writes the training\. '
+        r'Wait for its end, stop it, or choose another --work-dir\.',
+        second.final_error,
+    )
     assert holder is not None and int(holder.group(1)) in first.running(), second.output[-4000:]
     # the first goes on, and its claim stays
     assert first.process.poll() is None and claims(tmp_path / 'work') == 1
@@ -44,8 +54,17 @@ def test_a_second_training_in_the_work_dir(ranks: int, tiny_config: Path, tmp_pa
     first.finish()
     # what was killed stops nobody, and the run goes on
     done = int((tmp_path / 'work' / 'last_checkpoint').read_text().rpartition('_')[2][:-4])
-    check_finished(launch(tiny_config, '--work-dir', tmp_path / 'work', '--resume', '--cfg-options',
-                          f'train_cfg.max_iters={done + 5}', ranks=2))
+    check_finished(
+        launch(
+            tiny_config,
+            '--work-dir',
+            tmp_path / 'work',
+            '--resume',
+            '--cfg-options',
+            f'train_cfg.max_iters={done + 5}',
+            ranks=2,
+        )
+    )
     assert (tmp_path / 'work' / f'iter_{done + 5}.pth').exists()
     assert claims(tmp_path / 'work') == 0
 
@@ -56,16 +75,21 @@ def test_another_training_may_write_elsewhere(tiny_config: Path, tmp_path: Path)
         check_finished(launch(tiny_config, '--work-dir', tmp_path / 'two'))
 
 
-def test_a_second_prediction_of_a_map(model: Tuple[Path, Path], tmp_path: Path,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_claims, '_PATIENCE', .3)
+def test_a_second_prediction_of_a_map(
+    model: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_claims, '_PATIENCE', 0.3)
     scenes = [write_scene(tmp_path / f'{name}.tif', paint(80, 90), **UTM) for name in 'ab']
     out = tmp_path / 'out'
     out.mkdir()
     with claimed(out, ['a.tif'], ''):
-        with pytest.raises(PredictError, match=(
+        with pytest.raises(
+            PredictError,
+            match=(
                 rf'out is in use: process {os.getpid()} on .*, since .*, writes a\.tif\. Wait for '
-                r'its end, stop it, or choose another --out\.')):
+                r'its end, stop it, or choose another --out\.'
+            ),
+        ):
             run(model, *scenes, '--out', out)
         assert list(out.glob('*.tif')) == []
         assert run(model, scenes[1], '--out', out) == 0  # jobs that share a folder

@@ -1,4 +1,5 @@
 """tools/predict.py from a scene to a map that a GIS opens: right to the pixel, however it ran."""
+
 from __future__ import annotations
 
 import json
@@ -59,8 +60,13 @@ def run(model: Tuple[Path, Path], *arguments: Any, accelerator: str = 'cpu') -> 
 def start(model: Tuple[Path, Path], *arguments: Any, ranks: int = 0, **environ: str) -> Launch:
     """Start the command, or with ranks its launcher, in processes of their own."""
     program = ['bash', 'scripts/predict.sh'] if ranks else [sys.executable, 'tools/predict.py']
-    return Launch(*model, *arguments, ranks=ranks or 1, command=program,
-                  environ={**CODE, 'ACCELERATOR': 'cpu', **environ})
+    return Launch(
+        *model,
+        *arguments,
+        ranks=ranks or 1,
+        command=program,
+        environ={**CODE, 'ACCELERATOR': 'cpu', **environ},
+    )
 
 
 def read(path: Path) -> np.ndarray:
@@ -126,14 +132,18 @@ def test_its_polygons_have_the_areas_of_their_pixels(utm: Any) -> None:
 
 
 def test_the_options_of_polygons_apply_to_a_map_that_is_finished(
-        model: Tuple[Path, Path], tmp_path: Path) -> None:
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     classes = paint(60, 80)
     classes[2, 3] = 2  # a single pixel
     scene = write_scene(tmp_path / 'a.tif', classes, **UTM)
     options = [scene, '--out', tmp_path, '--window', 32, '--polygons']
     for more, smallest, left_out in (
-            ([], 1, set()), (['--min-area', '2'], 2, set()), ([], 1, set()),
-            (['--skip-class', *NAMES[:2], '--simplify', '0'], 1, set(NAMES[:2]))):
+        ([], 1, set()),
+        (['--min-area', '2'], 2, set()),
+        ([], 1, set()),
+        (['--skip-class', *NAMES[:2], '--simplify', '0'], 1, set(NAMES[:2])),
+    ):
         assert run(model, *options[:2], tmp_path / 'out', *options[3:], *more) == 0
         columns = read_polygons(tmp_path / 'out' / 'a.gpkg')[1]
         assert columns['area_px'].min() >= smallest
@@ -151,14 +161,20 @@ def test_it_leaves_a_picture_and_says_where_everything_is(utm: Any) -> None:
     assert (picture == (255, 0, 0)).all(-1).sum() > 10000
     assert (picture == COLORS[2][::-1]).all(-1).sum() > 10000
     share = 100 * (classes == 2).mean()
-    for words in (f'blue {share:.1f} %', 'field.tif, field_confidence.tif, field.gpkg, preview.png',
-                  's on 1 rank(s): ', '310x200 pixels', '4 polygons'):
+    for words in (
+        f'blue {share:.1f} %',
+        'field.tif, field_confidence.tif, field.gpkg, preview.png',
+        's on 1 rank(s): ',
+        '310x200 pixels',
+        '4 polygons',
+    ):
         assert words in finished.output
     assert hidden(folder) == [] and 'no georeference' not in finished.output
 
 
 def test_a_folder_of_images_in_pixels_degrees_and_with_holes(
-        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     """All inputs of one command: PNG, a scene in degrees, one smaller than a window, no data."""
     inputs, out = tmp_path / 'inputs', tmp_path / 'out'
     inputs.mkdir()
@@ -188,13 +204,15 @@ def test_a_folder_of_images_in_pixels_degrees_and_with_holes(
     # A degree at 48.0993 N on WGS 84: 111,198 m of latitude, 74,498 m of longitude.
     assert areas['green'] == pytest.approx((classes == 1).sum() * 1.11198 * 0.74498, rel=1e-3)
     assert sorted(path.name for path in out.glob('*_preview.png')) == [
-        f'{name}_preview.png' for name in ('degrees', 'empty', 'holes', 'picture', 'small')]
+        f'{name}_preview.png' for name in ('degrees', 'empty', 'holes', 'picture', 'small')
+    ]
 
 
 def test_one_window_is_what_mmseg_predicts_bit_for_bit(tmp_path: Path) -> None:
     from mmengine.config import Config
     from mmengine.registry import DefaultScope
     from mmseg.apis import inference_model, init_model
+
     config = tmp_path / 'tiny.py'
     config.write_text(TINY_CONFIG.replace('{data_root!r}', "''"))
     cfg = Config.fromfile(str(config))
@@ -206,27 +224,41 @@ def test_one_window_is_what_mmseg_predicts_bit_for_bit(tmp_path: Path) -> None:
     noise = np.random.RandomState(0).randint(0, 255, (9, 9, 3)).astype(np.uint8)
     picture = cv2.resize(noise, (96, 96), interpolation=cv2.INTER_CUBIC)
     cv2.imwrite(str(tmp_path / 'picture.png'), picture)
-    with rasterio.open(tmp_path / 'scene.tif', 'w', driver='GTiff', height=96, width=96, count=3,
-                       dtype='uint8', **UTM) as file:
+    with rasterio.open(
+        tmp_path / 'scene.tif',
+        'w',
+        driver='GTiff',
+        height=96,
+        width=96,
+        count=3,
+        dtype='uint8',
+        **UTM,
+    ) as file:
         file.write(picture[:, :, ::-1].transpose(2, 0, 1))
     cv2.imwrite(str(tmp_path / 'photo.jpg'), picture)
     cv2.imwrite(str(tmp_path / 'gray.png'), picture[:, :, 0])
     # GDAL decodes a JPEG to other colors than OpenCV, and gives a gray picture one band.
-    for name, of in (('picture.png', 'picture.png'), ('scene.tif', 'picture.png'),
-                     ('photo.jpg', 'photo.jpg'), ('gray.png', 'gray.png')):
+    for name, of in (
+        ('picture.png', 'picture.png'),
+        ('scene.tif', 'picture.png'),
+        ('photo.jpg', 'photo.jpg'),
+        ('gray.png', 'gray.png'),
+    ):
         with DefaultScope.overwrite_default_scope('mmseg'):
             predicted = inference_model(net, str(tmp_path / of))
         expected = predicted.pred_sem_seg.data[0].numpy()
         assert len(np.unique(expected)) > 2
         out = tmp_path / name.split('.')[0]
-        assert run((config, tmp_path / 'tiny.pth'), tmp_path / name, '--out', out,
-                   '--window', 96) == 0
+        assert (
+            run((config, tmp_path / 'tiny.pth'), tmp_path / name, '--out', out, '--window', 96) == 0
+        )
         np.testing.assert_array_equal(read(out / f'{out.name}.tif'), expected)
 
 
 @pytest.mark.parametrize('name', ['sim', 'xla'])
-def test_other_accelerators_give_the_same_map(model: Tuple[Path, Path], tmp_path: Path,
-                                              name: str) -> None:
+def test_other_accelerators_give_the_same_map(
+    model: Tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
     kind = next(kind for kind in ACCELERATORS if kind.name == name)
     reason = no_simulated_cards() if name == 'sim' else kind.why_unavailable()
     if reason is not None:
@@ -239,7 +271,8 @@ def test_other_accelerators_give_the_same_map(model: Tuple[Path, Path], tmp_path
 
 
 def test_killed_and_started_again_it_gives_the_same_bytes(
-        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     scene = write_scene(tmp_path / 'field.tif', paint(500, 90), **UTM)
     assert run(model, scene, '--out', tmp_path / 'whole', '--confidence') == 0
     options = (scene, '--out', tmp_path / 'again', '--confidence')
@@ -276,11 +309,19 @@ def test_killed_and_started_again_it_gives_the_same_bytes(
     assert not (tmp_path / 'again' / 'field.gpkg').exists()  # of the map before
 
 
-def test_ranks_share_a_scene_and_give_the_same_bytes(model: Tuple[Path, Path], utm: Any,
-                                                     tmp_path: Path) -> None:
+def test_ranks_share_a_scene_and_give_the_same_bytes(
+    model: Tuple[Path, Path], utm: Any, tmp_path: Path
+) -> None:
     ranks = 3 if ON_MAIN_LEG else 2
-    finished = start(model, utm[1].parent / 'field.tif', '--out', tmp_path, '--confidence',
-                     '--polygons', ranks=ranks).finish()
+    finished = start(
+        model,
+        utm[1].parent / 'field.tif',
+        '--out',
+        tmp_path,
+        '--confidence',
+        '--polygons',
+        ranks=ranks,
+    ).finish()
     check_finished(finished)
     for name in ('field.tif', 'field_confidence.tif', 'field.json'):
         assert (tmp_path / name).read_bytes() == (utm[1] / name).read_bytes(), name
@@ -292,10 +333,24 @@ def test_a_rank_that_dies_is_named_by_the_others(model: Tuple[Path, Path], tmp_p
     scene = write_scene(tmp_path / 'field.tif', paint(900, 90), **UTM)
     port, processes = str(free_port()), []
     for rank in range(2):
-        processes.append(start(
-            model, scene, '--out', tmp_path / 'out', '--launcher', 'pytorch', '--accelerator',
-            'cpu', RANK=str(rank), WORLD_SIZE='2', LOCAL_RANK=str(rank), MASTER_PORT=port,
-            MASTER_ADDR='127.0.0.1', COLOR_SECONDS='0.3' if rank else '0'))
+        processes.append(
+            start(
+                model,
+                scene,
+                '--out',
+                tmp_path / 'out',
+                '--launcher',
+                'pytorch',
+                '--accelerator',
+                'cpu',
+                RANK=str(rank),
+                WORLD_SIZE='2',
+                LOCAL_RANK=str(rank),
+                MASTER_PORT=port,
+                MASTER_ADDR='127.0.0.1',
+                COLOR_SECONDS='0.3' if rank else '0',
+            )
+        )
     try:
         (tmp_path / 'out').mkdir(exist_ok=True)
         while not list((tmp_path / 'out').glob('.field.*/strip*')):
@@ -313,12 +368,16 @@ def test_a_rank_that_dies_is_named_by_the_others(model: Tuple[Path, Path], tmp_p
 
 
 def test_a_damaged_block_is_named_and_only_its_pixels_are_lost(
-        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     classes = paint(320, 320)
     scene = write_scene(tmp_path / 'field.tif', classes, **UTM, **TILED)
     with rasterio.open(scene) as file:
-        offset = int(file.tags(1, ns='TIFF')['BLOCK_OFFSET_2_2']) if 'BLOCK_OFFSET_2_2' in \
-            file.tags(1, ns='TIFF') else int(file.get_tag_item('BLOCK_OFFSET_2_2', 'TIFF', bidx=1))
+        offset = (
+            int(file.tags(1, ns='TIFF')['BLOCK_OFFSET_2_2'])
+            if 'BLOCK_OFFSET_2_2' in file.tags(1, ns='TIFF')
+            else int(file.get_tag_item('BLOCK_OFFSET_2_2', 'TIFF', bidx=1))
+        )
     with open(scene, 'r+b') as file:
         file.seek(offset)
         file.write(b'\xff' * 40)
@@ -336,13 +395,14 @@ def test_a_damaged_block_is_named_and_only_its_pixels_are_lost(
 
 
 def test_a_picture_that_cannot_be_decoded_does_not_stop_the_others(
-        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     classes = paint(80, 100)
     (tmp_path / 'in').mkdir()
     for name in ('cut', 'whole'):
         cv2.imwrite(str(tmp_path / 'in' / f'{name}.png'), COLORS[classes][:, :, ::-1])
     data = (tmp_path / 'in' / 'cut.png').read_bytes()
-    (tmp_path / 'in' / 'cut.png').write_bytes(data[:len(data) // 2])
+    (tmp_path / 'in' / 'cut.png').write_bytes(data[: len(data) // 2])
     assert run(model, tmp_path / 'in', '--out', tmp_path / 'out') == PARTIAL
     assert 'OpenCV cannot decode it' in capsys.readouterr().out
     assert (read(tmp_path / 'out' / 'cut.tif') == 255).all()
@@ -350,7 +410,8 @@ def test_a_picture_that_cannot_be_decoded_does_not_stop_the_others(
 
 
 def test_broken_files_of_a_folder_are_named_at_the_start(
-        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     """Two of five: all are named before the first map, and --skip-broken maps the others."""
     classes = paint(80, 100)
     (tmp_path / 'in').mkdir()
@@ -359,8 +420,11 @@ def test_broken_files_of_a_folder_are_named_at_the_start(
     (tmp_path / 'in/b.tif').write_bytes(b'II*\0 of a download that ended')
     (tmp_path / 'in/d.tif').write_bytes(b'')
     out = tmp_path / 'out'
-    with pytest.raises(PredictError, match=r'2 of 5 input\(s\) cannot be mapped: .*in/b\.tif.*'
-                                           r'in/d\.tif.*--skip-broken maps the others'):
+    with pytest.raises(
+        PredictError,
+        match=r'2 of 5 input\(s\) cannot be mapped: .*in/b\.tif.*'
+        r'in/d\.tif.*--skip-broken maps the others',
+    ):
         run(model, tmp_path / 'in', '--out', out)
     assert list(out.glob('*.tif')) == []
     for _ in range(2):  # the second time all of them are there
@@ -373,8 +437,9 @@ def test_broken_files_of_a_folder_are_named_at_the_start(
         run(model, tmp_path / 'in/b.tif', '--out', out, '--skip-broken')
 
 
-def test_a_full_disk_leaves_nothing_under_a_final_name(model: Tuple[Path, Path], tmp_path: Path,
-                                                       capsys: Any) -> None:
+def test_a_full_disk_leaves_nothing_under_a_final_name(
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     random = np.random.RandomState(0).randint(0, 4, (400, 400)).astype(np.uint8)
     scene = write_scene(tmp_path / 'field.tif', random, **UTM)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -385,8 +450,9 @@ def test_a_full_disk_leaves_nothing_under_a_final_name(model: Tuple[Path, Path],
                 run(model, scene, '--out', tmp_path / 'out')
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert [path.name for path in (tmp_path / 'out').iterdir()
-                if not path.name.startswith('.')] == []
+        assert [
+            path.name for path in (tmp_path / 'out').iterdir() if not path.name.startswith('.')
+        ] == []
     capsys.readouterr()
     assert run(model, scene, '--out', tmp_path / 'out') == 0
     assert 'continues, 8 of 8' in capsys.readouterr().out
@@ -396,8 +462,17 @@ def test_a_full_disk_leaves_nothing_under_a_final_name(model: Tuple[Path, Path],
 
 def test_the_order_of_bands_is_the_one_named(model: Tuple[Path, Path], tmp_path: Path) -> None:
     classes = paint(80, 80)
-    with rasterio.open(tmp_path / 'four.tif', 'w', driver='GTiff', height=80, width=80, count=4,
-                       dtype='uint8', photometric='minisblack', **UTM) as file:
+    with rasterio.open(
+        tmp_path / 'four.tif',
+        'w',
+        driver='GTiff',
+        height=80,
+        width=80,
+        count=4,
+        dtype='uint8',
+        photometric='minisblack',
+        **UTM,
+    ) as file:
         colors = COLORS[classes].transpose(2, 0, 1)
         file.write(np.concatenate([np.full_like(colors[:1], 7), colors[::-1]]))
         file.colorinterp = [rasterio.enums.ColorInterp.gray] * 4
@@ -410,24 +485,34 @@ def test_the_order_of_bands_is_the_one_named(model: Tuple[Path, Path], tmp_path:
 
 
 def test_what_cannot_be_predicted_is_said_before_anything_is_written(
-        model: Tuple[Path, Path], tmp_path: Path) -> None:
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     config, checkpoint = model
     scene = write_scene(tmp_path / 'field.tif', paint(80, 80), **UTM)
     (tmp_path / 'notes.txt').write_text('not an image')
     (tmp_path / 'none').mkdir()
     (tmp_path / 'twice').mkdir()
     cv2.imwrite(str(tmp_path / 'twice' / 'field.png'), np.zeros((80, 80, 3), np.uint8))
-    with rasterio.open(tmp_path / 'deep.tif', 'w', driver='GTiff', height=80, width=80, count=3,
-                       dtype='uint16', **UTM) as file:
+    with rasterio.open(
+        tmp_path / 'deep.tif',
+        'w',
+        driver='GTiff',
+        height=80,
+        width=80,
+        count=3,
+        dtype='uint16',
+        **UTM,
+    ) as file:
         file.write(np.ones((3, 80, 80), np.uint16))
     out = tmp_path / 'out'
     for words, arguments in (
-            ('no.tif does not exist', [tmp_path / 'no.tif']),
-            ('no raster that GDAL reads', [tmp_path / 'notes.txt']),
-            ('holds no image', [tmp_path / 'none']),
-            ('would both become field.tif', [scene, tmp_path / 'twice']),
-            ('holds uint16', [tmp_path / 'deep.tif']),
-            ('--window 64 and --overlap 64', [scene, '--overlap', 64])):
+        ('no.tif does not exist', [tmp_path / 'no.tif']),
+        ('no raster that GDAL reads', [tmp_path / 'notes.txt']),
+        ('holds no image', [tmp_path / 'none']),
+        ('would both become field.tif', [scene, tmp_path / 'twice']),
+        ('holds uint16', [tmp_path / 'deep.tif']),
+        ('--window 64 and --overlap 64', [scene, '--overlap', 64]),
+    ):
         with pytest.raises(PredictError, match=words):
             run(model, *arguments, '--out', out)
     with pytest.raises(PredictError, match='would overwrite'):
@@ -435,12 +520,22 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_written(
     foreign = tmp_path / 'foreign.pth'
     torch.save(dict(state_dict={'backbone.stem': torch.zeros(1)}), foreign)
     other = tmp_path / 'other.pth'
-    torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(6, 3, 1, 1),
-                                'decode_head.conv_seg.bias': torch.zeros(6)}), other)
-    for words, path in (('2 missing: decode_head.conv_seg.weight', foreign),
-                        ('1 left over: backbone.stem', foreign),
-                        (r'is \(6, 3, 1, 1\), expected \(4, 3, 1, 1\)', other),
-                        ('does not exist', tmp_path / 'no.pth'), ('cannot be read', scene)):
+    torch.save(
+        dict(
+            state_dict={
+                'decode_head.conv_seg.weight': torch.zeros(6, 3, 1, 1),
+                'decode_head.conv_seg.bias': torch.zeros(6),
+            }
+        ),
+        other,
+    )
+    for words, path in (
+        ('2 missing: decode_head.conv_seg.weight', foreign),
+        ('1 left over: backbone.stem', foreign),
+        (r'is \(6, 3, 1, 1\), expected \(4, 3, 1, 1\)', other),
+        ('does not exist', tmp_path / 'no.pth'),
+        ('cannot be read', scene),
+    ):
         with pytest.raises(PredictError, match=words):
             run((config, path), scene, '--out', out)
     nameless = write_config(tmp_path, "del test_dataloader['dataset']['metainfo']\n")
@@ -452,14 +547,15 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_written(
     assert not out.exists() or list(out.iterdir()) == []
 
 
-def test_a_map_that_is_not_ours_is_not_overwritten(model: Tuple[Path, Path],
-                                                   tmp_path: Path) -> None:
+def test_a_map_that_is_not_ours_is_not_overwritten(
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     scene = write_scene(tmp_path / 'field.tif', paint(80, 80), **UTM)
     (tmp_path / 'out').mkdir()
-    (tmp_path / 'out' / 'field.tif').write_text('somebody else\'s')
+    (tmp_path / 'out' / 'field.tif').write_text("somebody else's")
     with pytest.raises(PredictError, match='exists.*--overwrite'):
         run(model, scene, '--out', tmp_path / 'out')
-    assert (tmp_path / 'out' / 'field.tif').read_text() == 'somebody else\'s'
+    assert (tmp_path / 'out' / 'field.tif').read_text() == "somebody else's"
 
 
 def with_pipeline(folder: Path, name: str, extra: str) -> Path:
@@ -475,36 +571,50 @@ model['data_preprocessor']['bgr_to_rgb'] = False
 """
 
 
-def test_bands_follow_the_loader_that_is_run(model: Tuple[Path, Path], tmp_path: Path,
-                                             capsys: Any) -> None:
+def test_bands_follow_the_loader_that_is_run(
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     """The dataset's pipeline counts, not a variable that a base file left; so does color_type.
 
     So does the window of the dataset, which is what the model was trained on.
     """
     classes = paint(90, 110)
     scene = write_scene(tmp_path / 'field.tif', classes, **UTM)
-    for name, extra in (('own', OWN_PIPELINE), (
-            'upright', "test_pipeline[0]['color_type'] = 'color_ignore_orientation'\n")):
+    for name, extra in (
+        ('own', OWN_PIPELINE),
+        ('upright', "test_pipeline[0]['color_type'] = 'color_ignore_orientation'\n"),
+    ):
         config = with_pipeline(tmp_path, name, extra)
         assert run((config, model[1]), scene, '--out', tmp_path / name / 'out') == 0
         np.testing.assert_array_equal(read(tmp_path / name / 'out' / 'field.tif'), classes)
         said = capsys.readouterr().out
-        assert ("64x64 pixels (window of the test_dataloader's dataset in the config)" in said
-                if name == 'own' else '64x64 pixels (crop_size in the config)' in said)
+        assert (
+            "64x64 pixels (window of the test_dataloader's dataset in the config)" in said
+            if name == 'own'
+            else '64x64 pixels (crop_size in the config)' in said
+        )
     config = with_pipeline(tmp_path, 'file', "test_pipeline[0]['color_type'] = 'unchanged'\n")
     with pytest.raises(PredictError, match='which band comes first depends on the file'):
         run((config, model[1]), scene, '--out', tmp_path / 'out')
     one = with_pipeline(tmp_path, 'one', "model['decode_head'].update(num_classes=1)\n")
     checkpoint = tmp_path / 'one.pth'
-    torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1, 3, 1, 1),
-                                'decode_head.conv_seg.bias': torch.zeros(1)}), str(checkpoint))
+    torch.save(
+        dict(
+            state_dict={
+                'decode_head.conv_seg.weight': torch.zeros(1, 3, 1, 1),
+                'decode_head.conv_seg.bias': torch.zeros(1),
+            }
+        ),
+        str(checkpoint),
+    )
     with pytest.raises(PredictError, match='num_classes=1, but a map also needs a class for'):
         run((one, checkpoint), scene, '--out', tmp_path / 'out')
 
 
 @pytest.mark.parametrize('orientation', [3, 6])
-def test_a_picture_turned_by_its_exif_is_refused(model: Tuple[Path, Path], tmp_path: Path,
-                                                 orientation: int) -> None:
+def test_a_picture_turned_by_its_exif_is_refused(
+    model: Tuple[Path, Path], tmp_path: Path, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(COLORS[paint(80, 80)]).save(str(tmp_path / 'a.png'), exif=exif)
@@ -512,22 +622,34 @@ def test_a_picture_turned_by_its_exif_is_refused(model: Tuple[Path, Path], tmp_p
         run(model, tmp_path / 'a.png', '--out', tmp_path / 'out')
 
 
-def test_the_model_sees_a_scene_in_the_size_it_was_trained_on(model: Tuple[Path, Path],
-                                                              tmp_path: Path, capsys: Any) -> None:
+def test_the_model_sees_a_scene_in_the_size_it_was_trained_on(
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     classes = paint(90, 130)
     scene = write_scene(tmp_path / 'a.tif', classes, **UTM)
-    doubled = write_config(tmp_path, "test_pipeline.insert(1, dict(type='Resize', scale_factor=2.0,"
-                                     " keep_ratio=True))")
+    doubled = write_config(
+        tmp_path, "test_pipeline.insert(1, dict(type='Resize', scale_factor=2.0, keep_ratio=True))"
+    )
     Image.fromarray(COLORS[classes]).save(str(tmp_path / 'b.png'))
-    fitted = with_pipeline(tmp_path, 'fitted', "test_pipeline.insert(1, dict(type='Resize', "
-                           "scale=(300, 180), keep_ratio=True))")
-    for number, (config, source, options, told) in enumerate((
+    fitted = with_pipeline(
+        tmp_path,
+        'fitted',
+        "test_pipeline.insert(1, dict(type='Resize', scale=(300, 180), keep_ratio=True))",
+    )
+    for number, (config, source, options, told) in enumerate(
+        (
             (doubled, scene, [], '260x180 pixels (scale_factor=2.0'),
             (doubled, scene, ['--scale', '3'], '390x270 pixels (--scale 3)'),
-            (model[0], scene, ['--gsd', '0.25'], '260x180 pixels (--gsd 0.25, and its pixels have '
-                                                '0.5'),
+            (
+                model[0],
+                scene,
+                ['--gsd', '0.25'],
+                '260x180 pixels (--gsd 0.25, and its pixels have 0.5',
+            ),
             (fitted, tmp_path / 'b.png', [], '260x180 pixels (scale=(300, 180)'),
-            (fitted, scene, [], 'a.tif (its own size: scale=(300, 180)'))):
+            (fitted, scene, [], 'a.tif (its own size: scale=(300, 180)'),
+        )
+    ):
         out = tmp_path / f'out{number}'
         assert run((config, model[1]), source, '--out', out, '--confidence', *options) == 0
         np.testing.assert_array_equal(read(out / f'{source.stem}.tif'), classes)
@@ -539,8 +661,9 @@ def test_the_model_sees_a_scene_in_the_size_it_was_trained_on(model: Tuple[Path,
         run(model, tmp_path / 'b.png', '--out', tmp_path / 'out9', '--gsd', '0.25')
 
 
-def test_a_map_knows_its_colors_and_the_sources_of_a_mosaic(model: Tuple[Path, Path],
-                                                            tmp_path: Path) -> None:
+def test_a_map_knows_its_colors_and_the_sources_of_a_mosaic(
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     config, checkpoint = model
     source = write_scene(tmp_path / 'a.tif', paint(60, 80), **UTM)
     mosaic = tmp_path / 'm.vrt'
@@ -548,7 +671,7 @@ def test_a_map_knows_its_colors_and_the_sources_of_a_mosaic(model: Tuple[Path, P
     options = [mosaic, '--out', tmp_path / 'out', '--window', 32]
     assert run(model, *options) == run(model, *options) == 0
     before = os.stat(source)
-    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 10 ** 9))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     with pytest.raises(PredictError, match='made with another input'):
         run(model, *options)
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -583,8 +706,17 @@ def test_half_a_georeference(model: Tuple[Path, Path], tmp_path: Path, capsys: A
     classes = paint(80, 90)
     write_scene(tmp_path / 'world.tif', classes, transform=UTM['transform'])
     write_scene(tmp_path / 'crs.tif', classes, crs=UTM['crs'])
-    assert run(model, tmp_path / 'world.tif', tmp_path / 'crs.tif', '--out', tmp_path / 'out',
-               '--polygons') == 0
+    assert (
+        run(
+            model,
+            tmp_path / 'world.tif',
+            tmp_path / 'crs.tif',
+            '--out',
+            tmp_path / 'out',
+            '--polygons',
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert 'world.tif has coordinates and no CRS' in said and 'crs.tif has no georeference' in said
     with rasterio.open(str(tmp_path / 'out' / 'world.tif')) as file:

@@ -1,4 +1,5 @@
 """tools/predict.py --aoi: only windows that touch the area, and no data beside it."""
+
 from __future__ import annotations
 
 import json
@@ -41,8 +42,9 @@ def masked(classes: np.ndarray, *shapes: Any) -> np.ndarray:
     return np.where(inside, classes, 255)
 
 
-def test_the_map_and_its_polygons_end_with_the_area(model: Tuple[Path, Path], tmp_path: Path,
-                                                    capsys: Any) -> None:
+def test_the_map_and_its_polygons_end_with_the_area(
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     classes = paint(200, 310)
     scene = write_scene(tmp_path / 'field.tif', classes, **UTM)
     degrees = pyproj.Transformer.from_crs(32633, 4326, always_xy=True)
@@ -77,15 +79,17 @@ def test_what_lies_inside_does_not_change(model: Tuple[Path, Path], tmp_path: Pa
     classes = np.random.RandomState(0).randint(0, 4, (200, 260)).astype(np.uint8)
     classes[60:80] = 255
     scene = write_scene(tmp_path / 'a.tif', classes, **UTM, nodata=0)
-    aoi = write_areas(tmp_path / 'areas.gpkg', [AREA, in_pixels(shapely.box(240, 0, 300, 20.2))],
-                      'EPSG:32633')
+    aoi = write_areas(
+        tmp_path / 'areas.gpkg', [AREA, in_pixels(shapely.box(240, 0, 300, 20.2))], 'EPSG:32633'
+    )
     for options in ([], ['--scale', 0.4], ['--scale', 1.7]):
         for name, more in (('whole', []), ('part', ['--aoi', aoi])):
             assert run(model, scene, '--out', tmp_path / name, '--overwrite', *options, *more) == 0
         whole = read(tmp_path / 'whole/a.tif')
         np.testing.assert_array_equal(
             read(tmp_path / 'part/a.tif'),
-            masked(whole, AREA, in_pixels(shapely.box(240, 0, 300, 20.2))))
+            masked(whole, AREA, in_pixels(shapely.box(240, 0, 300, 20.2))),
+        )
 
 
 @main_leg
@@ -95,9 +99,13 @@ def test_ranks_share_the_windows_that_touch(model: Tuple[Path, Path], tmp_path: 
     low = in_pixels(shapely.box(0, 1400, 200, 2000))  # all of it in the last third
     aoi = write_areas(tmp_path / 'areas.gpkg', [low], 'EPSG:32633')
     options = [scene, '--out', tmp_path / 'out', '--aoi', aoi]
-    finished = Launch(*model, *options, ranks=3, command=['bash', 'scripts/predict.sh'],
-                      environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu',
-                               'COLOR_SECONDS': '0.01'}).finish()
+    finished = Launch(
+        *model,
+        *options,
+        ranks=3,
+        command=['bash', 'scripts/predict.sh'],
+        environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu', 'COLOR_SECONDS': '0.01'},
+    ).finish()
     check_finished(finished)
     np.testing.assert_array_equal(read(tmp_path / 'out/field.tif'), masked(classes, low))
     # 13 rows of 4 windows: 4 or 5 rows each, and one more above each border of ranks
@@ -107,11 +115,16 @@ def test_ranks_share_the_windows_that_touch(model: Tuple[Path, Path], tmp_path: 
 def test_scenes_beside_the_area(model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
     classes = paint(80, 90)
     here = write_scene(tmp_path / 'here.tif', classes, **UTM)
-    there = write_scene(tmp_path / 'there.tif', classes, crs='EPSG:32633',
-                        transform=PLACE * Affine.translation(5000, 0))
+    there = write_scene(
+        tmp_path / 'there.tif',
+        classes,
+        crs='EPSG:32633',
+        transform=PLACE * Affine.translation(5000, 0),
+    )
     bare = write_scene(tmp_path / 'bare.tif', classes)
-    aoi = write_areas(tmp_path / 'areas.gpkg', [in_pixels(shapely.box(10, 10, 40, 50))],
-                      'EPSG:32633')
+    aoi = write_areas(
+        tmp_path / 'areas.gpkg', [in_pixels(shapely.box(10, 10, 40, 50))], 'EPSG:32633'
+    )
     out = ['--out', tmp_path / 'out', '--aoi', aoi]
     assert run(model, here, there, *out) == 0
     said = capsys.readouterr().out
@@ -126,15 +139,29 @@ def test_scenes_beside_the_area(model: Tuple[Path, Path], tmp_path: Path, capsys
         run(model, here, '--out', tmp_path / 'out', '--aoi', tmp_path / 'none.gpkg')
 
 
-def test_only_what_is_needed_is_asked_of_a_server(model: Tuple[Path, Path], tmp_path: Path,
-                                                  server: RangeServer) -> None:
+def test_only_what_is_needed_is_asked_of_a_server(
+    model: Tuple[Path, Path], tmp_path: Path, server: RangeServer
+) -> None:
     classes = np.random.RandomState(0).randint(0, 4, (1024, 512)).astype(np.uint8)
     write_scene(tmp_path / 'served/a.tif', classes, **UTM, tiled=True, blockxsize=64, blockysize=64)
     corner = in_pixels(shapely.box(0, 0, 50, 50))
     write_areas(tmp_path / 'areas.gpkg', [corner], 'EPSG:32633')
     os.link(tmp_path / 'areas.gpkg', tmp_path / 'served/areas.gpkg')
-    assert run(model, f'{server.url}/ok/a.tif', '--out', tmp_path / 'out', '--aoi',
-               f'{server.url}/ok/areas.gpkg', '--window', 64, '--overlap', 0) == 0
+    assert (
+        run(
+            model,
+            f'{server.url}/ok/a.tif',
+            '--out',
+            tmp_path / 'out',
+            '--aoi',
+            f'{server.url}/ok/areas.gpkg',
+            '--window',
+            64,
+            '--overlap',
+            0,
+        )
+        == 0
+    )
     np.testing.assert_array_equal(read(tmp_path / 'out/a.tif'), masked(classes, corner))
     sent = [int(line.split()[-1]) for line in server.requests() if '/a.tif' in line]
     assert sum(sent) < 0.3 * classes.size * 3

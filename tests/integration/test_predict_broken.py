@@ -1,4 +1,5 @@
 """An input of a prediction that is lost or changes after the plan: it costs its own map only."""
+
 from __future__ import annotations
 
 import os
@@ -43,11 +44,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan(model: Tuple[Path, Path], folder: Path, *options: Any,
-         lines: Any = None) -> Callable[[], int]:
+def plan(
+    model: Tuple[Path, Path], folder: Path, *options: Any, lines: Any = None
+) -> Callable[[], int]:
     """Plan the maps of ``folder / 'in'``; return the function that makes them."""
-    arguments = [*map(str, model), str(folder / 'in'), '--out', str(folder / 'out'),
-                 '--accelerator', 'cpu', *map(str, options)]
+    arguments = [
+        *map(str, model),
+        str(folder / 'in'),
+        '--out',
+        str(folder / 'out'),
+        '--accelerator',
+        'cpu',
+        *map(str, options),
+    ]
     args = predict.build_parser(arguments).parse_args(arguments)
     say = [].append if lines is None else lines.append
     prediction = Prediction(map_options(args), open_model(args, say), say)
@@ -81,15 +90,19 @@ def test_a_broken_scene_costs_its_own_map(model: Any, folder: Path, break_scene:
     break_scene(folder / 'in/b.tif')
     assert make_maps() == PARTIAL
     assert sorted(path.name for path in (folder / 'out').glob('*.tif')) == [
-        'a.tif', 'c.tif', 'd.tif']
+        'a.tif',
+        'c.tif',
+        'd.tif',
+    ]
     assert not list((folder / 'out').glob('.*'))
     np.testing.assert_array_equal(read(folder / 'out/d.tif'), paint(80, 100))
     end = '\n'.join(lines[-3:])
     assert 'skipped: ' in end and 'b.tif' in end and '1 of 4 input(s) skipped' in end
 
 
-def test_a_scene_that_breaks_between_its_strips(model: Any, folder: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scene_that_breaks_between_its_strips(
+    model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file is open and partly read when it is cut: the rest is not called damaged blocks."""
     write_scene(folder / 'in/b.tif', paint(500, 100), **UTM)
     make_maps = plan(model, folder, '--skip-broken', '--batch-size', 1)

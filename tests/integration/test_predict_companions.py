@@ -1,4 +1,5 @@
 """A finished map is made again when a file beside its scene changes what the scene says."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,7 +24,8 @@ pytestmark = on_host
 
 
 def test_statistics_of_a_gis_change_nothing_and_no_data_does(
-        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     scene = write_scene(tmp_path / 'a.tif', paint(80, 90), **UTM)
     assert run(model, scene, '--out', tmp_path / 'out') == 0
     aux = tmp_path / 'a.tif.aux.xml'
@@ -32,9 +34,14 @@ def test_statistics_of_a_gis_change_nothing_and_no_data_does(
     assert run(model, scene, '--out', tmp_path / 'out') == 0
     assert 'skipped' in capsys.readouterr().out
     value = COLORS[0].tolist()
-    aux.write_text('<PAMDataset>' + ''.join(
-        f'<PAMRasterBand band="{band}"><NoDataValue>{value[band - 1]}</NoDataValue></PAMRasterBand>'
-        for band in (1, 2, 3)) + '</PAMDataset>')
+    aux.write_text(
+        '<PAMDataset>'
+        + ''.join(
+            f'<PAMRasterBand band="{band}"><NoDataValue>{value[band - 1]}</NoDataValue></PAMRasterBand>'
+            for band in (1, 2, 3)
+        )
+        + '</PAMDataset>'
+    )
     with pytest.raises(PredictError, match='was made with another validity'):
         run(model, scene, '--out', tmp_path / 'out')
 
@@ -60,7 +67,8 @@ def test_a_mask_that_was_added_makes_another_map(model: Tuple[Path, Path], tmp_p
 
 
 def test_a_world_file_that_was_added_or_changed_makes_another_map(
-        model: Tuple[Path, Path], tmp_path: Path) -> None:
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     scene = tmp_path / 'a.png'
     cv2.imwrite(str(scene), COLORS[paint(80, 90)][:, :, ::-1])
     assert run(model, scene, '--out', tmp_path / 'out') == 0

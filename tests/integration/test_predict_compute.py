@@ -1,4 +1,5 @@
 """tools/predict.py --amp and --batch-size: 16 bits, and batches that fit the memory."""
+
 from __future__ import annotations
 
 import json
@@ -48,42 +49,68 @@ def test_a_map_in_16_bits(model: Tuple[Path, Path], tmp_path: Path, capsys: Any)
         run(model, *options, '--amp')
 
 
-def test_float32_is_computed_as_in_the_training(model: Tuple[Path, Path], tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_is_computed_as_in_the_training(
+    model: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     received: List[Tuple[Any, ...]] = []
-    monkeypatch.setattr(CpuAccelerator, 'set_float32_precision',
-                        lambda self, *settings: received.append(settings))
+    monkeypatch.setattr(
+        CpuAccelerator, 'set_float32_precision', lambda self, *settings: received.append(settings)
+    )
     scene = write_scene(tmp_path / 'field.tif', paint(90, 150), transform=TRANSFORM)
-    assert run(model, scene, '--out', tmp_path / 'out', '--cfg-options',
-               'env_cfg.float32_matmul_precision=medium') == 0
+    assert (
+        run(
+            model,
+            scene,
+            '--out',
+            tmp_path / 'out',
+            '--cfg-options',
+            'env_cfg.float32_matmul_precision=medium',
+        )
+        == 0
+    )
     assert received == [('medium', None)]
 
 
 def test_ranks_fold_what_rank_0_has_proven(tmp_path: Path) -> None:
     config = write_config(tmp_path, "model['backbone'] = dict(type='NormBehindActivation')")
     weights = torch.load(write_checkpoint(tmp_path))
-    weights['state_dict'].update({f'backbone.{name}': tensor for name, tensor in
-                                  NormBehindActivation().state_dict().items()})
+    weights['state_dict'].update(
+        {f'backbone.{name}': tensor for name, tensor in NormBehindActivation().state_dict().items()}
+    )
     torch.save(weights, tmp_path / 'color.pth')
     scene = write_scene(tmp_path / 'field.tif', paint(200, 150), transform=TRANSFORM)
     model = config, tmp_path / 'color.pth'
     assert run(model, scene, '--out', tmp_path / '1', '--confidence') == 0
     settings = json.loads((tmp_path / '1' / 'field.json').read_text())['settings']
     assert settings['unfolded_norms'] == ['backbone.blocks.1.bn']
-    check_finished(Launch(
-        *model, scene, '--out', tmp_path / '2', '--confidence', ranks=2,
-        command=['bash', 'scripts/predict.sh'],
-        environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu'}).finish())
+    check_finished(
+        Launch(
+            *model,
+            scene,
+            '--out',
+            tmp_path / '2',
+            '--confidence',
+            ranks=2,
+            command=['bash', 'scripts/predict.sh'],
+            environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu'},
+        ).finish()
+    )
     for name in ('field.tif', 'field_confidence.tif', 'field.json'):
         assert (tmp_path / '1' / name).read_bytes() == (tmp_path / '2' / name).read_bytes()
 
 
-@pytest.mark.parametrize('kind, dtype, expected', [
-    ('OptimWrapper', None, torch.bfloat16), ('AmpOptimWrapper', None, torch.bfloat16),
-    ('AmpOptimWrapper', 'bfloat16', torch.bfloat16),
-    ('AmpOptimWrapper', 'float16', torch.bfloat16)])  # trained on cards, predicted on a CPU
+@pytest.mark.parametrize(
+    'kind, dtype, expected',
+    [
+        ('OptimWrapper', None, torch.bfloat16),
+        ('AmpOptimWrapper', None, torch.bfloat16),
+        ('AmpOptimWrapper', 'bfloat16', torch.bfloat16),
+        ('AmpOptimWrapper', 'float16', torch.bfloat16),
+    ],
+)  # trained on cards, predicted on a CPU
 def test_the_precision_is_that_of_the_training_where_the_device_has_it(
-        kind: str, dtype: Any, expected: torch.dtype) -> None:
+    kind: str, dtype: Any, expected: torch.dtype
+) -> None:
     cfg = Config(dict(optim_wrapper=dict(type=kind, dtype=dtype)))
     assert choose_precision(cfg, resolve_accelerator('cpu')) == expected
 
@@ -106,19 +133,30 @@ def test_the_batch_is_what_is_asked_for_or_what_a_budget_holds() -> None:
 
 
 @main_leg
-def test_a_card_with_little_memory_gives_the_same_map(model: Tuple[Path, Path],
-                                                      tmp_path: Path) -> None:
+def test_a_card_with_little_memory_gives_the_same_map(
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     classes = paint(90, 400)
     scene = write_scene(tmp_path / 'field.tif', classes, transform=TRANSFORM)
     maps = {}
     for memory, batch in (('1G', []), ('700K', ['--batch-size', '8'])):
         finished = Launch(
-            *model, scene, '--out', tmp_path / memory, '--confidence', *batch, '--accelerator',
-            'sim', command=[warm_python(), 'tools/predict.py'],
-            environ={'PYTHONPATH': str(ROOT / 'tests'), 'MAPSAGE_SIM_MEMORY': memory}).finish()
+            *model,
+            scene,
+            '--out',
+            tmp_path / memory,
+            '--confidence',
+            *batch,
+            '--accelerator',
+            'sim',
+            command=[warm_python(), 'tools/predict.py'],
+            environ={'PYTHONPATH': str(ROOT / 'tests'), 'MAPSAGE_SIM_MEMORY': memory},
+        ).finish()
         check_finished(finished)
-        maps[memory] = [(tmp_path / memory / name).read_bytes()
-                        for name in ('field.tif', 'field_confidence.tif', 'field.json')]
+        maps[memory] = [
+            (tmp_path / memory / name).read_bytes()
+            for name in ('field.tif', 'field_confidence.tif', 'field.json')
+        ]
         told = re.findall('out of memory with (\\d) windows .*goes on with (\\d)', finished.output)
         assert bool(told) == (memory == '700K'), finished.output
     assert maps['1G'] == maps['700K']

@@ -1,4 +1,5 @@
 """tools/predict.py on a disk that is full: what is finished stays, and no half file has a name."""
+
 from __future__ import annotations
 
 import subprocess
@@ -27,8 +28,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB."""
     folder = tmp_path / 'disk'
     folder.mkdir()
-    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={SIZE}', 'tmpfs', str(folder)],
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    mounted = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', f'size={SIZE}', 'tmpfs', str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     if mounted.returncode:
         pytest.skip(f'mounting a small disk needs root: {mounted.stdout!r}')
     yield folder
@@ -40,8 +44,15 @@ def leave(disk: Path, free: int) -> None:
     ballast = disk / 'ballast'
     if ballast.exists():
         ballast.unlink()
-    used = SIZE - int(subprocess.run(['stat', '-f', '-c', '%f', str(disk)], check=True,
-                                     stdout=subprocess.PIPE).stdout) * 4096
+    used = (
+        SIZE
+        - int(
+            subprocess.run(
+                ['stat', '-f', '-c', '%f', str(disk)], check=True, stdout=subprocess.PIPE
+            ).stdout
+        )
+        * 4096
+    )
     ballast.write_bytes(bytes(max(0, SIZE - used - free)))
 
 
@@ -53,8 +64,7 @@ def check_whole(out: Path, expected: Path) -> List[str]:
             with rasterio.open(out / name) as found, rasterio.open(expected / name) as right:
                 np.testing.assert_array_equal(found.read(), right.read())
         elif name.endswith('.gpkg'):
-            assert len(pyogrio.raw.read(out / name)[2]) == len(
-                pyogrio.raw.read(expected / name)[2])
+            assert len(pyogrio.raw.read(out / name)[2]) == len(pyogrio.raw.read(expected / name)[2])
         elif not name.endswith('.xml'):
             assert (out / name).read_bytes() == (expected / name).read_bytes(), name
     return names
@@ -90,9 +100,16 @@ def test_the_command_says_what_to_do_and_continues(tmp_path: Path, disk: Path) -
     scene = write_scene(tmp_path / 'field.tif', paint(400, 90), **UTM)
 
     def start() -> Any:
-        return Launch(*model, scene, '--out', disk / 'out', '--accelerator', 'cpu',
-                      command=[warm_python(), 'tools/predict.py'],
-                      environ={'PYTHONPATH': str(ROOT / 'tests')}).finish()
+        return Launch(
+            *model,
+            scene,
+            '--out',
+            disk / 'out',
+            '--accelerator',
+            'cpu',
+            command=[warm_python(), 'tools/predict.py'],
+            environ={'PYTHONPATH': str(ROOT / 'tests')},
+        ).finish()
 
     leave(disk, 8 << 10)
     finished = start()

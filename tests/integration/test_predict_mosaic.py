@@ -1,4 +1,5 @@
 """tools/predict.py --mosaic: one map of neighboring scenes, as if they were one scene."""
+
 from __future__ import annotations
 
 import json
@@ -34,15 +35,27 @@ def write_six(folder: Path, colors: np.ndarray) -> List[Path]:
     for row in (0, 96):
         for column in (0, 96, 192):
             paths.append(folder / f'scene_{row}_{column}.tif')
-            write_bands(paths[-1], colors[:, row:row + 96, column:column + 96],
-                        GRID * rasterio.Affine.translation(column, row))
+            write_bands(
+                paths[-1],
+                colors[:, row : row + 96, column : column + 96],
+                GRID * rasterio.Affine.translation(column, row),
+            )
     return paths
 
 
 def write_bands(path: Path, values: np.ndarray, transform: Any, crs: str = UTM) -> Path:
-    with rasterio.open(path, 'w', driver='GTiff', count=3, height=values.shape[1],
-                       width=values.shape[2], dtype='uint8', transform=transform, crs=crs,
-                       nodata=0) as file:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        count=3,
+        height=values.shape[1],
+        width=values.shape[2],
+        dtype='uint8',
+        transform=transform,
+        crs=crs,
+        nodata=0,
+    ) as file:
         file.write(values)
     return path
 
@@ -54,6 +67,7 @@ def sighted(tmp_path_factory: Any) -> Tuple[Path, Path]:
     config = folder / 'tiny.py'
     config.write_text(TINY_CONFIG.replace('{data_root!r}', "''"))
     from mmseg.apis import init_model
+
     torch.manual_seed(3)
     with DefaultScope.overwrite_default_scope('mmseg'):
         net = init_model(Config.fromfile(str(config)), device='cpu')
@@ -70,17 +84,19 @@ def seen(sighted: Tuple[Path, Path], tmp_path_factory: Any) -> Tuple[List[Path],
     colors = noise.repeat(8, 1).repeat(8, 2)
     colors[:, 80:110, 100:140] = 0  # no data, across a border
     whole = write_bands(folder / 'whole.tif', colors, GRID)
-    assert run(sighted, whole, '--out', folder / 'out', '--window', 64, '--confidence',
-               '--polygons') == 0
+    assert (
+        run(sighted, whole, '--out', folder / 'out', '--window', 64, '--confidence', '--polygons')
+        == 0
+    )
     return write_six(folder / 'scenes', colors), folder / 'out'
 
 
 OPTIONS = ('--mosaic', 'city', '--window', '64', '--confidence', '--polygons')
 
 
-def test_six_scenes_become_the_map_of_one(sighted: Tuple[Path, Path],
-                                          seen: Tuple[List[Path], Path], tmp_path: Path,
-                                          capsys: Any) -> None:
+def test_six_scenes_become_the_map_of_one(
+    sighted: Tuple[Path, Path], seen: Tuple[List[Path], Path], tmp_path: Path, capsys: Any
+) -> None:
     scenes, expected = seen
     out = tmp_path / 'out'
     folder = scenes[0].parent
@@ -89,20 +105,34 @@ def test_six_scenes_become_the_map_of_one(sighted: Tuple[Path, Path],
     assert 'the mosaic of 6 scene(s): 288x192 pixels on the grid of' in said
     assert 'interpolated' not in said
     assert sorted(path.name for path in out.iterdir() if path.suffix != '.xml') == [
-        'city.gpkg', 'city.json', 'city.qml', 'city.tif', 'city_confidence.tif', 'preview.png']
+        'city.gpkg',
+        'city.json',
+        'city.qml',
+        'city.tif',
+        'city_confidence.tif',
+        'preview.png',
+    ]
     for name in ('.tif', '_confidence.tif'):
         np.testing.assert_array_equal(read(out / f'city{name}'), read(expected / f'whole{name}'))
     assert len(np.unique(read(out / 'city.tif'))) > 3
     with rasterio.open(out / 'city.tif') as file:
         assert file.transform == GRID and file.crs.to_epsg() == 32633
-    areas = [np.sort(pyogrio.raw.read(path)[3][3]) for path in (out / 'city.gpkg',
-                                                                expected / 'whole.gpkg')]
+    areas = [
+        np.sort(pyogrio.raw.read(path)[3][3])
+        for path in (out / 'city.gpkg', expected / 'whole.gpkg')
+    ]
     np.testing.assert_array_equal(*areas)
     # Maps of the scenes one by one have seams: the model did not see beyond their borders.
     assert run(sighted, folder, '--out', tmp_path / 'apart', '--window', 64) == 0
-    apart = np.concatenate([np.concatenate([
-        read(tmp_path / 'apart' / f'scene_{row}_{column}.tif') for column in (0, 96, 192)], 1)
-        for row in (0, 96)])
+    apart = np.concatenate(
+        [
+            np.concatenate(
+                [read(tmp_path / 'apart' / f'scene_{row}_{column}.tif') for column in (0, 96, 192)],
+                1,
+            )
+            for row in (0, 96)
+        ]
+    )
     assert (apart != read(out / 'city.tif')).any()
     # A second run skips it; a scene that changed, or another order, is another input.
     capsys.readouterr()
@@ -118,26 +148,39 @@ def test_six_scenes_become_the_map_of_one(sighted: Tuple[Path, Path],
 
 
 @main_leg
-def test_ranks_share_a_mosaic(sighted: Tuple[Path, Path], seen: Tuple[List[Path], Path],
-                              tmp_path: Path) -> None:
+def test_ranks_share_a_mosaic(
+    sighted: Tuple[Path, Path], seen: Tuple[List[Path], Path], tmp_path: Path
+) -> None:
     scenes, expected = seen
-    check_finished(Launch(
-        *sighted, *scenes, '--out', tmp_path, *OPTIONS, ranks=2,
-        command=['bash', 'scripts/predict.sh'], environ={'ACCELERATOR': 'cpu'}).finish())
+    check_finished(
+        Launch(
+            *sighted,
+            *scenes,
+            '--out',
+            tmp_path,
+            *OPTIONS,
+            ranks=2,
+            command=['bash', 'scripts/predict.sh'],
+            environ={'ACCELERATOR': 'cpu'},
+        ).finish()
+    )
     for name in ('.tif', '_confidence.tif'):
-        np.testing.assert_array_equal(read(tmp_path / f'city{name}'),
-                                      read(expected / f'whole{name}'))
+        np.testing.assert_array_equal(
+            read(tmp_path / f'city{name}'), read(expected / f'whole{name}')
+        )
 
 
-def test_a_turned_scene_and_one_of_another_zone(model: Tuple[Path, Path], tmp_path: Path,
-                                                capsys: Any) -> None:
+def test_a_turned_scene_and_one_of_another_zone(
+    model: Tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
     """The map is that of the ground, but for pixels at the borders of colors."""
     classes = paint(192, 288)
     scenes = write_six(tmp_path / 'scenes', COLORS[classes].transpose(2, 0, 1))
     # The second shows its ground and more, turned by 30 degrees; the last lies in the next zone.
     for number, transform, crs in (
-            (1, GRID * rasterio.Affine.translation(116, -50) * rasterio.Affine.rotation(30), UTM),
-            (5, None, 'EPSG:32634')):
+        (1, GRID * rasterio.Affine.translation(116, -50) * rasterio.Affine.rotation(30), UTM),
+        (5, None, 'EPSG:32634'),
+    ):
         row, column = int(number > 2) * 96, number % 3 * 96
         if transform is None:
             x, y = GRID * (column, row)
@@ -146,8 +189,15 @@ def test_a_turned_scene_and_one_of_another_zone(model: Tuple[Path, Path], tmp_pa
             transform = rasterio.Affine(2, 0, x - 60, 0, -2, y + 60)
         values = np.zeros((3, 160, 160), np.uint8)
         for band, plane in enumerate(COLORS[classes].transpose(2, 0, 1)):
-            reproject(np.ascontiguousarray(plane), values[band], src_transform=GRID, src_crs=UTM,
-                      dst_transform=transform, dst_crs=crs, resampling=Resampling.nearest)
+            reproject(
+                np.ascontiguousarray(plane),
+                values[band],
+                src_transform=GRID,
+                src_crs=UTM,
+                dst_transform=transform,
+                dst_crs=crs,
+                resampling=Resampling.nearest,
+            )
         write_bands(scenes[number], values, transform, crs)
     assert run(model, *scenes, '--out', tmp_path / 'out', '--mosaic', 'city', '--polygons') == 0
     said = capsys.readouterr().out
@@ -156,7 +206,7 @@ def test_a_turned_scene_and_one_of_another_zone(model: Tuple[Path, Path], tmp_pa
     with rasterio.open(tmp_path / 'out' / 'city.tif') as file:
         found, transform = file.read(1), file.transform
     left, top = (round(number) for number in ~transform * (GRID.c, GRID.f))
-    found = found[top:top + 192, left:left + 288]
+    found = found[top : top + 192, left : left + 288]
     # The turned scene's pixels do not end with the ground, only there is a jagged edge.
     assert not (found == 255)[1:, :-1].any() and (found == classes).mean() > 0.985
     away = np.ones(classes.shape, bool)  # pixels two or more from another color
@@ -168,11 +218,16 @@ def test_a_turned_scene_and_one_of_another_zone(model: Tuple[Path, Path], tmp_pa
     assert report['settings']['mosaic'] and report['damage'] == []
 
 
-def test_what_is_no_mosaic_is_said_before_anything_is_written(model: Tuple[Path, Path],
-                                                              tmp_path: Path) -> None:
+def test_what_is_no_mosaic_is_said_before_anything_is_written(
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
     one = write_scene(tmp_path / 'one.tif', paint(40, 40), crs=UTM, transform=GRID)
-    far = write_scene(tmp_path / 'far.tif', paint(40, 40), crs=UTM,
-                      transform=GRID * rasterio.Affine.translation(9000, 9000))
+    far = write_scene(
+        tmp_path / 'far.tif',
+        paint(40, 40),
+        crs=UTM,
+        transform=GRID * rasterio.Affine.translation(9000, 9000),
+    )
     with pytest.raises((PredictError, GeoError), match='scenes lie far apart'):
         run(model, one, far, '--out', tmp_path / 'out', '--mosaic', 'city')
     with pytest.raises(PredictError, match='would overwrite .*one.tif'):
@@ -182,14 +237,17 @@ def test_what_is_no_mosaic_is_said_before_anything_is_written(model: Tuple[Path,
     assert not list(tmp_path.glob('out/*'))
 
 
-def test_an_area_of_a_mosaic(sighted: Tuple[Path, Path], seen: Tuple[List[Path], Path],
-                             tmp_path: Path) -> None:
+def test_an_area_of_a_mosaic(
+    sighted: Tuple[Path, Path], seen: Tuple[List[Path], Path], tmp_path: Path
+) -> None:
     scenes, expected = seen
-    area = shapely.Polygon([GRID * corner for corner in (
-        (60, 50), (170, 50), (170, 140), (60, 140))])
+    area = shapely.Polygon(
+        [GRID * corner for corner in ((60, 50), (170, 50), (170, 140), (60, 140))]
+    )
     aoi = write_areas(tmp_path / 'areas.gpkg', [area], UTM)
     assert run(sighted, *scenes, '--out', tmp_path / 'out', *OPTIONS, '--aoi', aoi) == 0
     inside = np.zeros((192, 288), bool)
     inside[50:140, 60:170] = True
-    np.testing.assert_array_equal(read(tmp_path / 'out' / 'city.tif'),
-                                  np.where(inside, read(expected / 'whole.tif'), 255))
+    np.testing.assert_array_equal(
+        read(tmp_path / 'out' / 'city.tif'), np.where(inside, read(expected / 'whole.tif'), 255)
+    )

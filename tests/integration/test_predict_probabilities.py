@@ -1,4 +1,5 @@
 """tools/predict.py --probabilities: what it stores agrees with the map and with the model."""
+
 from __future__ import annotations
 
 import sys
@@ -24,8 +25,10 @@ def model(tmp_path_factory: Any) -> Tuple[Path, Path]:
     folder = tmp_path_factory.mktemp('model')
     checkpoint = write_checkpoint(folder)
     saved = torch.load(checkpoint)
-    torch.save(dict(saved, state_dict={name: weight / 8 for name, weight
-                                       in saved['state_dict'].items()}), checkpoint)
+    torch.save(
+        dict(saved, state_dict={name: weight / 8 for name, weight in saved['state_dict'].items()}),
+        checkpoint,
+    )
     return write_config(folder), checkpoint
 
 
@@ -38,8 +41,17 @@ def noisy_scene(folder: Path, **options: Any) -> Path:
     """Write a scene of random colors with a hole, so that probabilities are of all sizes."""
     values = np.random.RandomState(0).randint(1, 255, (3, 90, 150)).astype(np.uint8)
     values[:, :20, :30] = 0
-    with rasterio.open(folder / 'field.tif', 'w', driver='GTiff', height=90, width=150, count=3,
-                       dtype='uint8', nodata=0, **UTM) as file:
+    with rasterio.open(
+        folder / 'field.tif',
+        'w',
+        driver='GTiff',
+        height=90,
+        width=150,
+        count=3,
+        dtype='uint8',
+        nodata=0,
+        **UTM,
+    ) as file:
         file.write(values)
     return folder / 'field.tif'
 
@@ -54,8 +66,9 @@ def check_agrees(stored: np.ndarray, classes: np.ndarray, confidence: np.ndarray
 
 
 @pytest.mark.parametrize('more', [(), ('--tta', '--scale', '1.5')])
-def test_probabilities_agree_with_the_map(model: Tuple[Path, Path], tmp_path: Path,
-                                          more: Tuple[str, ...]) -> None:
+def test_probabilities_agree_with_the_map(
+    model: Tuple[Path, Path], tmp_path: Path, more: Tuple[str, ...]
+) -> None:
     scene, out = noisy_scene(tmp_path), tmp_path / 'out'
     assert run(model, scene, '--out', out, '--confidence', '--probabilities', *more) == 0
     with rasterio.open(out / 'field_probabilities.tif') as file:
@@ -74,27 +87,52 @@ def test_probabilities_agree_with_the_map(model: Tuple[Path, Path], tmp_path: Pa
         with rasterio.open(scene) as file:
             pixels = torch.from_numpy(file.read(window=rasterio.windows.Window(0, 30, 40, 15)))
         weights = torch.load(model[1])['state_dict']
-        logits = torch.einsum('kc,cyx->kyx', weights['decode_head.conv_seg.weight'][:, :, 0, 0],
-                              pixels / 255.) + weights['decode_head.conv_seg.bias'][:, None, None]
-        np.testing.assert_allclose(stored[:, 30:45, :40], 250 * logits.softmax(0).numpy(),
-                                   atol=0.51)
+        logits = (
+            torch.einsum(
+                'kc,cyx->kyx', weights['decode_head.conv_seg.weight'][:, :, 0, 0], pixels / 255.0
+            )
+            + weights['decode_head.conv_seg.bias'][:, None, None]
+        )
+        np.testing.assert_allclose(
+            stored[:, 30:45, :40], 250 * logits.softmax(0).numpy(), atol=0.51
+        )
     cogeo = pytest.importorskip('rio_cogeo') if sys.version_info >= (3, 11) else None
     assert cogeo is None or cogeo.cog_validate(str(out / 'field_probabilities.tif'))[0]
 
 
-def test_a_model_with_one_output_has_both_of_its_classes(model: Tuple[Path, Path],
-                                                         tmp_path: Path) -> None:
-    config = write_config(tmp_path, """
+def test_a_model_with_one_output_has_both_of_its_classes(
+    model: Tuple[Path, Path], tmp_path: Path
+) -> None:
+    config = write_config(
+        tmp_path,
+        """
 model['decode_head'].update(num_classes=2, out_channels=1, threshold=0.5)
 test_dataloader['dataset']['metainfo'] = dict(classes=('land', 'water'),
                                               palette=[[0, 0, 0], [0, 0, 255]])
-""")
+""",
+    )
     checkpoint = tmp_path / 'one.pth'
-    torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.tensor(
-        [[-4., 0, 4]])[:, :, None, None], 'decode_head.conv_seg.bias': torch.zeros(1)}), checkpoint)
+    torch.save(
+        dict(
+            state_dict={
+                'decode_head.conv_seg.weight': torch.tensor([[-4.0, 0, 4]])[:, :, None, None],
+                'decode_head.conv_seg.bias': torch.zeros(1),
+            }
+        ),
+        checkpoint,
+    )
     out = tmp_path / 'out'
-    assert run((config, checkpoint), noisy_scene(tmp_path), '--out', out, '--confidence',
-               '--probabilities') == 0
+    assert (
+        run(
+            (config, checkpoint),
+            noisy_scene(tmp_path),
+            '--out',
+            out,
+            '--confidence',
+            '--probabilities',
+        )
+        == 0
+    )
     stored, classes = read(out / 'field_probabilities.tif'), read(out / 'field.tif')[0]
     assert stored.shape[0] == 2
     check_agrees(stored, classes, read(out / 'field_confidence.tif')[0])
@@ -126,9 +164,17 @@ def test_ranks_share_them(model: Tuple[Path, Path], tmp_path: Path) -> None:
     scene = noisy_scene(tmp_path)
     options = ('--confidence', '--probabilities', '--window', '32')
     assert run(model, scene, '--out', tmp_path / 'one', *options) == 0
-    check_finished(Launch(
-        *model, scene, '--out', tmp_path / 'three', *options, ranks=3,
-        command=['bash', 'scripts/predict.sh'],
-        environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu'}).finish())
+    check_finished(
+        Launch(
+            *model,
+            scene,
+            '--out',
+            tmp_path / 'three',
+            *options,
+            ranks=3,
+            command=['bash', 'scripts/predict.sh'],
+            environ={'PYTHONPATH': str(ROOT / 'tests'), 'ACCELERATOR': 'cpu'},
+        ).finish()
+    )
     for name in ('field_probabilities.tif', 'field.tif', 'field.json'):
         assert (tmp_path / 'three' / name).read_bytes() == (tmp_path / 'one' / name).read_bytes()

@@ -1,4 +1,5 @@
 """Masks of what a model is sure of, and the training that they and the labels go into."""
+
 from __future__ import annotations
 
 import json
@@ -31,8 +32,9 @@ pytestmark = on_host
 
 
 def masks_of(dataset: Any) -> List[np.ndarray]:
-    return [dataset[number]['data_samples'].gt_sem_seg.data[0].numpy()
-            for number in range(len(dataset))]
+    return [
+        dataset[number]['data_samples'].gt_sem_seg.data[0].numpy() for number in range(len(dataset))
+    ]
 
 
 def either_way(mask: np.ndarray, expected: np.ndarray) -> bool:
@@ -42,15 +44,16 @@ def either_way(mask: np.ndarray, expected: np.ndarray) -> bool:
 
 @pytest.mark.parametrize('reduce', ['', ', reduce_zero_label=True'], ids=['data', 'loader'])
 def test_tiles_become_masks_and_a_config_that_trains(
-        tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch,
-        reduce: str) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, reduce: str
+) -> None:
     classes, unsure = write_tiles(tmp_path)
     model = write_training(tmp_path, reduce), write_checkpoint(tmp_path)
     out = tmp_path / 'more'
     assert run(model, tmp_path / 'img/train', '--pseudo-labels', out, '--min-share', 0) == 0
     text = capsys.readouterr().out
-    assert 't0.png' in text.split('left out')[1].split('\n')[0] and not (
-        out / 'masks/t0.png').exists()
+    assert (
+        't0.png' in text.split('left out')[1].split('\n')[0] and not (out / 'masks/t0.png').exists()
+    )
     expected = np.where(unsure, 255, classes)
     for number in (1, 2, 3):
         mask = cv2.imread(str(out / f'masks/t{number}.png'), cv2.IMREAD_UNCHANGED)
@@ -70,7 +73,8 @@ def test_tiles_become_masks_and_a_config_that_trains(
 
 
 def test_a_rare_class_keeps_its_share_and_a_new_threshold_does_not_predict_again(
-        tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     classes, unsure = write_tiles(tmp_path)
     model = write_training(tmp_path), write_checkpoint(tmp_path)
     out = tmp_path / 'more'
@@ -120,12 +124,18 @@ def test_an_input_that_is_skipped_has_no_mask(tmp_path: Path) -> None:
     assert [path.name for path in (out / 'masks').glob('*.*')] == ['t1.png']
 
 
-@pytest.mark.parametrize('break_it, words', [
-    (lambda root: ['img/train/t0.png'], 'no unlabeled input'),
-    (lambda root: (root / 'more/masks').mkdir(parents=True) or ['img/train/t1.png'],
-     'was not made with this command'),
-    (lambda root: (root / 'empty').mkdir() or ['empty'], 'holds no image'),
-], ids=['all labeled', 'foreign masks', 'empty folder'])
+@pytest.mark.parametrize(
+    'break_it, words',
+    [
+        (lambda root: ['img/train/t0.png'], 'no unlabeled input'),
+        (
+            lambda root: (root / 'more/masks').mkdir(parents=True) or ['img/train/t1.png'],
+            'was not made with this command',
+        ),
+        (lambda root: (root / 'empty').mkdir() or ['empty'], 'holds no image'),
+    ],
+    ids=['all labeled', 'foreign masks', 'empty folder'],
+)
 def test_what_cannot_be_is_said(tmp_path: Path, break_it: Any, words: str) -> None:
     write_tiles(tmp_path)
     model = write_training(tmp_path), write_checkpoint(tmp_path)
@@ -137,9 +147,12 @@ def test_what_cannot_be_is_said(tmp_path: Path, break_it: Any, words: str) -> No
 def test_classes_of_another_training_are_refused(tmp_path: Path) -> None:
     write_tiles(tmp_path)
     config = write_training(tmp_path)
-    config.write_text(config.read_text() + "\nmetainfo['classes'] = tuple('abcd')\n"
-                      'train_dataloader["dataset"]["metainfo"] = metainfo\n')
+    config.write_text(
+        config.read_text() + "\nmetainfo['classes'] = tuple('abcd')\n"
+        'train_dataloader["dataset"]["metainfo"] = metainfo\n'
+    )
     import torch
+
     checkpoint = write_checkpoint(tmp_path)
     state = torch.load(str(checkpoint))
     torch.save(dict(state, meta=dict(dataset_meta=dict(classes=NAMES))), str(checkpoint))
@@ -147,13 +160,19 @@ def test_classes_of_another_training_are_refused(tmp_path: Path) -> None:
         run((config, checkpoint), tmp_path / 'img/train', '--pseudo-labels', tmp_path / 'more')
 
 
-@pytest.mark.parametrize('options, words', [
-    (['--out', 'x', '--min-confidence', '0.8'], 'add --pseudo-labels'),
-    (['--pseudo-labels', 'x', '--mosaic', 'city'], 'leave --mosaic out'),
-    (['--pseudo-labels', 'x', '--min-confidence', '90'], 'expected 0 to 1'),
-    ([], '--out is missing')], ids=['alone', 'mosaic', 'per cent', 'nothing'])
-def test_options_that_do_not_fit(options: List[str], words: str, capsys: pytest.CaptureFixture,
-                                 model: Tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    'options, words',
+    [
+        (['--out', 'x', '--min-confidence', '0.8'], 'add --pseudo-labels'),
+        (['--pseudo-labels', 'x', '--mosaic', 'city'], 'leave --mosaic out'),
+        (['--pseudo-labels', 'x', '--min-confidence', '90'], 'expected 0 to 1'),
+        ([], '--out is missing'),
+    ],
+    ids=['alone', 'mosaic', 'per cent', 'nothing'],
+)
+def test_options_that_do_not_fit(
+    options: List[str], words: str, capsys: pytest.CaptureFixture, model: Tuple[Path, Path]
+) -> None:
     with pytest.raises(SystemExit):
         run(model, 'a.tif', *options)
     assert words in capsys.readouterr().err

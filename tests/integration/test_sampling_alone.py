@@ -2,6 +2,7 @@
 
 The environment holds the wheel, and links to the packages that torch and NumPy need.
 """
+
 from __future__ import annotations
 
 import os
@@ -51,8 +52,11 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:  
 
 
 def environ() -> dict:
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(('MAPSAGE', 'PYTHONPATH', 'PJRT', 'ACCELERATOR'))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(('MAPSAGE', 'PYTHONPATH', 'PJRT', 'ACCELERATOR'))
+    }
     return dict(kept, OMP_NUM_THREADS='1', MAPSAGE_SECRET=os.urandom(32).hex())
 
 
@@ -60,19 +64,30 @@ def test_it_loads_few_modules_and_no_package_but_torch_and_numpy(alone: Installe
     code = 'import sys, torch, numpy, mapsage.sampling; print(*sys.modules)'
     done = subprocess.run(
         [str(alone.python), '-X', 'importtime', '-c', code],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, env=environ(),
-        timeout=300)
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env=environ(),
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.rsplit('|', 1)[1].strip() for line in done.stderr.split('\n') if '|' in line]
     # The import times lack modules that `importlib.import_module` loads.
-    ours = [name for name in done.stdout.split()
-            if name.split('.')[0] in ('mapsage', 'mapsage_launcher')]
+    ours = [
+        name
+        for name in done.stdout.split()
+        if name.split('.')[0] in ('mapsage', 'mapsage_launcher')
+    ]
     assert 20 < len(ours) <= MODULES, ours
-    after = lines[next(index for index, name in enumerate(lines) if name in ours):]
+    after = lines[next(index for index, name in enumerate(lines) if name in ours) :]
     # Besides torch and NumPy only the standard library, whose modules have no distribution.
     installed = {path.name.split('.')[0].split('-')[0] for path in alone.package.parent.iterdir()}
-    assert not [name for name in after if name.split('.')[0] in installed
-                and name.split('.')[0] not in ('mapsage', 'mapsage_launcher', 'torch', 'numpy')]
+    assert not [
+        name
+        for name in after
+        if name.split('.')[0] in installed
+        and name.split('.')[0] not in ('mapsage', 'mapsage_launcher', 'torch', 'numpy')
+    ]
 
 
 class Run:
@@ -82,12 +97,23 @@ class Run:
         with socket.socket() as probe:
             probe.bind(('127.0.0.1', 0))
             port = str(probe.getsockname()[1])
-        self.ranks = [subprocess.Popen(
-            [str(alone.python), str(ROOT / 'examples' / 'plain_ddp.py'), *map(str, arguments)],
-            env=dict(environ(), MASTER_ADDR='127.0.0.1', MASTER_PORT=port, RANK=str(rank),
-                     WORLD_SIZE='2', MAPSAGE_SECRET='of this test' * 4),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-            for rank in range(2)]
+        self.ranks = [
+            subprocess.Popen(
+                [str(alone.python), str(ROOT / 'examples' / 'plain_ddp.py'), *map(str, arguments)],
+                env=dict(
+                    environ(),
+                    MASTER_ADDR='127.0.0.1',
+                    MASTER_PORT=port,
+                    RANK=str(rank),
+                    WORLD_SIZE='2',
+                    MAPSAGE_SECRET='of this test' * 4,
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                universal_newlines=True,
+            )
+            for rank in range(2)
+        ]
 
     def finish(self) -> List[str]:
         outputs = [rank.communicate(timeout=300)[0] for rank in self.ranks]
@@ -101,8 +127,9 @@ class Run:
             rank.communicate()
 
 
-def test_the_plain_example_is_killed_and_resumed_to_the_same_bits(alone: Installed,
-                                                                  tmp_path: Path) -> None:
+def test_the_plain_example_is_killed_and_resumed_to_the_same_bits(
+    alone: Installed, tmp_path: Path
+) -> None:
     output = Run(alone, '--work-dir', tmp_path / 'whole').finish()[0]
     rewards = re.findall(r'expected reward ([0-9.]+)', output)
     assert len(rewards) == 4 and float(rewards[-1]) > 0.5 > float(rewards[0])

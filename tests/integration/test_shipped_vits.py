@@ -1,4 +1,5 @@
 """Every shipped config of EoMT, PMT and LoRA trains two steps, made small by options."""
+
 from __future__ import annotations
 
 import copy
@@ -20,9 +21,15 @@ pytestmark = [main_leg, pytest.mark.usefixtures('own_environment')]
 
 CONFIGS = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ('mask_transformers/*.py', 'dinov3/*lora*.py', 'demo/*eomt*.py', 'demo/*pmt*.py',
-                    'demo/*lora*.py')
-    for path in (ROOT / 'configs').glob(pattern))
+    for pattern in (
+        'mask_transformers/*.py',
+        'dinov3/*lora*.py',
+        'demo/*eomt*.py',
+        'demo/*pmt*.py',
+        'demo/*lora*.py',
+    )
+    for path in (ROOT / 'configs').glob(pattern)
+)
 
 
 @pytest.fixture(scope='module')
@@ -51,12 +58,14 @@ class Watch(Hook):
     """Keeps the weights before the first step, and the losses."""
 
     def before_train(self, runner: Any) -> None:
-        self.start = {name: value.detach().clone() for name, value in
-                      runner.model.named_parameters()}
+        self.start = {
+            name: value.detach().clone() for name, value in runner.model.named_parameters()
+        }
         self.losses: List[float] = []
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         self.losses.append(float(outputs['loss'].detach()))
 
 
@@ -68,8 +77,9 @@ def test_two_steps_and_a_validation(name: str, folders: Path, tmp_path: Path) ->
     model = runner.train()
     assert runner.iter == len(watch.losses) == 2 and np.isfinite(watch.losses).all()
     assert 0 <= runner.message_hub.get_scalar('val/mIoU').current() <= 100
-    moved = {key for key, value in model.named_parameters()
-             if not torch.equal(value, watch.start[key])}
+    moved = {
+        key for key, value in model.named_parameters() if not torch.equal(value, watch.start[key])
+    }
     trained = {key for key, value in model.named_parameters() if value.requires_grad}
     assert moved and moved <= trained
     assert {key.split('.')[0] for key in moved} >= {'decode_head'}

@@ -1,5 +1,6 @@
 """scripts/slurm_train.sh under a real Slurm of one node. CI does not install it: `apt-get install
 slurm-wlm munge` does, and the test starts daemons of its own."""
+
 from __future__ import annotations
 
 import getpass
@@ -17,13 +18,17 @@ from support import ROOT, on_host, write_tiny_config
 from warm_python import warm_python
 
 PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'scontrol')
-WHERE = f"{os.environ.get('PATH', '')}:/usr/sbin"
+WHERE = f'{os.environ.get("PATH", "")}:/usr/sbin'
 MISSING = [name for name in PROGRAMS if shutil.which(name, path=WHERE) is None]
-pytestmark = [on_host, pytest.mark.skipif(
-    bool(MISSING), reason=f'not installed: {", ".join(MISSING)} (slurm-wlm, munge)')]
+pytestmark = [
+    on_host,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f'not installed: {", ".join(MISSING)} (slurm-wlm, munge)'
+    ),
+]
 
 # Slurm starts a job that was queued again once its old credentials have expired.
-SLURM_CONF = '''
+SLURM_CONF = """
 ClusterName=tests
 SlurmctldHost=localhost
 SlurmUser={user}
@@ -43,13 +48,13 @@ SlurmdParameters=config_overrides
 SchedulerParameters=defer,bf_interval=1,sched_interval=2
 NodeName=localhost NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
 PartitionName=all Nodes=localhost Default=YES MaxTime=INFINITE State=UP
-'''
-PAUSED = '''
+"""
+PAUSED = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='PauseBeforeIteration', iteration=2)]
 train_dataloader['num_workers'] = 1
 train_cfg['max_iters'] = 4
-'''
+"""
 
 
 def await_true(what: Callable[[], bool], why: Callable[[], str], seconds: float = 60) -> None:
@@ -68,15 +73,26 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., st
     folder.chmod(0o755)
     (folder / 'munge.key').write_bytes(os.urandom(64))
     (folder / 'munge.key').chmod(0o600)
-    (folder / 'slurm.conf').write_text(SLURM_CONF.format(
-        folder=folder, user=getpass.getuser(),
-        controller=free_port(), node=free_port()))
+    (folder / 'slurm.conf').write_text(
+        SLURM_CONF.format(
+            folder=folder, user=getpass.getuser(), controller=free_port(), node=free_port()
+        )
+    )
     environ = {**os.environ, 'PATH': WHERE, 'SLURM_CONF': str(folder / 'slurm.conf')}
     commands: List[List[str]] = [
-        ['munged', '--foreground', '--force', f'--socket={folder}/munge.socket',
-         f'--key-file={folder}/munge.key', f'--pid-file={folder}/munge.pid',
-         f'--seed-file={folder}/munge.seed', f'--log-file={folder}/munge.log'],
-        ['slurmctld', '-D', '-c'], ['slurmd', '-D', '-N', 'localhost']]
+        [
+            'munged',
+            '--foreground',
+            '--force',
+            f'--socket={folder}/munge.socket',
+            f'--key-file={folder}/munge.key',
+            f'--pid-file={folder}/munge.pid',
+            f'--seed-file={folder}/munge.seed',
+            f'--log-file={folder}/munge.log',
+        ],
+        ['slurmctld', '-D', '-c'],
+        ['slurmd', '-D', '-N', 'localhost'],
+    ]
     daemons = []
     try:
         for command in commands:
@@ -87,8 +103,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., st
 
         def run(*command: Any, **more: str) -> str:
             return subprocess.run(
-                list(map(str, command)), env={**environ, **more}, cwd=str(folder), timeout=60,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True).stdout
+                list(map(str, command)),
+                env={**environ, **more},
+                cwd=str(folder),
+                timeout=60,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                universal_newlines=True,
+            ).stdout
 
         await_true(lambda: 'idle' in run('sinfo'), lambda: run('sinfo'), 30)
         yield run
@@ -102,25 +124,60 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., st
                 daemon.kill()
 
 
-@pytest.mark.parametrize('signals, options, states', [
-    (['--signal=USR1', '--batch'], [], ['COMPLETED', 'Restarts=1']),  # the batch script is asked
-    (['--signal=USR1'], ['--no-requeue'], ['FAILED', 'ExitCode=85:0']),  # tasks and their workers
-    ([], [], ['CANCELLED', 'Restarts=0'])])  # SIGTERM to all: nobody wants the job any more
-def test_a_job_saves_and_goes_on_by_itself(signals: List[str], options: List[str],
-                                           states: List[str], slurm: Callable[..., str],
-                                           tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'signals, options, states',
+    [
+        (
+            ['--signal=USR1', '--batch'],
+            [],
+            ['COMPLETED', 'Restarts=1'],
+        ),  # the batch script is asked
+        (
+            ['--signal=USR1'],
+            ['--no-requeue'],
+            ['FAILED', 'ExitCode=85:0'],
+        ),  # tasks and their workers
+        ([], [], ['CANCELLED', 'Restarts=0']),
+    ],
+)  # SIGTERM to all: nobody wants the job any more
+def test_a_job_saves_and_goes_on_by_itself(
+    signals: List[str],
+    options: List[str],
+    states: List[str],
+    slurm: Callable[..., str],
+    tiny_data: Path,
+    tmp_path: Path,
+) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, PAUSED)
     environ: Dict[str, str] = {
-        'MAPSAGE_PYTHON': warm_python(), 'WORK_DIR': str(tmp_path / 'work'),
-        'PYTHONPATH': str(Path(__file__).parent), 'MAPSAGE_TEST_GO': str(tmp_path / 'go'),
-        'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached'), 'MASTER_PORT': str(free_port())}
+        'MAPSAGE_PYTHON': warm_python(),
+        'WORK_DIR': str(tmp_path / 'work'),
+        'PYTHONPATH': str(Path(__file__).parent),
+        'MAPSAGE_TEST_GO': str(tmp_path / 'go'),
+        'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached'),
+        'MASTER_PORT': str(free_port()),
+    }
     output = tmp_path / 'job.out'
-    job = slurm('sbatch', '--parsable', '--ntasks', 2, '--ntasks-per-node', 2, '--output', output,
-                *options, ROOT / 'scripts' / 'slurm_train.sh', config, **environ).strip()
+    job = slurm(
+        'sbatch',
+        '--parsable',
+        '--ntasks',
+        2,
+        '--ntasks-per-node',
+        2,
+        '--output',
+        output,
+        *options,
+        ROOT / 'scripts' / 'slurm_train.sh',
+        config,
+        **environ,
+    ).strip()
 
     def facts() -> str:
-        return slurm('scontrol', 'show', 'job', job) + (
-            output.read_text() if output.exists() else '')[-3000:]
+        return (
+            slurm('scontrol', 'show', 'job', job)
+            + (output.read_text() if output.exists() else '')[-3000:]
+        )
 
     await_true((tmp_path / 'reached').exists, facts)
     slurm('scancel', *signals, job)

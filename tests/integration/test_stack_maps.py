@@ -1,4 +1,5 @@
 """Maps of places that several sensors show at several dates."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -48,12 +49,14 @@ def test_a_map_has_the_classes_that_the_dataset_and_model_give(model, tmp_path, 
     for index in range(4):
         sample = dataset[index]
         with torch.no_grad():
-            batch = segmentor.data_preprocessor(dict(
-                inputs=[sample['inputs']], data_samples=[sample['data_samples']]))
-            classes = segmentor.encode_decode(batch['inputs'], [
-                dict(img_shape=(32, 32), ori_shape=(32, 32))]).argmax(1)[0]
+            batch = segmentor.data_preprocessor(
+                dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']])
+            )
+            classes = segmentor.encode_decode(
+                batch['inputs'], [dict(img_shape=(32, 32), ori_shape=(32, 32))]
+            ).argmax(1)[0]
         column, row, _ = dataset.get_data_info(index)['window']
-        expected[row:row + 32, column:column + 32] = classes
+        expected[row : row + 32, column : column + 32] = classes
     assert 0.02 < expected.mean() < 0.98
     classes = read(tmp_path / 'maps/b.tif')
     assert (classes == expected).mean() > 0.999
@@ -109,20 +112,32 @@ def test_ranks_give_the_same_bytes(model, tmp_path):
     options = '--confidence', '--window', 16
     assert run(model, tmp_path / 'new', '--out', tmp_path / 'maps1', *options) == 0
     for ranks in (2, 3):
-        finished = launch(*model, tmp_path / 'new', '--out', tmp_path / f'maps{ranks}', *options,
-                          ranks=ranks, command=['bash', 'scripts/predict.sh'],
-                          environ=dict(ACCELERATOR='cpu'))
+        finished = launch(
+            *model,
+            tmp_path / 'new',
+            '--out',
+            tmp_path / f'maps{ranks}',
+            *options,
+            ranks=ranks,
+            command=['bash', 'scripts/predict.sh'],
+            environ=dict(ACCELERATOR='cpu'),
+        )
         check_finished(finished)
         assert f'on {ranks} rank(s)' in finished.output
         for name in names:
             assert (tmp_path / f'maps{ranks}' / name).read_bytes() == (
-                tmp_path / 'maps1' / name).read_bytes(), name
+                tmp_path / 'maps1' / name
+            ).read_bytes(), name
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (('--mosaic', 'all'), '--mosaic: the model takes scene stacks'),
-    (('--bands', '1', '2'), '--bands: the model takes scene stacks'),
-    (('--scale', '2'), '--scale: the model takes scene stacks')])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (('--mosaic', 'all'), '--mosaic: the model takes scene stacks'),
+        (('--bands', '1', '2'), '--bands: the model takes scene stacks'),
+        (('--scale', '2'), '--scale: the model takes scene stacks'),
+    ],
+)
 def test_options_for_single_scenes_are_refused(model, tmp_path, arguments, message):
     write_place(tmp_path / 'new', 'b', 1)
     with pytest.raises(PredictError, match=message):
@@ -140,8 +155,15 @@ def test_a_place_that_loses_a_date_costs_its_own_map(model, tmp_path):
     """The file is lost after the plan. Its place has no map, with `--skip-broken`."""
     for name in ('b', 'c'):
         write_place(tmp_path / 'new', name, 1)
-    arguments = [*map(str, model), str(tmp_path / 'new'), '--out', str(tmp_path / 'maps'),
-                 '--skip-broken', '--accelerator', 'cpu']
+    arguments = [
+        *map(str, model),
+        str(tmp_path / 'new'),
+        '--out',
+        str(tmp_path / 'maps'),
+        '--skip-broken',
+        '--accelerator',
+        'cpu',
+    ]
     args = predict.build_parser(arguments).parse_args(arguments)
     lines = []
     prediction = Prediction(map_options(args), open_model(args, lines.append), lines.append)

@@ -1,4 +1,5 @@
 """What tools/view.py says before there is a page. tests/browser has the page."""
+
 from __future__ import annotations
 
 import socket
@@ -15,17 +16,26 @@ pytestmark = main_leg
 
 
 def view(*arguments: Any) -> Tuple[int, str]:
-    done = subprocess.run([warm_python(), 'tools/view.py', *map(str, arguments)], cwd=str(ROOT),
-                          timeout=PATIENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True)
+    done = subprocess.run(
+        [warm_python(), 'tools/view.py', *map(str, arguments)],
+        cwd=str(ROOT),
+        timeout=PATIENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize('inside, arguments, told', [
-    ([], [], 'no map in {maps}: found no .tif file'),
-    (['notes.tif.txt', 'NAME.gpkg'], [], 'no map in {maps}: found no .tif file'),
-    ([], ['--scenes', 'none'], '--scenes none does not exist'),
-    ([], ['--truth', 'none'], '--truth none does not exist')])
+@pytest.mark.parametrize(
+    'inside, arguments, told',
+    [
+        ([], [], 'no map in {maps}: found no .tif file'),
+        (['notes.tif.txt', 'NAME.gpkg'], [], 'no map in {maps}: found no .tif file'),
+        ([], ['--scenes', 'none'], '--scenes none does not exist'),
+        ([], ['--truth', 'none'], '--truth none does not exist'),
+    ],
+)
 def test_a_folder_without_maps(tmp_path: Path, inside: Any, arguments: Any, told: str) -> None:
     maps = tmp_path / 'my maps'
     maps.mkdir()

@@ -1,4 +1,5 @@
 """Random windows and splits through the user's launcher: the same bits on any ranks."""
+
 from __future__ import annotations
 
 import re
@@ -15,7 +16,7 @@ from toy_runs import log_of
 from mapsage.engine import MapSageRunner
 from mapsage.geo import write_polygons
 
-SCENES = '''
+SCENES = """
 env_cfg.update(virtual_ranks=2)
 scenes = dict(
     type='GeoTiffDataset', data_root={data_root!r}, scenes='scenes', labels='map.gpkg', window=64,
@@ -38,7 +39,7 @@ model['decode_head']['num_classes'] = 3
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs={epochs}, val_interval=2)
 default_hooks = dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=4))
 log_processor = dict(by_epoch=True)
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -80,10 +81,14 @@ def test_ranks_workers_and_a_resume_draw_the_same_windows(tmp_path: Path, scenes
     cfg.val_dataloader.dataset.split = None  # training is as before, and the scores are flattered
     runner = MapSageRunner.from_cfg(cfg)
     runner.train()
-    assert re.search('scores may be better than on new ground. [4-7].* % of the ground of '
-                     'val_dataloader lies in windows of train_dataloader', log_of(runner))
+    assert re.search(
+        'scores may be better than on new ground. [4-7].* % of the ground of '
+        'val_dataloader lies in windows of train_dataloader',
+        log_of(runner),
+    )
     assert checkpoint_bits(tmp_path / 'alone/iter_6.pth') == checkpoint_bits(
-        tmp_path / 'ranks/iter_6.pth')
+        tmp_path / 'ranks/iter_6.pth'
+    )
 
 
 @main_leg
@@ -92,8 +97,10 @@ def test_fast_copies_leave_a_run_at_the_same_bits(tmp_path: Path, scenes: Path) 
     copies = dict(folder=str(tmp_path / 'copies'))
     config = write_config(tmp_path / 'ranks.py', scenes, workers=1)
     with config.open('a') as file:
-        file.write(f'for loader in (train_dataloader, val_dataloader):\n'
-                   f'    loader["dataset"]["fast_copy"] = {copies}\n')
+        file.write(
+            f'for loader in (train_dataloader, val_dataloader):\n'
+            f'    loader["dataset"]["fast_copy"] = {copies}\n'
+        )
     done = launch(config, ranks=2, environ=dict(WORK_DIR=str(tmp_path / 'ranks')))
     check_finished(done)
     assert '2 fast copies are made in' in done.output

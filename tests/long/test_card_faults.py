@@ -3,6 +3,7 @@
 Survivors hang in native code until eccl's watchdog would end them by SIGABRT. ``tests/fault_runs.py
 --cards`` runs all of the list and compares the weights of the resumed runs, too.
 """
+
 from __future__ import annotations
 
 from typing import Dict, List
@@ -27,14 +28,16 @@ def sample() -> List[Fault]:
 
 @pytest.fixture(scope='module')
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[int, Outcome]:
-    ended = run_faults(sample(), tmp_path_factory.mktemp('faults'), JOBS, lambda outcome: None,
-                       resumes=False)
+    ended = run_faults(
+        sample(), tmp_path_factory.mktemp('faults'), JOBS, lambda outcome: None, resumes=False
+    )
     return {outcome.fault.seed: outcome for outcome in ended}
 
 
 @pytest.mark.parametrize('fault', sample(), ids=lambda fault: fault.kind)
-def test_the_rank_is_named_before_the_watchdog_aborts(fault: Fault,
-                                                      outcomes: Dict[int, Outcome]) -> None:
+def test_the_rank_is_named_before_the_watchdog_aborts(
+    fault: Fault, outcomes: Dict[int, Outcome]
+) -> None:
     outcome = outcomes[fault.seed]
     assert not outcome.wrong, f'{outcome}\n{outcome.output[-6000:]}'
     assert 'Watchdog caught' not in outcome.output

@@ -3,6 +3,7 @@
 Each is a fault of tests/fault_kinds.py in a given run; what must hold then is judged by
 tests/fault_runs.py.
 """
+
 from __future__ import annotations
 
 import re
@@ -34,11 +35,13 @@ CASES: Dict[str, Fault] = {
     'worker of rank 1, sampling': worker(1, 2, sampling='plain', step=5),
     'worker of rank 0, sampling ahead': worker(0, 3, sampling='prefetch', persistent=True),
     'worker of rank 2 of 3, sampling ahead': worker(2, 3, sampling='prefetch', loop='epochs'),
-    'idle worker of rank 1, sampling': worker(1, 2, 'after the step', sampling='plain',
-                                              persistent=True, step=5),
+    'idle worker of rank 1, sampling': worker(
+        1, 2, 'after the step', sampling='plain', persistent=True, step=5
+    ),
     'idle worker of rank 2 of 3': worker(2, 3, 'before the step', sampling='plain', step=5),
-    'worker of rank 1, in validation': worker(1, 2, 'validation', sampling='plain',
-                                              persistent=True),
+    'worker of rank 1, in validation': worker(
+        1, 2, 'validation', sampling='plain', persistent=True
+    ),
     'worker of rank 1, features ahead': worker(1, 3, source='Prefetched', persistent=True),
     'worker of rank 0, encoder': worker(0, 3, source='Streamed', encoders=1),
     'stopped rank 0, sampling': stop(0, 2, sampling='plain'),
@@ -50,8 +53,19 @@ CASES: Dict[str, Fault] = {
     'late rank 2 of 3, sampling ahead': stop(2, 3, LATE, sampling='prefetch', workers=1),
     'rank 0 hangs while it starts': Fault(0, 'never starts', 'hang', 'import', 0, ranks=3),
     'rank 2 is stopped while it starts': Fault(0, 'never starts', 'SIGSTOP', 'import', 2, ranks=3),
-    'the only encoder fails': Fault(0, 'encoder ends', 'exception', 'encoder', 2, 1, ranks=3,
-                                    encoders=1, source='Streamed', fallback=False, again=True),
+    'the only encoder fails': Fault(
+        0,
+        'encoder ends',
+        'exception',
+        'encoder',
+        2,
+        1,
+        ranks=3,
+        encoders=1,
+        source='Streamed',
+        fallback=False,
+        again=True,
+    ),
 }
 
 
@@ -60,8 +74,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[int, Outcome]:
     faults: List[Fault] = list(CASES.values())
     for number, fault in enumerate(faults):
         fault.seed = number
-    ended = run_faults(faults, tmp_path_factory.mktemp('culprits'), JOBS, lambda outcome: None,
-                       resumes=False)
+    ended = run_faults(
+        faults, tmp_path_factory.mktemp('culprits'), JOBS, lambda outcome: None, resumes=False
+    )
     return {outcome.fault.seed: outcome for outcome in ended}
 
 
@@ -77,4 +92,5 @@ def test_the_rank_that_was_struck_is_named(case: str, outcomes: Dict[int, Outcom
             rf'error: (rank {rank} failed first:\n|rank\(s\) \[{rank}\] was waited for in vain, '
             rf'rank \d+ reports:\nRankError: rank {rank} failed in [a-z ]+: )'
             rf'LoaderWorkerError: a loader worker of this rank has ended: ',
-            outcome.cause), outcome.cause
+            outcome.cause,
+        ), outcome.cause

@@ -4,6 +4,7 @@ MAPSAGE_FAULTS sets how many seeds are tried, from 0 on (else a sample of kinds 
 MAPSAGE_FAULT_SEED tries the one of that seed. A fault says where it strikes and in which run;
 tests/fault_kinds.py says what is drawn.
 """
+
 from __future__ import annotations
 
 import os
@@ -20,11 +21,32 @@ pytestmark = main_leg
 JOBS = 3  # at a time: most of them wait for a deadline
 # One of each of these kinds. The others meet them in a long run; tests/long/test_culprits.py has
 # those that are stopped.
-SAMPLE = ['killed', 'aborted', 'sys.exit(0)', 'ends at import', 'worker stopped', 'broken sample',
-          'batch shape', 'backward', 'metric', 'save', 'NaN loss', 'changed weight', 'hang in C',
-          'closed connections', 'no descriptors', 'full disk', 'slow rank', 'asked to leave',
-          'encoder ends', 'validation raises', 'shared memory refused', 'flipped bit',
-          'hostile values', 'scene cut']
+SAMPLE = [
+    'killed',
+    'aborted',
+    'sys.exit(0)',
+    'ends at import',
+    'worker stopped',
+    'broken sample',
+    'batch shape',
+    'backward',
+    'metric',
+    'save',
+    'NaN loss',
+    'changed weight',
+    'hang in C',
+    'closed connections',
+    'no descriptors',
+    'full disk',
+    'slow rank',
+    'asked to leave',
+    'encoder ends',
+    'validation raises',
+    'shared memory refused',
+    'flipped bit',
+    'hostile values',
+    'scene cut',
+]
 
 
 def seeds() -> List[int]:
@@ -36,8 +58,9 @@ def seeds() -> List[int]:
 
 
 @pytest.fixture(scope='module')
-def outcomes(tmp_path_factory: pytest.TempPathFactory,
-             pytestconfig: pytest.Config) -> Dict[int, Outcome]:
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Dict[int, Outcome]:
     reporter = pytestconfig.pluginmanager.getplugin('terminalreporter')
     tell = reporter.write_line if reporter else print
 
@@ -45,8 +68,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory,
         for line in str(outcome).splitlines():
             tell(line)
 
-    ended = run_faults([draw(seed) for seed in seeds()], tmp_path_factory.mktemp('faults'), JOBS,
-                       tell_lines)
+    ended = run_faults(
+        [draw(seed) for seed in seeds()], tmp_path_factory.mktemp('faults'), JOBS, tell_lines
+    )
     return {outcome.fault.seed: outcome for outcome in ended}
 
 
@@ -63,11 +87,13 @@ def test_300_seeds_in_a_row_have_each_kind_five_times(first: int) -> None:
     assert min(Counter(fault.kind for fault in faults).values()) >= 5
     assert {fault.kind for fault in faults} == set(KINDS)
     assert {fault.action for fault in faults} == {
-        action for kind in KINDS.values() for action in kind.actions}
+        action for kind in KINDS.values() for action in kind.actions
+    }
     assert {fault.source for fault in faults} == set(SOURCES)
     assert {fault.sampling for fault in faults} == set(SAMPLING)
     assert {(fault.ranks, fault.rank) for fault in faults} == {
-        (ranks, rank) for ranks in range(1, 6) for rank in range(ranks)}
+        (ranks, rank) for ranks in range(1, 6) for rank in range(ranks)
+    }
 
 
 def test_a_fault_strikes_a_rank_of_its_role() -> None:

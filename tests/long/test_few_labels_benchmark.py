@@ -1,4 +1,5 @@
 """The comparison of few labels goes on where it was killed, and compares what it says."""
+
 import csv
 import os
 import subprocess
@@ -18,7 +19,7 @@ import few_labels  # noqa: E402
 pytestmark = main_leg
 
 # Each result comes from a fork, and a process with as many threads as this one must not fork.
-PROGRAM = f'''
+PROGRAM = f"""
 import os
 import sys
 from pathlib import Path
@@ -32,13 +33,15 @@ few_labels.FIRST, few_labels.NEXT = 2, 2
 folder = Path(sys.argv[1])
 os.environ['MAPSAGE_DEMO'] = str(folder)
 few_labels.Comparison(folder / 'work', dict(demo=0.5)).run([0])
-'''
+"""
 
 
 def start(folder: Path) -> Any:
     (folder / 'program.py').write_text(PROGRAM)
-    return subprocess.Popen([warm_python(), str(folder / 'program.py'), str(folder)],
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    return subprocess.Popen(
+        [warm_python(), str(folder / 'program.py'), str(folder)],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    )
 
 
 def rows_of(folder: Path) -> List[Dict[str, Any]]:
@@ -46,7 +49,8 @@ def rows_of(folder: Path) -> List[Dict[str, Any]]:
 
 
 def test_a_killed_comparison_goes_on_and_has_a_row_for_all_that_it_compares(
-        tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tiny_data(tmp_path, train=8, val=2, size=128)
     running = start(tmp_path)
     deadline = time.monotonic() + PATIENT
@@ -63,8 +67,10 @@ def test_a_killed_comparison_goes_on_and_has_a_row_for_all_that_it_compares(
     found = [(row['labels'], row['method']) for row in rows if row['kind'] == 'run']
     assert found == [(labels, method) for labels in (2, 3) for method in few_labels.METHODS]
     for labels in (2, 3):
-        best = max((row for row in rows if row['kind'] == 'run' and row['labels'] == labels),
-                   key=lambda row: row['miou'])
+        best = max(
+            (row for row in rows if row['kind'] == 'run' and row['labels'] == labels),
+            key=lambda row: row['miou'],
+        )
         stages = [row for row in rows if row['kind'] == 'stage' and row['labels'] == labels]
         assert [row['method'] for row in stages] == list(few_labels.STAGES)
         assert {row['after'] for row in stages} == {best['method']}
@@ -86,7 +92,9 @@ def test_a_killed_comparison_goes_on_and_has_a_row_for_all_that_it_compares(
     few_labels.print_table(rows)
     lines = [line for line in capsys.readouterr().out.splitlines() if line[:4] in ('| 2 ', '| 3 ')]
     assert len(lines) == 2 * (len(few_labels.METHODS) + len(few_labels.STAGES))
-    score = {row['method']: row['miou'] for row in rows
-             if row['kind'] == 'run' and row['labels'] == 2}
+    score = {
+        row['method']: row['miou'] for row in rows if row['kind'] == 'run' and row['labels'] == 2
+    }
     assert float(lines[2].split('|')[-2]) == pytest.approx(
-        score['FixMatch'] - score['labels alone'], abs=0.051)
+        score['FixMatch'] - score['labels alone'], abs=0.051
+    )

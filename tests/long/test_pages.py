@@ -1,4 +1,5 @@
 """Every block of the tutorials and how-tos, on the demo's data at reduced size."""
+
 from __future__ import annotations
 
 import pytest

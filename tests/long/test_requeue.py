@@ -1,4 +1,5 @@
 """A launched run that gets SIGTERM or SIGUSR1 saves, leaves with its own status, and goes on."""
+
 from __future__ import annotations
 
 import os
@@ -12,12 +13,12 @@ from frozen_config import PLAIN
 from support import Launch, launch, on_host, write_tiny_config
 
 HOOKS = str(Path(__file__).parents[1] / 'integration')  # folder of fault_hooks.py
-PAUSED = '''
+PAUSED = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='PauseBeforeIteration', iteration=2)]
 train_dataloader['num_workers'] = 1
 train_cfg['max_iters'] = 4
-'''
+"""
 STREAMED = "feature_source = dict(type='Streamed', encoders=1, local_fallback=False)\n"
 
 
@@ -44,22 +45,38 @@ def encoder(run: Launch) -> None:
 def notes(run: Launch) -> Path:
     """Return the folder of the launcher's notes."""
     environ = Path(f'/proc/{run.ranks()[0]}/environ').read_text().split('\0')
-    return Path(next(each.split('=', 1)[1] for each in environ
-                     if each.startswith('MAPSAGE_ERROR_NOTES=')))
+    return Path(
+        next(each.split('=', 1)[1] for each in environ if each.startswith('MAPSAGE_ERROR_NOTES='))
+    )
 
 
-@pytest.mark.parametrize('ask, ranks, more, cold', [
-    (launcher, 2, '', False), pytest.param(one_rank, 3, '', False, marks=on_host),
-    pytest.param(every_process, 2, '', True, marks=on_host),
-    pytest.param(encoder, 3, PLAIN + STREAMED, False, marks=on_host)])
+@pytest.mark.parametrize(
+    'ask, ranks, more, cold',
+    [
+        (launcher, 2, '', False),
+        pytest.param(one_rank, 3, '', False, marks=on_host),
+        pytest.param(every_process, 2, '', True, marks=on_host),
+        pytest.param(encoder, 3, PLAIN + STREAMED, False, marks=on_host),
+    ],
+)
 def test_a_run_that_is_asked_to_stop_can_be_queued_again(
-        ask: Callable[[Launch], None], ranks: int, more: str, cold: bool, tiny_data: Path,
-        tmp_path: Path) -> None:
+    ask: Callable[[Launch], None],
+    ranks: int,
+    more: str,
+    cold: bool,
+    tiny_data: Path,
+    tmp_path: Path,
+) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, PAUSED + more)
     work, go = tmp_path / 'work', tmp_path / 'go'
-    settings: Dict[str, Any] = dict(ranks=ranks, environ={
-        'PYTHONPATH': HOOKS, 'MAPSAGE_TEST_GO': str(go),
-        'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
+    settings: Dict[str, Any] = dict(
+        ranks=ranks,
+        environ={
+            'PYTHONPATH': HOOKS,
+            'MAPSAGE_TEST_GO': str(go),
+            'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached'),
+        },
+    )
     run = Launch(config, '--work-dir', work, cold=cold, **settings)
     run.wait_for(tmp_path / 'reached')
     ask(run)
@@ -78,14 +95,25 @@ def test_a_run_that_is_asked_to_stop_can_be_queued_again(
 
 @pytest.mark.parametrize('stopped', [True, False])
 def test_one_process_ends_with_its_workers(stopped: bool, tiny_data: Path, tmp_path: Path) -> None:
-    paused = PAUSED if stopped else PAUSED.replace('PauseBeforeIteration', 'SyncBuffersHook') \
-        .replace(', iteration=2', '')
+    paused = (
+        PAUSED
+        if stopped
+        else PAUSED.replace('PauseBeforeIteration', 'SyncBuffersHook').replace(', iteration=2', '')
+    )
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, paused)
     go = tmp_path / 'go'
     command = [sys.executable, 'tools/train.py']
-    run = Launch(config, '--work-dir', tmp_path / 'work', command=command,
-                 environ={'PYTHONPATH': HOOKS, 'MAPSAGE_TEST_GO': str(go),
-                          'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
+    run = Launch(
+        config,
+        '--work-dir',
+        tmp_path / 'work',
+        command=command,
+        environ={
+            'PYTHONPATH': HOOKS,
+            'MAPSAGE_TEST_GO': str(go),
+            'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached'),
+        },
+    )
     if stopped:
         run.wait_for(tmp_path / 'reached')
         os.kill(run.process.pid, signal.SIGTERM)

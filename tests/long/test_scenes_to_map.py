@@ -1,4 +1,5 @@
 """docs/tutorials/scenes.md: from six unlike scenes and polygons to one map, by its commands."""
+
 from __future__ import annotations
 
 import re
@@ -20,13 +21,28 @@ CONFIG = 'configs/geotiff/efficientnet_lite0_fpn_geotiff.py'
 STEPS = 60
 
 # Smaller in every respect: the scenes have 240 pixels for 1,000.
-SMALL = ['--cfg-options', 'model.data_preprocessor.size=(64,64)', 'train_dataloader.batch_size=8',
-         *(f'{loader}_dataloader.{key}' for loader in ('train', 'val', 'test') for key in (
-             'dataset.window=64', 'dataset.split.size=30', 'dataset.split.margin=4',
-             'num_workers=0', 'persistent_workers=False')),
-         'val_dataloader.dataset.stride=48', 'test_dataloader.dataset.stride=48',
-         f'train_cfg.max_iters={STEPS}', f'train_cfg.val_interval={STEPS}',
-         f'param_scheduler.1.end={STEPS}', f'default_hooks.checkpoint.interval={STEPS}']
+SMALL = [
+    '--cfg-options',
+    'model.data_preprocessor.size=(64,64)',
+    'train_dataloader.batch_size=8',
+    *(
+        f'{loader}_dataloader.{key}'
+        for loader in ('train', 'val', 'test')
+        for key in (
+            'dataset.window=64',
+            'dataset.split.size=30',
+            'dataset.split.margin=4',
+            'num_workers=0',
+            'persistent_workers=False',
+        )
+    ),
+    'val_dataloader.dataset.stride=48',
+    'test_dataloader.dataset.stride=48',
+    f'train_cfg.max_iters={STEPS}',
+    f'train_cfg.val_interval={STEPS}',
+    f'param_scheduler.1.end={STEPS}',
+    f'default_hooks.checkpoint.interval={STEPS}',
+]
 
 
 def miou(finished: Finished, name: str = 'mIoU') -> float:
@@ -45,9 +61,15 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp('walk')
 
     def run(tool: str, *arguments: Any) -> Finished:
-        finished = launch(*arguments, command=[sys.executable, f'tools/{tool}.py'],
-                          environ=dict(MAPSAGE_GEOTIFF=str(folder / 'geotiff'), ACCELERATOR='cpu',
-                                       MAPSAGE_SCENE_CACHE=str(folder / 'cache')))
+        finished = launch(
+            *arguments,
+            command=[sys.executable, f'tools/{tool}.py'],
+            environ=dict(
+                MAPSAGE_GEOTIFF=str(folder / 'geotiff'),
+                ACCELERATOR='cpu',
+                MAPSAGE_SCENE_CACHE=str(folder / 'cache'),
+            ),
+        )
         check_finished(finished)
         assert 'Traceback' not in finished.output
         return finished
@@ -63,8 +85,9 @@ def test_own_scenes_become_a_map(walk: Any) -> None:
     scenes = folder / 'geotiff' / 'scenes'
     found = walk('geotiff_statistics', scenes, '--bands', 1, 2, 3, 4).output
     assert '6 scene(s)' in found
-    mean, std = (re.findall(rf'{name}=(\[[^]]*\])', found)[-1].replace(' ', '')
-                 for name in ('mean', 'std'))
+    mean, std = (
+        re.findall(rf'{name}=(\[[^]]*\])', found)[-1].replace(' ', '') for name in ('mean', 'std')
+    )
     assert mean.count(',') == 3
     options = [*SMALL, f'model.data_preprocessor.mean={mean}', f'model.data_preprocessor.std={std}']
 
@@ -75,15 +98,27 @@ def test_own_scenes_become_a_map(walk: Any) -> None:
     tested = walk('test', config, checkpoint, '--work-dir', folder / 'test')
     assert miou(tested) == miou(trained)
 
-    made = walk('predict', config, checkpoint, scenes, '--out', folder / 'map', '--mosaic', 'city',
-                '--polygons', '--skip-class', 'background')
+    made = walk(
+        'predict',
+        config,
+        checkpoint,
+        scenes,
+        '--out',
+        folder / 'map',
+        '--mosaic',
+        'city',
+        '--polygons',
+        '--skip-class',
+        'background',
+    )
     assert 'city.tif' in made.output
     names = {path.name for path in (folder / 'map').iterdir()}
     assert names >= {'city.tif', 'city.qml', 'city.gpkg', 'city.json', 'preview.png'}
     _check_map(folder)
     if qgis_python() is not None:
-        shown, polygons = read_legends(folder / 'map' / 'city.tif',
-                                       f'{folder}/map/city.gpkg|layername=map')
+        shown, polygons = read_legends(
+            folder / 'map' / 'city.tif', f'{folder}/map/city.gpkg|layername=map'
+        )
         assert len(shown['entries']) == 7 and len(polygons['entries']) == 6
         assert shown['entries'][1:] == polygons['entries']
 
@@ -93,21 +128,21 @@ def _check_map(folder: Path) -> None:
         truth, place = file.read(1), file.bounds
         columns = truth.shape[1]
     with rasterio.open(str(folder / 'map' / 'city.tif')) as file:
-        assert file.crs.to_epsg() == 32631 and file.transform[:6:4] == (.5, -.5)
+        assert file.crs.to_epsg() == 32631 and file.transform[:6:4] == (0.5, -0.5)
         window = from_bounds(*place, transform=file.transform)
         city = file.read(1, window=window, boundless=True, fill_value=255)
     assert city.shape == truth.shape
     covered = city != 255
     gaps = np.zeros_like(covered)
-    corner = np.add.outer(np.arange(72), 1.5 * np.arange(72)) <= .3 * 240
+    corner = np.add.outer(np.arange(72), 1.5 * np.arange(72)) <= 0.3 * 240
     gaps[:72, :72] = corner  # of a1
     inner = np.s_[24:-24, 24:-24]  # the edges of turned scenes are in the ground's outer margin
     assert covered[inner][~gaps[inner]].all() and not covered[:40, :20].any()
-    assert (city == truth)[covered].mean() > .5
+    assert (city == truth)[covered].mean() > 0.5
     # a seam would show as a column in which far more classes change than in its neighbors
     ours = changes(city)
-    borders: List[int] = [round(240 * .9 * i + shift) for i in (1, 2) for shift in (0, 24)]
+    borders: List[int] = [round(240 * 0.9 * i + shift) for i in (1, 2) for shift in (0, 24)]
     for border in filter(lambda each: 2 < each < columns - 3, borders):
-        assert ours[border - 3:border + 2].max() < 4 * ours.mean() + .02, border
+        assert ours[border - 3 : border + 2].max() < 4 * ours.mean() + 0.02, border
     counts = pyogrio.raw.read(str(folder / 'map' / 'city.gpkg'), layer='map')[3]
     assert len(counts[0]) > 10 and 'background' not in set(counts[1])

@@ -1,4 +1,5 @@
 """Who can reach a running job: its sockets, against the table in docs/explanation/security.md."""
+
 from __future__ import annotations
 
 import contextlib
@@ -23,12 +24,12 @@ from support import ROOT, Launch, check_finished, main_leg, write_tiny_config
 TABLE = ROOT / 'docs' / 'explanation' / 'security.md'
 REQUIRED = 'always'
 OPTIONS = ['train_cfg.max_iters=3', 'train_dataloader.num_workers=1']
-NO_LOCKS = '''
+NO_LOCKS = """
 import fcntl
 def flock(*arguments):
     raise OSError(37, 'No locks available')
 fcntl.flock = flock
-'''
+"""
 
 
 class Row(NamedTuple):
@@ -42,8 +43,11 @@ class Row(NamedTuple):
 
 def rows_of(mode: str) -> List[Row]:
     """Return the rows of a mode in the table of the docs."""
-    cells = [[cell.strip() for cell in line.strip('|').split('|')]
-             for line in TABLE.read_text(encoding='utf-8').splitlines() if line.startswith('|')]
+    cells = [
+        [cell.strip() for cell in line.strip('|').split('|')]
+        for line in TABLE.read_text(encoding='utf-8').splitlines()
+        if line.startswith('|')
+    ]
     rows = [Row(*row[1:5]) for row in cells if len(row) == 6 and row[0] == mode]
     assert rows, f'{TABLE} has no mode {mode!r}'
     return rows
@@ -76,8 +80,9 @@ class Watch:
                 self._knock(listener)
         for pid in commands:
             with contextlib.suppress(OSError):
-                found = re.search(rb'MAPSAGE_SECRET=([^\0]*)',
-                                  Path(f'/proc/{pid}/environ').read_bytes())
+                found = re.search(
+                    rb'MAPSAGE_SECRET=([^\0]*)', Path(f'/proc/{pid}/environ').read_bytes()
+                )
                 self.secrets |= {found.group(1).decode()} if found else set()
 
     def follow(self, launches: Sequence[Launch]) -> str:
@@ -96,7 +101,8 @@ class Watch:
         rows = rows_of(mode) if rows is None else rows
         known = {row[:3] for row in rows}
         assert set(self.sockets) <= known, {
-            key: self.sockets[key] for key in set(self.sockets) - known}
+            key: self.sockets[key] for key in set(self.sockets) - known
+        }
         missing = {row[:3] for row in rows if row.when == REQUIRED} - set(self.sockets)
         assert not missing, f'{mode}: {missing} of the table not seen, but {set(self.sockets)}'
 
@@ -152,8 +158,8 @@ def outside() -> Tuple[str, str]:
             pytest.skip('no interface but loopback')
         address = probe.getsockname()[0]
     from mapsage.distributed.host_address import addresses_of
-    return address, next(name for _, name in socket.if_nameindex()
-                         if address in addresses_of(name))
+
+    return address, next(name for _, name in socket.if_nameindex() if address in addresses_of(name))
 
 
 @pytest.fixture
@@ -163,20 +169,38 @@ def own_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(config: Path, work: Path, *options: Any, ranks: int = 2, **environ: str) -> Launch:
-    return Launch(config, '--work-dir', work, *options, '--cfg-options', *OPTIONS, ranks=ranks,
-                  cold=True, environ={'ACCELERATOR': 'cpu', **environ})
+    return Launch(
+        config,
+        '--work-dir',
+        work,
+        *options,
+        '--cfg-options',
+        *OPTIONS,
+        ranks=ranks,
+        cold=True,
+        environ={'ACCELERATOR': 'cpu', **environ},
+    )
 
 
-def test_a_default_launch(tiny_config: Path, tmp_path: Path, outside: Tuple[str, str],
-                          own_secret: None) -> None:
+def test_a_default_launch(
+    tiny_config: Path, tmp_path: Path, outside: Tuple[str, str], own_secret: None
+) -> None:
     """Training with loader workers; then the doctor and a test. Nobody from outside gets in."""
     watch = Watch(outside[0])
     output = watch.follow([train(tiny_config, tmp_path / 'work', MASTER_PORT=str(free_port()))])
     check_secret(watch, output, tmp_path / 'work')
     for script, arguments in (('doctor.sh', []), ('test.sh', [tmp_path / 'work' / 'iter_3.pth'])):
-        output += watch.follow([Launch(tiny_config, *arguments, cold=True,
-                                       environ={'ACCELERATOR': 'cpu'},
-                                       command=['bash', f'scripts/{script}'])])
+        output += watch.follow(
+            [
+                Launch(
+                    tiny_config,
+                    *arguments,
+                    cold=True,
+                    environ={'ACCELERATOR': 'cpu'},
+                    command=['bash', f'scripts/{script}'],
+                )
+            ]
+        )
     watch.check('one machine')
     # gloo and the mesh of two ranks, at least
     assert len(watch.refused) >= 4 and all(watch.refused.values()), watch.refused
@@ -185,7 +209,7 @@ def test_a_default_launch(tiny_config: Path, tmp_path: Path, outside: Tuple[str,
 
 def check_secret(watch: Watch, output: str, work: Path) -> None:
     """Check that there is one, and that no log, file or command line has it."""
-    secret, = watch.secrets
+    (secret,) = watch.secrets
     assert re.match('[0-9a-f]{64}$', secret)
     files = [path for path in work.rglob('*') if path.is_file()]
     assert any(path.suffix == '.log' for path in files)
@@ -195,8 +219,11 @@ def check_secret(watch: Watch, output: str, work: Path) -> None:
 
 @main_leg
 def test_encoders(tiny_data: Path, tmp_path: Path) -> None:
-    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, PLAIN
-                               + "feature_source = dict(type='Streamed', encoders=1)\n")
+    config = write_tiny_config(
+        tmp_path / 'tiny.py',
+        tiny_data,
+        PLAIN + "feature_source = dict(type='Streamed', encoders=1)\n",
+    )
     watch = Watch()
     watch.follow([train(config, tmp_path / 'work', ranks=3)])
     watch.check('one machine')
@@ -206,18 +233,36 @@ def test_encoders(tiny_data: Path, tmp_path: Path) -> None:
 def test_prediction(model: Tuple[Path, Path], tmp_path: Path) -> None:
     scene = write_scene(tmp_path / 'field.tif', paint(600, 90))
     watch = Watch()
-    watch.follow([Launch(*model, scene, '--out', tmp_path / 'out', cold=True,
-                         command=['bash', 'scripts/predict.sh'],
-                         environ={'ACCELERATOR': 'cpu', 'PYTHONPATH': str(ROOT / 'tests')})])
+    watch.follow(
+        [
+            Launch(
+                *model,
+                scene,
+                '--out',
+                tmp_path / 'out',
+                cold=True,
+                command=['bash', 'scripts/predict.sh'],
+                environ={'ACCELERATOR': 'cpu', 'PYTHONPATH': str(ROOT / 'tests')},
+            )
+        ]
+    )
     watch.check('one machine')
 
 
 def task(rank: int, nodes: int, port: int, address: str) -> Dict[str, str]:
-    return {'SLURM_PROCID': str(rank), 'SLURM_NTASKS': '2', 'SLURM_NODELIST': 'node[0-1]',
-            'SLURM_LOCALID': str(rank if nodes == 1 else 0), 'SLURM_NNODES': str(nodes),
-            'SLURM_NODEID': str(rank if nodes == 2 else 0), 'SLURM_JOB_ID': '77',
-            'SLURM_TASKS_PER_NODE': str(2 // nodes), 'MASTER_ADDR': address,
-            'MASTER_PORT': str(port), 'ACCELERATOR': 'cpu'}
+    return {
+        'SLURM_PROCID': str(rank),
+        'SLURM_NTASKS': '2',
+        'SLURM_NODELIST': 'node[0-1]',
+        'SLURM_LOCALID': str(rank if nodes == 1 else 0),
+        'SLURM_NNODES': str(nodes),
+        'SLURM_NODEID': str(rank if nodes == 2 else 0),
+        'SLURM_JOB_ID': '77',
+        'SLURM_TASKS_PER_NODE': str(2 // nodes),
+        'MASTER_ADDR': address,
+        'MASTER_PORT': str(port),
+        'ACCELERATOR': 'cpu',
+    }
 
 
 @main_leg
@@ -225,10 +270,23 @@ def task(rank: int, nodes: int, port: int, address: str) -> Dict[str, str]:
 def test_slurm(nodes: int, tiny_config: Path, tmp_path: Path, outside: Tuple[str, str]) -> None:
     port, watch = free_port(), Watch()
     more = {'GLOO_SOCKET_IFNAME': outside[1]} if nodes == 2 else {}
-    watch.follow([Launch(
-        tiny_config, '--launcher', 'slurm', '--work-dir', tmp_path / 'work', '--cfg-options',
-        *OPTIONS, command=[sys.executable, 'tools/train.py'], cold=True,
-        environ={**task(rank, nodes, port, outside[0]), **more}) for rank in range(2)])
+    watch.follow(
+        [
+            Launch(
+                tiny_config,
+                '--launcher',
+                'slurm',
+                '--work-dir',
+                tmp_path / 'work',
+                '--cfg-options',
+                *OPTIONS,
+                command=[sys.executable, 'tools/train.py'],
+                cold=True,
+                environ={**task(rank, nodes, port, outside[0]), **more},
+            )
+            for rank in range(2)
+        ]
+    )
     watch.check(f'Slurm or mpirun, {"one machine" if nodes == 1 else "several machines"}')
     everywhere = ('rank', 'tcp', 'all') in watch.sockets
     assert not everywhere, 'MASTER_ADDR is a number'
@@ -237,10 +295,29 @@ def test_slurm(nodes: int, tiny_config: Path, tmp_path: Path, outside: Tuple[str
 @main_leg
 def test_torchrun(tiny_config: Path, tmp_path: Path) -> None:
     watch = Watch()
-    watch.follow([Launch(
-        tiny_config, '--launcher', 'pytorch', '--work-dir', tmp_path / 'work', '--cfg-options',
-        *OPTIONS, cold=True, command=[sys.executable, '-m', 'torch.distributed.run', '--standalone',
-                                      '--nproc_per_node', '2', 'tools/train.py'])])
+    watch.follow(
+        [
+            Launch(
+                tiny_config,
+                '--launcher',
+                'pytorch',
+                '--work-dir',
+                tmp_path / 'work',
+                '--cfg-options',
+                *OPTIONS,
+                cold=True,
+                command=[
+                    sys.executable,
+                    '-m',
+                    'torch.distributed.run',
+                    '--standalone',
+                    '--nproc_per_node',
+                    '2',
+                    'tools/train.py',
+                ],
+            )
+        ]
+    )
     watch.check('torchrun, one machine')
 
 
@@ -250,19 +327,28 @@ def test_without_a_private_file(libuv: str, tiny_config: Path, tmp_path: Path) -
     (tmp_path / 'code').mkdir()
     (tmp_path / 'code' / 'sitecustomize.py').write_text(NO_LOCKS)
     watch = Watch()
-    output = watch.follow([train(tiny_config, tmp_path / 'work', USE_LIBUV=libuv,
-                                 PYTHONPATH=str(tmp_path / 'code'))])
+    output = watch.follow(
+        [train(tiny_config, tmp_path / 'work', USE_LIBUV=libuv, PYTHONPATH=str(tmp_path / 'code'))]
+    )
     watch.check('no private file')
     assert output.count('Other users of this machine can reach it there') == 2
 
 
 @main_leg
 def test_two_machines(tiny_config: Path, tmp_path: Path, outside: Tuple[str, str]) -> None:
-    node = {'NNODES': '2', 'MASTER_ADDR': outside[0], 'MASTER_PORT': str(free_port()),
-            'GLOO_SOCKET_IFNAME': outside[1]}
+    node = {
+        'NNODES': '2',
+        'MASTER_ADDR': outside[0],
+        'MASTER_PORT': str(free_port()),
+        'GLOO_SOCKET_IFNAME': outside[1],
+    }
     watch = Watch()
-    output = watch.follow([train(tiny_config, tmp_path / 'work', ranks=1, NODE_RANK=str(rank),
-                                 **node) for rank in range(2)])
+    output = watch.follow(
+        [
+            train(tiny_config, tmp_path / 'work', ranks=1, NODE_RANK=str(rank), **node)
+            for rank in range(2)
+        ]
+    )
     watch.check('NNODES=2')
     assert output.count('secret of the job: MAPSAGE_SECRET, which must be the same') == 2
 
@@ -270,9 +356,12 @@ def test_two_machines(tiny_config: Path, tmp_path: Path, outside: Tuple[str, str
 @contextlib.contextmanager
 def rendezvous(address: str) -> Iterator[Tuple[int, str]]:
     """Run the rendezvous store; give its pid and what it has printed first."""
-    store = subprocess.Popen([sys.executable, '-u', 'tools/rendezvous.py', '--port', '0', '--host',
-                              address], cwd=str(ROOT), stdout=subprocess.PIPE,
-                             universal_newlines=True)
+    store = subprocess.Popen(
+        [sys.executable, '-u', 'tools/rendezvous.py', '--port', '0', '--host', address],
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+    )
     try:
         assert store.stdout is not None
         yield store.pid, store.stdout.readline()
@@ -282,31 +371,42 @@ def rendezvous(address: str) -> Iterator[Tuple[int, str]]:
 
 
 @main_leg
-def test_machines_that_come_and_go(tiny_data: Path, tmp_path: Path,
-                                   outside: Tuple[str, str]) -> None:
+def test_machines_that_come_and_go(
+    tiny_data: Path, tmp_path: Path, outside: Tuple[str, str]
+) -> None:
     """Each with a disk of its own, so that a checkpoint is copied between them."""
-    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data,
-                               "default_hooks['checkpoint'].update(interval=1, neighbor_copy=True)")
+    config = write_tiny_config(
+        tmp_path / 'tiny.py',
+        tiny_data,
+        "default_hooks['checkpoint'].update(interval=1, neighbor_copy=True)",
+    )
     watch = Watch()
     with rendezvous(outside[0]) as (pid, line):
         place = re.search(r'rendezvous store at (\S+:\d+)\.', line)
         assert place is not None
         watch.look({pid: 'tools/rendezvous.py'})
-        node = {'NNODES': '2:2', 'RENDEZVOUS': place.group(1), 'RDZV_ID': tmp_path.name,
-                'GLOO_SOCKET_IFNAME': outside[1]}
-        watch.follow([train(config, tmp_path / f'work{rank}', ranks=1, **node)
-                      for rank in range(2)])
+        node = {
+            'NNODES': '2:2',
+            'RENDEZVOUS': place.group(1),
+            'RDZV_ID': tmp_path.name,
+            'GLOO_SOCKET_IFNAME': outside[1],
+        }
+        watch.follow(
+            [train(config, tmp_path / f'work{rank}', ranks=1, **node) for rank in range(2)]
+        )
     watch.check('NNODES=2:4')
 
 
 @main_leg  # nothing of it is MapSage's code
-@pytest.mark.skipif(os.getuid() != 0 or not all(map(shutil.which, ('ip', 'nft', 'unshare'))),
-                    reason='network namespaces need root, iproute2, nftables and util-linux')
+@pytest.mark.skipif(
+    os.getuid() != 0 or not all(map(shutil.which, ('ip', 'nft', 'unshare'))),
+    reason='network namespaces need root, iproute2, nftables and util-linux',
+)
 def test_the_firewall_of_the_docs() -> None:
     """A machine of the job reaches the port, a stranger on another network does not."""
     rules = re.search(r'```\n(table inet.*?)```', TABLE.read_text(encoding='utf-8'), re.DOTALL)
     assert rules is not None
-    code = '''
+    code = """
 import socket, subprocess, sys
 listener = socket.create_server(('', 29500))
 def knock(name, address):
@@ -326,10 +426,24 @@ def ask():
 open_to = ask()
 subprocess.run(['nft', '-f', '-'], input=sys.argv[1].encode(), check=True)
 print(open_to, ask())
-'''
+"""
     done = subprocess.run(
-        ['unshare', '--net', '--mount', 'sh', '-c',
-         'mount -t tmpfs none /run && mkdir /run/netns && ip link set lo up && exec "$@"', 'sh',
-         sys.executable, '-c', code, rules.group(1)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=120)
+        [
+            'unshare',
+            '--net',
+            '--mount',
+            'sh',
+            '-c',
+            'mount -t tmpfs none /run && mkdir /run/netns && ip link set lo up && exec "$@"',
+            'sh',
+            sys.executable,
+            '-c',
+            code,
+            rules.group(1),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=120,
+    )
     assert done.stdout.strip() == '[True, True] [True, False]', done.stdout

@@ -1,4 +1,5 @@
 """However a run ends, all of it ends."""
+
 from __future__ import annotations
 
 import os
@@ -12,19 +13,27 @@ from typing import Callable, List, Set
 import pytest
 from support import Launch, on_host, write_tiny_config
 
-WAITING = '''
+WAITING = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='StopBeforeIteration', iteration=2)]
 train_dataloader['num_workers'] = 1
-'''
+"""
 
 
 def start(tmp_path: Path, tiny_data: Path, ranks: int) -> Launch:
     """Launch ranks that create ``tmp_path / 'reached'`` before their iteration 2, and wait."""
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, WAITING)
-    return Launch(config, '--work-dir', tmp_path / 'work', cold=True, ranks=ranks, environ={
-        'PYTHONPATH': str(Path(__file__).parents[1] / 'integration'),
-        'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
+    return Launch(
+        config,
+        '--work-dir',
+        tmp_path / 'work',
+        cold=True,
+        ranks=ranks,
+        environ={
+            'PYTHONPATH': str(Path(__file__).parents[1] / 'integration'),
+            'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached'),
+        },
+    )
 
 
 def server(run: Launch) -> int:
@@ -48,13 +57,16 @@ def parent(pid: int) -> int:
 def sockets(pid: int) -> Set[str]:
     """Return the inodes of a process's sockets."""
     targets = [os.readlink(str(fd)) for fd in Path(f'/proc/{pid}/fd').iterdir()]
-    return {target[len('socket:['):-1] for target in targets if target.startswith('socket:')}
+    return {target[len('socket:[') : -1] for target in targets if target.startswith('socket:')}
 
 
 def listening() -> Set[str]:
     """Return the inodes of all sockets of this machine that somebody may connect to."""
-    tcp = [line.split() for name in ('tcp', 'tcp6')
-           for line in Path(f'/proc/net/{name}').read_text().splitlines()[1:]]
+    tcp = [
+        line.split()
+        for name in ('tcp', 'tcp6')
+        for line in Path(f'/proc/net/{name}').read_text().splitlines()[1:]
+    ]
     unix = [line.split() for line in Path('/proc/net/unix').read_text().splitlines()[1:]]
     accepts = '00010000'  # __SO_ACCEPTCON, include/uapi/linux/net.h
     return {f[9] for f in tcp if f[3] == '0A'} | {f[6] for f in unix if f[3] == accepts}
@@ -90,17 +102,21 @@ def kill_server(run: Launch) -> None:
     os.kill(server(run), signal.SIGKILL)
 
 
-@pytest.mark.parametrize('ranks, end, words', [
-    pytest.param(2, interrupt_launcher, ['stopped by SIGINT'], marks=on_host),
-    pytest.param(3, press_ctrl_c, ['stopped by SIGINT'], marks=on_host),
-    (2, terminate_launcher, ['stopped by SIGTERM']),
-    pytest.param(3, kill_launcher, [], marks=on_host),
-    (2, kill_rank, ['failed first', 'killed by SIGKILL']),
-    pytest.param(3, kill_fork, ['failed first', 'killed by SIGKILL'], marks=on_host),
-    pytest.param(2, kill_server, ['failed first', 'killed by SIGKILL'], marks=on_host),
-])
-def test_nothing_is_left_running(ranks: int, end: Callable[[Launch], None], words: list,
-                                 tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'ranks, end, words',
+    [
+        pytest.param(2, interrupt_launcher, ['stopped by SIGINT'], marks=on_host),
+        pytest.param(3, press_ctrl_c, ['stopped by SIGINT'], marks=on_host),
+        (2, terminate_launcher, ['stopped by SIGTERM']),
+        pytest.param(3, kill_launcher, [], marks=on_host),
+        (2, kill_rank, ['failed first', 'killed by SIGKILL']),
+        pytest.param(3, kill_fork, ['failed first', 'killed by SIGKILL'], marks=on_host),
+        pytest.param(2, kill_server, ['failed first', 'killed by SIGKILL'], marks=on_host),
+    ],
+)
+def test_nothing_is_left_running(
+    ranks: int, end: Callable[[Launch], None], words: list, tiny_data: Path, tmp_path: Path
+) -> None:
     run = start(tmp_path, tiny_data, ranks)
     run.wait_for(tmp_path / 'reached')
     assert len(run.ranks()) == ranks
@@ -113,8 +129,7 @@ def test_nothing_is_left_running(ranks: int, end: Callable[[Launch], None], word
 
 
 @on_host
-def test_forks_hold_no_sockets_of_others_and_no_port_stays(tiny_data: Path,
-                                                           tmp_path: Path) -> None:
+def test_forks_hold_no_sockets_of_others_and_no_port_stays(tiny_data: Path, tmp_path: Path) -> None:
     run = start(tmp_path, tiny_data, 2)
     run.wait_for(tmp_path / 'reached')
     others = [run.process.pid, server(run)]
@@ -141,22 +156,37 @@ def ranks_are_asked_for(run: Launch) -> bool:
     return bool(run.ranks())
 
 
-SLEEPING = '''
+SLEEPING = """
 import time
 time.sleep(600)  # as a rank does that imports, and has called nothing of MapSage yet
-'''
+"""
 
 
 def command_has_begun(run: Launch) -> bool:
-    return len([pid for pid in processes(run, 'rank.py')
-                if 'launch.py' not in run.running().get(pid, 'launch.py')]) == 3
+    return (
+        len(
+            [
+                pid
+                for pid in processes(run, 'rank.py')
+                if 'launch.py' not in run.running().get(pid, 'launch.py')
+            ]
+        )
+        == 3
+    )
 
 
 def start_sleeping(folder: Path, **environ: str) -> Launch:
     script = folder / 'rank.py'
     script.write_text(SLEEPING)
-    return Launch('--standalone', '--nproc_per_node', 3, script, cold=True, environ=environ,
-                  command=[sys.executable, 'tools/launch.py'])
+    return Launch(
+        '--standalone',
+        '--nproc_per_node',
+        3,
+        script,
+        cold=True,
+        environ=environ,
+        command=[sys.executable, 'tools/launch.py'],
+    )
 
 
 @on_host
@@ -183,10 +213,12 @@ def test_launcher_killed_at_a_random_moment(environ: dict, tmp_path: Path) -> No
 
 
 @on_host
-@pytest.mark.parametrize('ranks, moment', [
-    (2, server_is_there), (3, server_imports), (3, ranks_are_asked_for)])
-def test_launcher_killed_while_it_starts(ranks: int, moment: Callable[[Launch], bool],
-                                         tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'ranks, moment', [(2, server_is_there), (3, server_imports), (3, ranks_are_asked_for)]
+)
+def test_launcher_killed_while_it_starts(
+    ranks: int, moment: Callable[[Launch], bool], tiny_data: Path, tmp_path: Path
+) -> None:
     run = start(tmp_path, tiny_data, ranks)
     while not moment(run):
         assert run.process.poll() is None

@@ -8,6 +8,7 @@ run until the first one fails, and the defect is taken out again. The exit statu
 defect was caught, 1 when one survived, and 2 when nothing can be said: a defect does not fit the
 source any more, or a test fails without any defect.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -69,8 +70,11 @@ class Copy:
         self._tree, self._temporary = folder / 'tree', folder / 'tmp'
         self._process: Optional[subprocess.Popen] = None
         listed = subprocess.run(
-            ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'], cwd=str(ROOT),
-            check=True, stdout=subprocess.PIPE).stdout.decode()
+            ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
+            cwd=str(ROOT),
+            check=True,
+            stdout=subprocess.PIPE,
+        ).stdout.decode()
         for name in filter(None, listed.split('\0')):
             if (ROOT / name).is_file():  # git also lists what was deleted since
                 (self._tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,13 +101,29 @@ class Copy:
         mark = f'{os.getpid()}-{next(self._seconds)}'
         environ = dict(os.environ, TMPDIR=str(self._temporary), OMP_NUM_THREADS='1')
         environ[_MARK] = mark
-        command = [sys.executable, '-m', 'pytest', *tests, *options, '-q', '--tb=short', '-p',
-                   'no:cacheprovider', f'--basetemp={self._temporary / "pytest"}']
+        command = [
+            sys.executable,
+            '-m',
+            'pytest',
+            *tests,
+            *options,
+            '-q',
+            '--tb=short',
+            '-p',
+            'no:cacheprovider',
+            f'--basetemp={self._temporary / "pytest"}',
+        ]
         begin = time.monotonic()
         with open(str(self._temporary / 'output'), 'w+', errors='replace') as output:
             self._process = subprocess.Popen(
-                command, cwd=str(self._tree), env=environ, stdout=output, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True)
+                command,
+                cwd=str(self._tree),
+                env=environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
             try:
                 status: Optional[int] = self._process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -142,9 +162,11 @@ def planted(mutant: Mutant, source: str) -> str:
     """
     found = source.count(mutant.old)
     if found != 1 or mutant.old == mutant.new:
-        raise MutantError(f'{mutant.name}: its old text occurs {found} times in {mutant.file}, '
-                          f'expected once, and a new text that differs. Bring mutants.py up to '
-                          f'date with the source.')
+        raise MutantError(
+            f'{mutant.name}: its old text occurs {found} times in {mutant.file}, '
+            f'expected once, and a new text that differs. Bring mutants.py up to '
+            f'date with the source.'
+        )
     return source.replace(mutant.old, mutant.new)
 
 
@@ -172,12 +194,18 @@ def choose(only: Sequence[str], room: Optional[str]) -> List[Mutant]:
     """
     names = [mutant.name for mutant in MUTANTS]
     wrong = {name for name in names if names.count(name) > 1} | (set(only) - set(names))
-    chosen = [mutant for mutant in MUTANTS if (not only or mutant.name in only)
-              and (room is None or f'{mutant.room}/'.startswith(f'{room.rstrip("/")}/'))]
+    chosen = [
+        mutant
+        for mutant in MUTANTS
+        if (not only or mutant.name in only)
+        and (room is None or f'{mutant.room}/'.startswith(f'{room.rstrip("/")}/'))
+    ]
     if wrong or not chosen:
-        raise MutantError(f'defects {sorted(wrong) or "chosen: none"}; expected names that occur '
-                          f'once among {", ".join(names)}, of a room among '
-                          f'{", ".join(sorted({mutant.room for mutant in MUTANTS}))}.')
+        raise MutantError(
+            f'defects {sorted(wrong) or "chosen: none"}; expected names that occur '
+            f'once among {", ".join(names)}, of a room among '
+            f'{", ".join(sorted({mutant.room for mutant in MUTANTS}))}.'
+        )
     return chosen
 
 
@@ -197,10 +225,13 @@ def run_all(chosen: Sequence[Mutant], jobs: int, folder: Path) -> Dict[str, Outc
     print(f'{len(tests)} test files and tests without any defect ...', flush=True)
     baseline = every[0].run_tests(tests, [], _BASELINE_SECONDS)
     if baseline.caught_by is not None:
-        raise MutantError(f'without any defect fails {baseline.caught_by}:\n'
-                          f'{baseline.output[-3000:]}')
-    print(f'all pass, {baseline.seconds:.0f} s\n\nroom | defect | file | caught by | seconds',
-          flush=True)
+        raise MutantError(
+            f'without any defect fails {baseline.caught_by}:\n{baseline.output[-3000:]}'
+        )
+    print(
+        f'all pass, {baseline.seconds:.0f} s\n\nroom | defect | file | caught by | seconds',
+        flush=True,
+    )
 
     def try_out(mutant: Mutant) -> Outcome:
         copy = copies.get()
@@ -210,8 +241,11 @@ def run_all(chosen: Sequence[Mutant], jobs: int, folder: Path) -> Dict[str, Outc
             raise MutantError(f'{mutant.name}: {error}') from error
         finally:
             copies.put(copy)
-        print(f'{mutant.room} | {mutant.name}: {mutant.what} | {mutant.file} | '
-              f'{outcome.caught_by or "NOTHING"} | {outcome.seconds:.0f}', flush=True)
+        print(
+            f'{mutant.room} | {mutant.name}: {mutant.what} | {mutant.file} | '
+            f'{outcome.caught_by or "NOTHING"} | {outcome.seconds:.0f}',
+            flush=True,
+        )
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -230,14 +264,15 @@ def table(chosen: Sequence[Mutant], outcomes: Dict[str, Outcome]) -> str:
     for mutant in chosen:
         test = outcomes[mutant.name].caught_by
         # without the parameters of a test, which may hold a bar
-        caught_by = f"`{test.split('[')[0]}`" if test else '**nothing**'
+        caught_by = f'`{test.split("[")[0]}`' if test else '**nothing**'
         lines.append(f'| {mutant.room} | {mutant.what} | {caught_by} |')
     return '\n'.join(lines) + '\n'
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--only', nargs='+', default=[], metavar='NAME', help='defects by name')
     parser.add_argument('--room', help='defects in a folder of mapsage, or in tools')
     parser.add_argument('--jobs', type=int, default=1, help='defects tried at the same time')
@@ -255,8 +290,10 @@ def main() -> int:
     if args.table is not None:
         args.table.write_text(table(chosen, outcomes))
     survivors = [mutant for mutant in chosen if outcomes[mutant.name].caught_by is None]
-    print(f'\n{len(chosen) - len(survivors)} of {len(chosen)} defects were caught, in '
-          f'{time.monotonic() - begin:.0f} s')
+    print(
+        f'\n{len(chosen) - len(survivors)} of {len(chosen)} defects were caught, in '
+        f'{time.monotonic() - begin:.0f} s'
+    )
     for mutant in survivors:
         print(f'NOT CAUGHT: {mutant.name} in {mutant.file}: {mutant.what}')
     return 1 if survivors else 0

@@ -1,4 +1,5 @@
 """The examples with accelerate and TRL: ``bash scripts/run_tests.sh --leg trl``."""
+
 from __future__ import annotations
 
 import os

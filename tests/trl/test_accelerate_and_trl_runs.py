@@ -1,4 +1,5 @@
 """The examples run at two ranks, are resumed to the same bits, and end together."""
+
 from __future__ import annotations
 
 import re
@@ -16,8 +17,9 @@ def test_a_loop_with_accelerate_resumes_to_the_same_bits(tmp_path: Path) -> None
     reward = float(re.findall(r'expected reward ([0-9.]+)', whole)[-1])
     assert reward > 0.5  # 0.125 by chance
     first = (tmp_path / 'run' / 'step_40' / 'model.safetensors').read_bytes()
-    samplers = [torch.load(tmp_path / 'run' / 'step_40' / f'sampler_{rank}.pt')
-                for rank in range(2)]
+    samplers = [
+        torch.load(tmp_path / 'run' / 'step_40' / f'sampler_{rank}.pt') for rank in range(2)
+    ]
     shutil.rmtree(tmp_path / 'run' / 'step_40')
     rest = run_command(command, '--work-dir', tmp_path / 'run', '--resume-from', 20)
     assert 'step 20' not in rest
@@ -46,7 +48,7 @@ def test_a_trl_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_grader_that_raises_on_one_rank_ends_all_ranks_with_its_text(tmp_path: Path) -> None:
     program = tmp_path / 'broken.py'
-    program.write_text('''
+    program.write_text("""
 import os
 import trl_grpo
 
@@ -63,17 +65,18 @@ class Grader:
 
 trl_grpo.accuracy = Grader()
 trl_grpo.main()
-''')
+""")
     run = run_ranks(program, '--output-dir', tmp_path / 'run', timeout=120)
     assert all(run.statuses)
     assert 'OSError: the grader of rank 1 has no disk' in run.outputs[1].split('\n')[-2]
-    assert ('rank 1 failed in fetching or scoring samples: OSError: the grader of rank 1 has no '
-            'disk') in run.outputs[0]
+    assert (
+        'rank 1 failed in fetching or scoring samples: OSError: the grader of rank 1 has no disk'
+    ) in run.outputs[0]
 
 
 def test_plain_ddp_resumes_to_the_same_bits_with_the_remedies_of_the_page(tmp_path: Path) -> None:
     program = tmp_path / 'loop.py'
-    program.write_text('''
+    program.write_text("""
 import copy
 import sys
 import torch
@@ -123,8 +126,11 @@ optimizer.load_state_dict(saved[1])
 train(resumed, optimizer, range(4, 8))
 print('same', all(map(torch.equal, model.parameters(), resumed.parameters())))
 dist.destroy_process_group()
-''')
+""")
     for remedy, same in (
-            ('none', 'same False'), ('backward', 'same True'), ('unused', 'same True')):
+        ('none', 'same False'),
+        ('backward', 'same True'),
+        ('unused', 'same True'),
+    ):
         run = run_ranks(program, remedy, ranks=3, timeout=120)
         assert run.statuses == [0, 0, 0] and same in run.outputs[0], (remedy, run.outputs)

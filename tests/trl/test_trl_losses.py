@@ -1,4 +1,5 @@
 """The gradient of DynamicGRPOTrainer is the one of its valid completions, written out."""
+
 from __future__ import annotations
 
 import json
@@ -14,14 +15,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Dict[Any, Dict[str, Any
     folder = tmp_path_factory.mktemp('losses')
     run = run_ranks(Path(__file__).with_name('loss_check.py'), folder)
     assert run.statuses == [0, 0], '\n'.join(run.outputs)[-4000:]
-    return {(row['policy'], row['loss_type']): row
-            for row in json.loads((folder / 'results.json').read_text())}
+    return {
+        (row['policy'], row['loss_type']): row
+        for row in json.loads((folder / 'results.json').read_text())
+    }
 
 
 @pytest.mark.parametrize('loss_type', ['dapo', 'grpo', 'dr_grpo'])
 @pytest.mark.parametrize('policy', ['mask', 'pad', 'fallback'])
-def test_the_gradient_equals_a_written_out_one(policy: str, loss_type: str,
-                                               results: Dict[Any, Dict[str, Any]]) -> None:
+def test_the_gradient_equals_a_written_out_one(
+    policy: str, loss_type: str, results: Dict[Any, Dict[str, Any]]
+) -> None:
     result = results[policy, loss_type]
     assert result['outcome'] == policy
     assert result['live'] == (8 if policy == 'mask' else 24)

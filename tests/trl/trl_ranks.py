@@ -1,4 +1,5 @@
 """Programs on several ranks, each with its own output, for tests/trl."""
+
 from __future__ import annotations
 
 import os
@@ -25,13 +26,25 @@ def run_ranks(program: Path, *arguments: Any, ranks: int = 2, timeout: float = 2
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]
-    environ = dict(os.environ, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
-                   MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), OMP_NUM_THREADS='1',
-                   PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES))))
-    processes = [subprocess.Popen(
-        [sys.executable, str(program), *map(str, arguments)], text=True,
-        env=dict(environ, RANK=str(rank), LOCAL_RANK=str(rank)), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT) for rank in range(ranks)]
+    environ = dict(
+        os.environ,
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR='127.0.0.1',
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS='1',
+        PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES))),
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program), *map(str, arguments)],
+            text=True,
+            env=dict(environ, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(ranks)
+    ]
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
@@ -46,11 +59,25 @@ def run_command(command: str, *arguments: Any, timeout: float = 240) -> str:
     assert launcher == 'torchrun', command
     # On no fixed port, unlike torchrun's default.
     run = subprocess.run(
-        [sys.executable, '-m', 'torch.distributed.run', '--standalone', *words,
-         *map(str, arguments)], text=True, cwd=str(ROOT), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, timeout=timeout, env=dict(
-            os.environ, OMP_NUM_THREADS='1',
-            PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES)))))
+        [
+            sys.executable,
+            '-m',
+            'torch.distributed.run',
+            '--standalone',
+            *words,
+            *map(str, arguments),
+        ],
+        text=True,
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout,
+        env=dict(
+            os.environ,
+            OMP_NUM_THREADS='1',
+            PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES))),
+        ),
+    )
     assert run.returncode == 0, run.stdout[-4000:]
     return run.stdout
 
@@ -58,7 +85,10 @@ def run_command(command: str, *arguments: Any, timeout: float = 240) -> str:
 def command_of_page(page: str, program: str) -> str:
     """Return the command of a page of ``docs/how-to`` that runs an example."""
     lines = (ROOT / 'docs' / 'how-to' / page).read_text().splitlines()
-    command, = (line.split('#')[0].strip() for line in lines
-                if line.split('#')[0].strip().endswith(f' examples/{program}'))
+    (command,) = (
+        line.split('#')[0].strip()
+        for line in lines
+        if line.split('#')[0].strip().endswith(f' examples/{program}')
+    )
     assert command in (EXAMPLES / program).read_text()
     return command

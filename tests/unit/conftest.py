@@ -1,4 +1,5 @@
 """The tiny run, as a module and as a script, for tests of hooks."""
+
 from __future__ import annotations
 
 from types import ModuleType

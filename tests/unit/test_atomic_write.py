@@ -1,4 +1,5 @@
 """A file appears whole or not at all."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -35,7 +36,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / 'tile.png'
     path.write_bytes(b'earlier')
     process = multiprocessing.get_context('fork').Process(
-        target=_write_with_little_room, args=(path, ))
+        target=_write_with_little_room, args=(path,)
+    )
     process.start()
     process.join(60)
     assert process.exitcode == 7

@@ -1,4 +1,5 @@
 """A thread that makes calls one after the other."""
+
 from __future__ import annotations
 
 import os
@@ -67,7 +68,7 @@ def test_close_drops_what_waits_and_ends_within_its_timeout() -> None:
     worker = BackgroundWorker('hangs')
     current, waiting = worker.submit(hang), worker.submit(pytest.fail)
     assert begun.wait(60)
-    thread, = _threads('hangs')
+    (thread,) = _threads('hangs')
     worker.close(timeout=0.01)
     assert thread.is_alive() and waiting.cancelled()
     with pytest.raises(CancelledError):
@@ -88,13 +89,20 @@ def test_it_starts_again_after_it_was_closed() -> None:
 
 def test_a_call_that_hangs_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     program = tmp_path / 'hang.py'
-    program.write_text('''
+    program.write_text("""
 import threading
 from mapsage.background_worker import BackgroundWorker
 begun = threading.Event()
 BackgroundWorker('x').submit(lambda: (begun.set(), threading.Event().wait()))
 begun.wait()
-''')
+""")
     root = Path(__file__).parents[2]
-    assert subprocess.run([warm_python(), str(program)], timeout=120, check=False,
-                          env=dict(os.environ, PYTHONPATH=str(root))).returncode == 0
+    assert (
+        subprocess.run(
+            [warm_python(), str(program)],
+            timeout=120,
+            check=False,
+            env=dict(os.environ, PYTHONPATH=str(root)),
+        ).returncode
+        == 0
+    )

@@ -1,4 +1,5 @@
 """Names of classes of change."""
+
 from __future__ import annotations
 
 import pytest
@@ -21,14 +22,24 @@ def test_all_pairs_of_different_classes_are_from_to_classes() -> None:
 def test_a_from_to_class_has_mostly_the_color_of_its_new_class() -> None:
     names = from_to_classes(['field', 'wood'])
     assert transition_palette(names, ['field', 'wood'], [[100, 0, 0], [0, 200, 0]]) == [
-        [255, 255, 255], [30, 140, 0], [70, 60, 0]]
+        [255, 255, 255],
+        [30, 140, 0],
+        [70, 60, 0],
+    ]
 
 
-@pytest.mark.parametrize('land, transitions, text', [
-    (['field'], None, 'two or more'), (['a', 'a'], None, 'two or more'),
-    (['a > b', 'c'], None, 'two or more'), (['unchanged', 'c'], None, 'two or more'),
-    (['a', 'b'], ['a > c'], r"unknown: \['a > c'\]"), (['a', 'b'], [], 'transitions'),
-    ([str(number) for number in range(17)], None, '272 from-to classes')])
+@pytest.mark.parametrize(
+    'land, transitions, text',
+    [
+        (['field'], None, 'two or more'),
+        (['a', 'a'], None, 'two or more'),
+        (['a > b', 'c'], None, 'two or more'),
+        (['unchanged', 'c'], None, 'two or more'),
+        (['a', 'b'], ['a > c'], r"unknown: \['a > c'\]"),
+        (['a', 'b'], [], 'transitions'),
+        ([str(number) for number in range(17)], None, '272 from-to classes'),
+    ],
+)
 def test_classes_that_contradict_each_other(land: list, transitions: list, text: str) -> None:
     with pytest.raises(ChangeClassError, match=text):
         from_to_classes(land, transitions)

@@ -1,4 +1,5 @@
 """The check of names and texts counts what it says, and no budget of it rises."""
+
 from __future__ import annotations
 
 import sys
@@ -35,8 +36,9 @@ def test_a_room_of_the_package_is_a_folder(tmp_path: Path) -> None:
     assert {name: room.names for name, room in rooms.items()} == {'(root)': 4, 'geo': 5}
 
 
-@pytest.mark.parametrize('figures, above', [
-    (Figures(8.0, 8.0), 0), (Figures(8.1, 8.0), 1), (Figures(9.0, 9.0), 2)])
+@pytest.mark.parametrize(
+    'figures, above', [(Figures(8.0, 8.0), 0), (Figures(8.1, 8.0), 1), (Figures(9.0, 9.0), 2)]
+)
 def test_a_new_room_may_have_little(figures: Figures, above: int) -> None:
     assert len(compare({'new': figures}, {})) == above
 

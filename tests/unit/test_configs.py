@@ -1,4 +1,5 @@
 """Every shipped config: it parses, its model takes a training step, its labels fit."""
+
 from __future__ import annotations
 
 import hashlib
@@ -20,21 +21,27 @@ from mapsage.extras.earth import dofa, olmoearth, prithvi, terramind
 from mapsage.models.backbones.dinov3_weights import ARCHS
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted(p for p in (ROOT / 'configs').rglob('*.py')
-                 if '_base_' not in p.relative_to(ROOT).parts)
+CONFIGS = sorted(
+    p for p in (ROOT / 'configs').rglob('*.py') if '_base_' not in p.relative_to(ROOT).parts
+)
 IDS = [str(p.relative_to(ROOT / 'configs')) for p in CONFIGS]
 
 # Mask value that stands for each class; the reason why palettes and masks go out of step is that
 # 0 means no data in some sets and background in others.
-FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background'),
-               'PotsdamDataset': (1, 'impervious_surface'),
-               'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background'),
-               'GeoTiffDataset': (0, 'background'),
-               'ChangeDataset': (0, 'unchanged'),
-               'SceneStackDataset': (0, 'fallow', 'background', 'land', 'not burned')}
+FIRST_CLASS = {
+    'LoveDADataset': (1, 'background'),
+    'NWPUPolygonDataset': (0, 'background'),
+    'PotsdamDataset': (1, 'impervious_surface'),
+    'ISPRSDataset': (1, 'impervious_surface'),
+    'iSAIDDataset': (0, 'background'),
+    'GeoTiffDataset': (0, 'background'),
+    'ChangeDataset': (0, 'unchanged'),
+    'SceneStackDataset': (0, 'fallow', 'background', 'land', 'not burned'),
+}
 
-EARTH_ARCHS = dict(OlmoEarth=olmoearth.ARCHS, TerraMind=terramind.ARCHS, DOFA=dofa.ARCHS,
-                   PrithviEO=prithvi.ARCHS)
+EARTH_ARCHS = dict(
+    OlmoEarth=olmoearth.ARCHS, TerraMind=terramind.ARCHS, DOFA=dofa.ARCHS, PrithviEO=prithvi.ARCHS
+)
 
 
 @pytest.fixture(scope='module', params=CONFIGS, ids=IDS)
@@ -66,7 +73,9 @@ def test_runner_settings(cfg: Config) -> None:
     assert cfg.param_scheduler[-1].end == cfg.train_cfg.max_iters
     assert cfg.train_cfg.max_iters % cfg.default_hooks.checkpoint.interval == 0
     assert {b.type for b in cfg.visualizer.vis_backends} == {
-        'LocalVisBackend', 'TensorboardVisBackend'}
+        'LocalVisBackend',
+        'TensorboardVisBackend',
+    }
     assert cfg.tta_model.type == 'SegTTAModel' and cfg.tta_pipeline
 
 
@@ -85,11 +94,17 @@ def reduced(model: Dict[str, Any]) -> Dict[str, Any]:
     if encoder is not None:
         model = narrowed(model, encoder.embed_dims, 32)
         # Two dates, because attention over twelve takes minutes.
-        sensors = {name: dict(sensor, max_dates=min(sensor.get('max_dates', 1), 2))
-                   for name, sensor in backbone['sensors'].items()}
+        sensors = {
+            name: dict(sensor, max_dates=min(sensor.get('max_dates', 1), 2))
+            for name, sensor in backbone['sensors'].items()
+        }
         model['data_preprocessor'] = dict(model['data_preprocessor'], sensors=sensors)
-        model['backbone'] = dict(backbone, init_cfg=None, sensors=sensors, arch=dict(
-            encoder._asdict(), embed_dims=32, num_layers=4, num_heads=2))
+        model['backbone'] = dict(
+            backbone,
+            init_cfg=None,
+            sensors=sensors,
+            arch=dict(encoder._asdict(), embed_dims=32, num_layers=4, num_heads=2),
+        )
     return model
 
 
@@ -119,8 +134,11 @@ def test_one_training_step(cfg: Config) -> None:
     labels[0, :, :8] = 255
     samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
     bands = cfg.model.backbone.get('in_channels', 3)
-    layout = model.data_preprocessor.layout if isinstance(
-        model.data_preprocessor, StackDataPreProcessor) else None
+    layout = (
+        model.data_preprocessor.layout
+        if isinstance(model.data_preprocessor, StackDataPreProcessor)
+        else None
+    )
     bands = bands if layout is None else layout.image_channels
     images = [torch.randint(0, 256, (bands, 64, 64), dtype=torch.uint8) for _ in samples]
     if layout is not None:
@@ -128,8 +146,8 @@ def test_one_training_step(cfg: Config) -> None:
         low, high = (0, 2) if cfg.model.data_preprocessor.get('mean') else (-30, 4000)
         images = [torch.randint(low, high, (bands, 64, 64)).float() for _ in samples]
         for image, sample in zip(images, samples):
-            image[layout.pixel_channels:] = 1
-            sample.set_metainfo(dict(days=[45000] * layout.dates, site=(15., 48.)))
+            image[layout.pixel_channels :] = 1
+            sample.set_metainfo(dict(days=[45000] * layout.dates, site=(15.0, 48.0)))
     batch = model.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
     loss, _ = model.parse_losses(model(**batch, mode='loss'))
     loss.backward()
@@ -157,8 +175,11 @@ def test_masks_classes_and_palette_agree(cfg: Config) -> None:
 def lists_of(value: Any) -> List[str]:
     """The lists of labeled images that a config names, and whether it excludes them."""
     if isinstance(value, dict):
-        mine = [f"{value['names']} {value.get('exclude', False)}"] \
-            if value.get('type') == 'NamedSamples' else []
+        mine = (
+            [f'{value["names"]} {value.get("exclude", False)}']
+            if value.get('type') == 'NamedSamples'
+            else []
+        )
         return mine + [each for part in value.values() for each in lists_of(part)]
     return []
 
@@ -171,7 +192,7 @@ def test_configs_with_few_labels_read_the_list_of_their_name(folder: str, longes
         for path in configs:
             found = lists_of(Config.fromfile(str(path)).train_dataloader.dataset.to_dict())
             listed = str(ROOT / 'configs' / folder / 'splits' / f'labeled_{count}.txt')
-            assert found == [f'{listed} {exclude}' for exclude in (False, True)[:len(found)]]
+            assert found == [f'{listed} {exclude}' for exclude in (False, True)[: len(found)]]
             assert len(found) == 1 + ('fixmatch' in path.name)
 
 
@@ -191,6 +212,7 @@ def test_demo_values_are_loveda_class_names() -> None:
     from mmseg.datasets import LoveDADataset
 
     from mapsage.extras.demo import ground_canvas
+
     for index, name in enumerate(LoveDADataset.METAINFO['classes']):
         assert getattr(ground_canvas, name.upper()) == index + 1
 
@@ -198,10 +220,18 @@ def test_demo_values_are_loveda_class_names() -> None:
 def test_palette_reaches_the_drawn_polygon(tmp_path: Path) -> None:
     """NWPU: a polygon of category 'ship' becomes class 2, whose name and color are the ship's."""
     from mapsage.datasets import LoadPolygonAnnotations, NWPUPolygonDataset
+
     index: Dict[str, int] = {n: i for i, n in enumerate(NWPUPolygonDataset.METAINFO['classes'])}
-    square = np.array([[1., 1.], [4., 1.], [4., 4.], [1., 4.]])
+    square = np.array([[1.0, 1.0], [4.0, 1.0], [4.0, 4.0], [1.0, 4.0]])
     results = LoadPolygonAnnotations().transform(
-        dict(img_path='x', img_id=1, mask_shape=(8, 8), label_map=None, seg_fields=[],
-             polygons=[(index['ship'], [square])]))
+        dict(
+            img_path='x',
+            img_id=1,
+            mask_shape=(8, 8),
+            label_map=None,
+            seg_fields=[],
+            polygons=[(index['ship'], [square])],
+        )
+    )
     assert set(np.unique(results['gt_seg_map'])) == {0, 2}
     assert NWPUPolygonDataset.METAINFO['palette'][2] == [0, 130, 200]

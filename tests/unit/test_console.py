@@ -1,4 +1,5 @@
 """Names of files and classes act on no terminal, whichever way they are printed."""
+
 from __future__ import annotations
 
 import io
@@ -47,13 +48,22 @@ def log_error(text: str) -> None:
         handler.handle(logging.makeLogRecord(dict(msg='', exc_info=sys.exc_info())))
 
 
-@pytest.mark.parametrize('write', [
-    print, lambda text: print(text, file=sys.stderr), log, log_error,
-    lambda text: sys.stdout.writelines([text]), lambda text: warnings.warn(text, stacklevel=1),
-    lambda text: sys.excepthook(ValueError, ValueError(text), None)],
-    ids=['print', 'stderr', 'log', 'log of an error', 'lines', 'warning', 'traceback'])
-def test_control_characters_are_escaped(write: Callable[[str], Any],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    'write',
+    [
+        print,
+        lambda text: print(text, file=sys.stderr),
+        log,
+        log_error,
+        lambda text: sys.stdout.writelines([text]),
+        lambda text: warnings.warn(text, stacklevel=1),
+        lambda text: sys.excepthook(ValueError, ValueError(text), None),
+    ],
+    ids=['print', 'stderr', 'log', 'log of an error', 'lines', 'warning', 'traceback'],
+)
+def test_control_characters_are_escaped(
+    write: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = capture(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter('always')
@@ -100,7 +110,11 @@ def test_a_program_that_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'II*\0broken')
     result = subprocess.run(
         [sys.executable, str(ROOT / 'tools/geotiff_statistics.py'), str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=str(ROOT), check=False)
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=str(ROOT),
+        check=False,
+    )
     output = result.stdout.decode(errors='surrogateescape')
     assert result.returncode != 0 and r'a\x1b]0;owned' in output
     assert '\x1b' not in output and '\x07' not in output

@@ -1,4 +1,5 @@
 """Pages: links and anchors, the navigation, and the reference against the code."""
+
 from __future__ import annotations
 
 import ast
@@ -90,10 +91,17 @@ def test_no_item_of_a_list_stands_twice(page: Path) -> None:
 
 def test_commands_of_pages_exist_in_a_checkout() -> None:
     """Only an installed wheel has the command `mapsage`."""
-    wrong = [page for page in pages()
-             if 'first-hour' not in page and 'In a checkout' not in (DOCS / page).read_text()
-             and any(re.search(r'^(?:\w+=\S+ )*mapsage ', block.code, re.MULTILINE)
-                     for block in blocks_of(page) if block.language == 'bash')]
+    wrong = [
+        page
+        for page in pages()
+        if 'first-hour' not in page
+        and 'In a checkout' not in (DOCS / page).read_text()
+        and any(
+            re.search(r'^(?:\w+=\S+ )*mapsage ', block.code, re.MULTILINE)
+            for block in blocks_of(page)
+            if block.language == 'bash'
+        )
+    ]
     assert wrong == []
 
 
@@ -111,8 +119,10 @@ def test_every_registered_class_has_its_page() -> None:
     for path in (ROOT / 'mapsage').rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):
             for decorator in getattr(node, 'decorator_list', []):
-                match = re.fullmatch(r'(\w+)\.register_module\((?:name=\'(\w+)\')?.*\)',
-                                     ast.get_source_segment(path.read_text(), decorator) or '')
+                match = re.fullmatch(
+                    r'(\w+)\.register_module\((?:name=\'(\w+)\')?.*\)',
+                    ast.get_source_segment(path.read_text(), decorator) or '',
+                )
                 if match:
                     decorated.add((match[1], match[2] or node.name))
     assert len(decorated) > 70
@@ -132,8 +142,11 @@ def test_registered_classes_say_what_they_are() -> None:
 
 def _documented_env_cfg() -> Dict[str, Any]:
     text = (DOCS / 'reference' / 'config.md').read_text()
-    block = next(code for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL)
-                 if code.startswith('env_cfg = dict(\n    accelerator'))
+    block = next(
+        code
+        for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL)
+        if code.startswith('env_cfg = dict(\n    accelerator')
+    )
     scope: Dict[str, Any] = {}
     exec(block, scope)  # noqa: S102
     return scope['env_cfg']
@@ -151,6 +164,7 @@ def test_every_key_of_env_cfg_is_documented_with_its_default() -> None:
 @main_leg
 def test_every_command_and_option_is_documented() -> None:
     from mapsage_launcher import command
+
     page = reference.commands_page()
     modules = command.program_modules()
     words = {row.program: word for word, row in command.COMMANDS.items()}
@@ -166,10 +180,12 @@ def test_every_command_and_option_is_documented() -> None:
 
 @lru_cache(maxsize=None)
 def _sources() -> str:
-    return '\n'.join(path.read_text(errors='replace') for folder in (
-        'mapsage', 'mapsage_launcher', 'scripts', 'configs')
+    return '\n'.join(
+        path.read_text(errors='replace')
+        for folder in ('mapsage', 'mapsage_launcher', 'scripts', 'configs')
         for path in sorted((ROOT / folder).rglob('*'))
-        if path.suffix in ('.py', '.sh', '.cpp', '.h'))
+        if path.suffix in ('.py', '.sh', '.cpp', '.h')
+    )
 
 
 def test_every_environment_variable_is_documented() -> None:

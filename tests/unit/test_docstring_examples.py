@@ -1,4 +1,5 @@
 """The examples in docstrings run, and print what stands there."""
+
 from __future__ import annotations
 
 import doctest
@@ -9,8 +10,12 @@ import pytest
 from support import ROOT, on_host
 
 pytestmark = on_host
-FILES = [path for package in ('mapsage', 'mapsage_launcher')
-         for path in sorted((ROOT / package).rglob('*.py')) if '>>> ' in path.read_text()]
+FILES = [
+    path
+    for package in ('mapsage', 'mapsage_launcher')
+    for path in sorted((ROOT / package).rglob('*.py'))
+    if '>>> ' in path.read_text()
+]
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -1,4 +1,5 @@
 """Every error class is one for the user, or stands in a list with the reason."""
+
 from __future__ import annotations
 
 import ast
@@ -34,10 +35,13 @@ def error_classes(folder: Path) -> Dict[str, List[str]]:
     for path in folder.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
-                bases = [base.attr if isinstance(base, ast.Attribute) else getattr(base, 'id', '')
-                         for base in node.bases]
+                bases = [
+                    base.attr if isinstance(base, ast.Attribute) else getattr(base, 'id', '')
+                    for base in node.bases
+                ]
                 if node.name.endswith(('Error', 'Exception', 'Early')) or any(
-                        base.endswith(('Error', 'Exception', 'Exit')) for base in bases):
+                    base.endswith(('Error', 'Exception', 'Exit')) for base in bases
+                ):
                     classes[node.name] = bases
     return {name: bases for name, bases in classes.items() if name not in NO_EXCEPTIONS}
 
@@ -51,8 +55,14 @@ def is_for_users(name: str) -> bool:
 
 
 def test_the_walk_sees_the_classes_of_all_rooms() -> None:
-    assert {'ConfigError', 'GeoError', 'RankLostError', 'RemoteReadError', 'StoppedEarly',
-            'UnsafeCheckpointError'} <= set(CLASSES)
+    assert {
+        'ConfigError',
+        'GeoError',
+        'RankLostError',
+        'RemoteReadError',
+        'StoppedEarly',
+        'UnsafeCheckpointError',
+    } <= set(CLASSES)
 
 
 @pytest.mark.parametrize('name', sorted(CLASSES))

@@ -1,4 +1,5 @@
 """One writer at a time, by real processes that end in every way."""
+
 from __future__ import annotations
 
 import errno
@@ -25,7 +26,7 @@ FORK = multiprocessing.get_context('fork')
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_claims, '_PATIENCE', .3)
+    monkeypatch.setattr(folder_claims, '_PATIENCE', 0.3)
 
 
 def claims(folder: Path) -> List[Path]:
@@ -44,7 +45,8 @@ class Holder:
     def __init__(self, folder: Path, *names: str, job: str = '') -> None:
         ready, self._let_go = FORK.Event(), FORK.Event()
         self.process = FORK.Process(
-            target=_hold, args=(folder, list(names), ready, self._let_go, job), daemon=True)
+            target=_hold, args=(folder, list(names), ready, self._let_go, job), daemon=True
+        )
         self.process.start()
         assert ready.wait(100)
 
@@ -60,12 +62,14 @@ class Holder:
 def test_the_second_process_says_who_holds_the_name(tmp_path: Path) -> None:
     holder = Holder(tmp_path, 'the training')
     with pytest.raises(FolderClaimedError) as caught, claimed(
-            tmp_path, ['the training'], 'Choose another --work-dir.'):
+        tmp_path, ['the training'], 'Choose another --work-dir.'
+    ):
         raise AssertionError('two processes hold it')
     since = json.loads(claims(tmp_path)[0].read_text())['since']
     assert str(caught.value) == (
         f'{tmp_path} is in use: process {holder.process.pid} on {socket.gethostname()}, since '
-        f'{since}, writes the training. Choose another --work-dir.')
+        f'{since}, writes the training. Choose another --work-dir.'
+    )
     assert abs(time.mktime(time.strptime(since[:19], '%Y-%m-%d %H:%M:%S')) - time.time()) < 200
     holder.let_go()
     with claimed(tmp_path, ['the training'], ''):
@@ -77,9 +81,9 @@ def test_names_do_not_stop_each_other(tmp_path: Path) -> None:
     holders = [Holder(tmp_path, f'{name}.tif', f'{name}2.tif') for name in 'ab']
     with claimed(tmp_path, ['c.tif'], ''):
         assert len(claims(tmp_path)) == 3
-    with pytest.raises(FolderClaimedError, match=(
-            rf'process {holders[1].process.pid} on .* writes b2\.tif\.')), claimed(
-            tmp_path, ['c.tif', 'b2.tif'], ''):
+    with pytest.raises(
+        FolderClaimedError, match=(rf'process {holders[1].process.pid} on .* writes b2\.tif\.')
+    ), claimed(tmp_path, ['c.tif', 'b2.tif'], ''):
         pass
     for holder in holders:
         holder.let_go()
@@ -97,7 +101,8 @@ def test_what_a_killed_process_leaves_stops_nobody_and_is_removed(tmp_path: Path
 
 
 def test_a_process_that_dies_within_the_patience_is_waited_for(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folder_claims, '_PATIENCE', 60)
     holder = Holder(tmp_path, 'a')
     pauses: List[float] = []
@@ -110,7 +115,7 @@ def test_a_process_that_dies_within_the_patience_is_waited_for(
     monkeypatch.setattr(folder_claims.time, 'sleep', sleep)
     with claimed(tmp_path, ['a'], ''):
         assert len(claims(tmp_path)) == 1
-    assert len(pauses) == 3 and all(0 <= pause <= .2 for pause in pauses)
+    assert len(pauses) == 3 and all(0 <= pause <= 0.2 for pause in pauses)
 
 
 def _outlive(seconds: float) -> None:
@@ -120,7 +125,7 @@ def _outlive(seconds: float) -> None:
 def test_a_child_of_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     """As a loader's worker, which lives on for some seconds."""
     with claimed(tmp_path, ['a'], ''):
-        child = FORK.Process(target=_outlive, args=(100, ), daemon=True)
+        child = FORK.Process(target=_outlive, args=(100,), daemon=True)
         child.start()
         [claim] = claims(tmp_path)
         inode = claim.stat().st_ino
@@ -128,7 +133,7 @@ def test_a_child_of_a_killed_process_holds_nothing(tmp_path: Path) -> None:
             deadline = time.monotonic() + 100
             while link.exists() and link.stat().st_ino == inode:  # the child has not run yet
                 assert time.monotonic() < deadline
-                time.sleep(.01)
+                time.sleep(0.01)
     with claimed(tmp_path, ['a'], ''):
         child.kill()
         child.join(100)
@@ -136,7 +141,7 @@ def test_a_child_of_a_killed_process_holds_nothing(tmp_path: Path) -> None:
 
 def test_the_end_of_a_child_takes_nothing_from_its_parent(tmp_path: Path) -> None:
     with claimed(tmp_path, ['a'], ''):
-        child = FORK.Process(target=_outlive, args=(0, ))
+        child = FORK.Process(target=_outlive, args=(0,))
         child.start()
         child.join(100)
         assert len(claims(tmp_path)) == 1
@@ -165,8 +170,9 @@ def test_an_error_in_the_block_ends_the_claim(tmp_path: Path) -> None:
 def test_a_claim_that_is_being_written_is_one(tmp_path: Path) -> None:
     with open(tmp_path / '.claim-00000000', 'x') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(FolderClaimedError, match='a process that has just started, writes'), \
-                claimed(tmp_path, ['a'], ''):
+        with pytest.raises(
+            FolderClaimedError, match='a process that has just started, writes'
+        ), claimed(tmp_path, ['a'], ''):
             pass
 
 
@@ -180,10 +186,13 @@ def test_a_lock_that_outlives_its_machine_says_which_file_to_remove(tmp_path: Pa
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(ELSEWHERE))
         file.flush()
-        with pytest.raises(FolderClaimedError, match=(
+        with pytest.raises(
+            FolderClaimedError,
+            match=(
                 r'process 4711 on node7, since .*, writes a\. Wait\. If node7 is gone, its lock '
-                r'may outlive it on a network file system: remove \.claim-12345678 there\.$')), \
-                claimed(tmp_path, ['a'], 'Wait.'):
+                r'may outlive it on a network file system: remove \.claim-12345678 there\.$'
+            ),
+        ), claimed(tmp_path, ['a'], 'Wait.'):
             pass
         claim.unlink()
         with claimed(tmp_path, ['a'], 'Wait.') as warning:
@@ -204,8 +213,9 @@ def test_a_claim_of_another_machine_without_a_lock_is_told(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize('number', [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_file_system_without_locks_is_told(number: int, tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_told(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(file: Any, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -227,7 +237,7 @@ def _compete(folder: Path, start: Any, inside: Any, most: Any) -> None:
         with inside.get_lock():
             inside.value += 1
             most.value = max(most.value, inside.value)
-        time.sleep(.02)
+        time.sleep(0.02)
         with inside.get_lock():
             inside.value -= 1
 
@@ -235,8 +245,9 @@ def _compete(folder: Path, start: Any, inside: Any, most: Any) -> None:
 def test_of_many_that_start_at_once_one_is_inside(tmp_path: Path) -> None:
     start, inside, most = FORK.Event(), FORK.Value('i', 0), FORK.Value('i', 0)
     with ExitStack() as stack:
-        processes = [FORK.Process(target=_compete, args=(tmp_path, start, inside, most))
-                     for _ in range(6)]
+        processes = [
+            FORK.Process(target=_compete, args=(tmp_path, start, inside, most)) for _ in range(6)
+        ]
         for process in processes:
             process.start()
             stack.callback(process.kill)

@@ -1,4 +1,5 @@
 """Free memory goes back to the system, also between the scans of many scenes."""
+
 from __future__ import annotations
 
 import ctypes
@@ -9,7 +10,7 @@ import pytest
 from support import ROOT
 
 # Blocks that are freed below one that stays in use, so that the heap cannot shrink at its end.
-PROGRAM = '''
+PROGRAM = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
 from mapsage.free_memory import return_free_memory
@@ -29,17 +30,27 @@ for block in blocks:
 before = resident()
 return_free_memory()
 print(before - resident())
-'''
+"""
 
 
 def test_free_memory_is_returned() -> None:
     if not hasattr(ctypes.CDLL(None), 'malloc_trim'):
         pytest.skip('the C library is not glibc')
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c',
-                           "import mapsage_launcher.only_help as start\n"
-                           "with start.only_help():\n    import mapsage\n" + PROGRAM, str(ROOT)],
-                          cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          universal_newlines=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            '-W',
+            'ignore',
+            '-c',
+            'import mapsage_launcher.only_help as start\n'
+            'with start.only_help():\n    import mapsage\n' + PROGRAM,
+            str(ROOT),
+        ],
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     # 40 MB are free.
     assert int(done.stdout.split()[-1]) > 35e6

@@ -1,4 +1,5 @@
 """The list of planted defects fits the source: otherwise it is found out minutes later."""
+
 from __future__ import annotations
 
 import importlib.util

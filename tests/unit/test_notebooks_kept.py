@@ -1,4 +1,5 @@
 """The notebooks of docs/tutorials hold their outputs, with small pictures."""
+
 from __future__ import annotations
 
 import base64
@@ -24,8 +25,12 @@ def test_outputs_are_kept(path: Path) -> None:
     cells = json.loads(path.read_text(encoding='utf-8'))['cells']
     code = [cell for cell in cells if cell['cell_type'] == 'code']
     assert all(cell['execution_count'] for cell in code), 'run scripts/docs_site/notebooks.py'
-    pictures = [''.join(output['data']['image/png']) for cell in code for output in cell['outputs']
-                if 'image/png' in output.get('data', {})]
+    pictures = [
+        ''.join(output['data']['image/png'])
+        for cell in code
+        for output in cell['outputs']
+        if 'image/png' in output.get('data', {})
+    ]
     assert pictures
     for picture in pictures:
         image = Image.open(io.BytesIO(base64.b64decode(picture)))

@@ -1,4 +1,5 @@
 """Blocks of pages: how they are found, what may be skipped, and how parts of configs are read."""
+
 from __future__ import annotations
 
 import re
@@ -11,7 +12,7 @@ from support import ROOT, main_leg
 
 pytestmark = main_leg
 
-PAGE = '''# A page
+PAGE = """# A page
 
 ```bash
 echo run
@@ -30,7 +31,7 @@ x = 1
 ```text
 no code
 ```
-'''
+"""
 
 
 def test_blocks_and_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,8 @@ def test_the_table_of_skipped_blocks_is_exact_and_only_falls() -> None:
     assert set(rows) == set(KINDS)
     counts = count_blocks(pages())
     assert {kind: counts[kind] for kind in KINDS} == {k: int(n) for k, n in rows.items()}, (
-        'write fewer skipped blocks into docs/testing.md; more need a way to run them')
+        'write fewer skipped blocks into docs/testing.md; more need a way to run them'
+    )
     assert counts['run'] >= int(re.search(r'^\| run \| (\d+) \|', text, re.M)[1])  # type: ignore
 
 
@@ -61,14 +63,18 @@ def test_orders_of_pages_are_known(page: str) -> None:
     blocks_of(page)
 
 
-@pytest.mark.parametrize('code, error', [
-    ("custom_hooks = [dict(type='PreviewHook', max_images=2)]", None),
-    ("custom_hooks = [dict(type='PreviewHok')]", "type='PreviewHok' is not registered"),
-    ("custom_hooks = [dict(type='PreviewHook', images=2)]", 'takes no images'),
-    ("feature_source = dict(type='Cached', folder='a', views=4)", None),
-    ("feature_source = dict(type='Cached', folder='a', view=4)", 'takes no view'),
-    ("optim_wrapper = dict(..., clip_grad=dict(max_norm=0.01))", None),
-    ("a = {{_base_.train_dataloader.dataset}}", None)])
+@pytest.mark.parametrize(
+    'code, error',
+    [
+        ("custom_hooks = [dict(type='PreviewHook', max_images=2)]", None),
+        ("custom_hooks = [dict(type='PreviewHok')]", "type='PreviewHok' is not registered"),
+        ("custom_hooks = [dict(type='PreviewHook', images=2)]", 'takes no images'),
+        ("feature_source = dict(type='Cached', folder='a', views=4)", None),
+        ("feature_source = dict(type='Cached', folder='a', view=4)", 'takes no view'),
+        ('optim_wrapper = dict(..., clip_grad=dict(max_norm=0.01))', None),
+        ('a = {{_base_.train_dataloader.dataset}}', None),
+    ],
+)
 def test_a_part_of_a_config_is_looked_up(code: str, error: str) -> None:
     if error is None:
         check_config(code)

@@ -1,4 +1,5 @@
 """The pages that list the folders of the code list those that exist."""
+
 from __future__ import annotations
 
 import re
@@ -14,8 +15,11 @@ PACKAGES = ('mapsage', 'mapsage_launcher')
 
 def folders(depth: int) -> Set[str]:
     """Return the folders with Python files, such as 'mapsage/engine/loading', down to a depth."""
-    paths = {path.parent.relative_to(ROOT) for package in PACKAGES
-             for path in (ROOT / package).rglob('*.py')}
+    paths = {
+        path.parent.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob('*.py')
+    }
     return {path.as_posix() for path in paths if len(path.parts) <= depth}
 
 
@@ -37,8 +41,11 @@ def tree_of_page() -> List[str]:
 def test_the_tree_lists_the_folders_that_exist() -> None:
     listed = {path for path in tree_of_page() if path.split('/')[0] in PACKAGES}
     assert listed - folders(4) == set(), 'folders that are not there'
-    missing = {folder for folder in folders(3) if folder.count('/')
-               and folder not in listed and not _described(folder)}
+    missing = {
+        folder
+        for folder in folders(3)
+        if folder.count('/') and folder not in listed and not _described(folder)
+    }
     assert missing == set(), 'folders that the tree does not have'
 
 
@@ -47,8 +54,10 @@ def _described(folder: str) -> bool:
     parent, _, name = folder.rpartition('/')
     text = (ROOT / 'docs' / 'explanation' / 'how-it-works.md').read_text().split('```')[1]
     blocks = re.split(r'\n(?= *[\w./]+/  )', text)
-    return any(re.match(rf' *{parent.rpartition("/")[2]}/ ', block) and f'{name}/' in block
-               for block in blocks)
+    return any(
+        re.match(rf' *{parent.rpartition("/")[2]}/ ', block) and f'{name}/' in block
+        for block in blocks
+    )
 
 
 def test_the_table_of_contributing_has_every_room() -> None:
@@ -62,12 +71,18 @@ def test_the_table_of_contributing_has_every_room() -> None:
     assert 'mapsage_launcher' in covered | {path.split('/')[0] for path in named}
 
 
-@pytest.mark.parametrize('page', ['CONTRIBUTING.md', *sorted(
-    path.relative_to(ROOT).as_posix() for path in (ROOT / 'docs').rglob('*.md'))])
+@pytest.mark.parametrize(
+    'page',
+    [
+        'CONTRIBUTING.md',
+        *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'docs').rglob('*.md')),
+    ],
+)
 def test_files_that_a_page_names_are_there(page: str) -> None:
     named = re.findall(
         r'`((?:mapsage|mapsage_launcher|tests|tools|scripts)/[\w./-]+(?:/|\.\w+))`',
-        (ROOT / page).read_text())
+        (ROOT / page).read_text(),
+    )
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

@@ -1,4 +1,5 @@
 """Which programs the shell scripts start, and how. A stand-in for Python prints its arguments."""
+
 from __future__ import annotations
 
 import os
@@ -13,8 +14,10 @@ from typing import Any, List
 import pytest
 from support import ROOT, main_leg
 
-PRINT = ('#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo "first <${MAPSAGE_FIRST:-}>"; '
-         'echo "then <${MAPSAGE_THEN:-}>"\n')
+PRINT = (
+    '#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo "first <${MAPSAGE_FIRST:-}>"; '
+    'echo "then <${MAPSAGE_THEN:-}>"\n'
+)
 
 
 @pytest.fixture
@@ -25,13 +28,25 @@ def run(tmp_path: Path) -> Any:
     python.chmod(0o755)
 
     def start(script: Path, *arguments: Any, folder: Path = ROOT, **variables: str) -> Any:
-        environ = {name: value for name, value in os.environ.items()
-                   if not name.startswith(('SLURM', 'MAPSAGE', 'WORK_DIR', 'ACCELERATOR'))}
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(('SLURM', 'MAPSAGE', 'WORK_DIR', 'ACCELERATOR'))
+        }
         done = subprocess.run(
-            ['bash', str(script), *map(str, arguments)], cwd=str(folder), timeout=60,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
-            env={**environ, 'MAPSAGE_PYTHON': str(python),
-                 'PATH': f'{tmp_path}:{os.environ["PATH"]}', **variables})
+            ['bash', str(script), *map(str, arguments)],
+            cwd=str(folder),
+            timeout=60,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            env={
+                **environ,
+                'MAPSAGE_PYTHON': str(python),
+                'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+                **variables,
+            },
+        )
         return done.returncode, done.stdout
 
     return start
@@ -41,15 +56,20 @@ START = ROOT / 'scripts' / 'start_8card_training.sh'
 DEMO = ROOT / 'configs' / 'demo' / 'efficientnet_lite0_fpn_demo.py'
 
 
-@pytest.mark.parametrize('folder, config, demo', [
-    (ROOT, None, True), (ROOT, 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
-    (ROOT / 'configs', 'demo/efficientnet_lite0_fpn_demo.py', True), (ROOT, DEMO, True),
-    (ROOT / 'configs' / 'demo', 'efficientnet_lite0_fpn_demo.py', True),
-    (ROOT / 'scripts', 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
-    (ROOT / 'scripts', 'demo/efficientnet_lite0_fpn_demo.py', True),
-    (ROOT, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', False)])
-def test_the_demo_is_known_by_its_folder(run: Any, folder: Path, config: Any,
-                                         demo: bool) -> None:
+@pytest.mark.parametrize(
+    'folder, config, demo',
+    [
+        (ROOT, None, True),
+        (ROOT, 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
+        (ROOT / 'configs', 'demo/efficientnet_lite0_fpn_demo.py', True),
+        (ROOT, DEMO, True),
+        (ROOT / 'configs' / 'demo', 'efficientnet_lite0_fpn_demo.py', True),
+        (ROOT / 'scripts', 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
+        (ROOT / 'scripts', 'demo/efficientnet_lite0_fpn_demo.py', True),
+        (ROOT, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', False),
+    ],
+)
+def test_the_demo_is_known_by_its_folder(run: Any, folder: Path, config: Any, demo: bool) -> None:
     status, output = run(START, *([config] if config else []), folder=folder)
     assert status == 0
     first, then = output.splitlines()[-2:]
@@ -62,12 +82,18 @@ def test_the_demo_ends_with_the_command_of_the_viewer(run: Any, tmp_path: Path) 
         file.parent.mkdir()
         file.write_text('iter_8.pth')
     for folder, view in ((ROOT, 'tools/view.py'), (tmp_path, f'{ROOT}/tools/view.py')):
-        status, output = run(ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene,
-                             folder=folder)
+        status, output = run(
+            ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene, folder=folder
+        )
         assert status == 0 and f'<{work_dir}/c.py> <iter_8.pth> <{scene}>' in output
         assert shlex.split(output.splitlines()[-1]) == [
-            str(tmp_path / 'python'), view, f'{work_dir}/map', '--truth',
-            f'{tmp_path}/demo/scene_label.tif', '--reduce-zero-label']
+            str(tmp_path / 'python'),
+            view,
+            f'{work_dir}/map',
+            '--truth',
+            f'{tmp_path}/demo/scene_label.tif',
+            '--reduce-zero-label',
+        ]
     (tmp_path / 'python').write_text('#!/bin/sh\nexit 3\n')
     status, output = run(ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene)
     assert status == 3 and 'view.py' not in output
@@ -78,11 +104,14 @@ def test_the_demos_programs_are_forked_where_the_launcher_can(run: Any, tmp_path
     assert status == 0 and f'<{ROOT}/tools/make_demo_data.py> <my data>' in output
     # The launcher's words, then the pid of the script, then the program.
     call = f"printf '[%s]' fork {shlex.quote('an address')}"
-    status, output = run(ROOT / 'scripts' / '_demo.sh', 'data', 'my data', folder=tmp_path,
-                         MAPSAGE_FORK_CALL=call)
+    status, output = run(
+        ROOT / 'scripts' / '_demo.sh', 'data', 'my data', folder=tmp_path, MAPSAGE_FORK_CALL=call
+    )
     assert status == 0
-    assert re.fullmatch(r'\[fork\]\[an address\]\[\d+\]' + re.escape(
-        f'[{ROOT}/tools/make_demo_data.py][my data]'), output)
+    assert re.fullmatch(
+        r'\[fork\]\[an address\]\[\d+\]' + re.escape(f'[{ROOT}/tools/make_demo_data.py][my data]'),
+        output,
+    )
 
 
 def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> None:
@@ -95,14 +124,24 @@ def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> No
 
 
 def slurm(run: Any, script: Path, folder: Path, **variables: str) -> Any:
-    return run(script, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', '--resume',
-               folder=folder, SLURM_PROCID='0', SLURM_STEP_ID='1', SLURM_JOB_ID='7',
-               SLURM_SUBMIT_DIR=str(folder), **variables)
+    return run(
+        script,
+        'configs/loveda/efficientnet_lite0_fpn_loveda.py',
+        '--resume',
+        folder=folder,
+        SLURM_PROCID='0',
+        SLURM_STEP_ID='1',
+        SLURM_JOB_ID='7',
+        SLURM_SUBMIT_DIR=str(folder),
+        **variables,
+    )
 
 
 WANTED: List[str] = [
-    f'<{ROOT}/tools/train.py>', '<--launcher> <slurm> <--resume>',
-    'configs/loveda/efficientnet_lite0_fpn_loveda.py>']
+    f'<{ROOT}/tools/train.py>',
+    '<--launcher> <slurm> <--resume>',
+    'configs/loveda/efficientnet_lite0_fpn_loveda.py>',
+]
 
 
 def test_slurm_from_another_folder(run: Any, tmp_path: Path) -> None:
@@ -129,12 +168,21 @@ def test_slurm_runs_a_copy_of_the_script(run: Any, tmp_path: Path) -> None:
 
 def test_the_test_on_all_cards(run: Any, tmp_path: Path) -> None:
     script = ROOT / 'scripts' / 'test.sh'
-    status, output = run(script, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', 'a b.pth',
-                         '--tta', folder=tmp_path, NPROC_PER_NODE='3', WORK_DIR='of a training')
+    status, output = run(
+        script,
+        'configs/loveda/efficientnet_lite0_fpn_loveda.py',
+        'a b.pth',
+        '--tta',
+        folder=tmp_path,
+        NPROC_PER_NODE='3',
+        WORK_DIR='of a training',
+    )
     assert status == 0
     assert '<--nproc_per_node> <3>' in output and 'work-dir' not in output
-    assert f'<{ROOT}/tools/test.py> <{ROOT}/configs/loveda/efficientnet_lite0_fpn_loveda.py> ' \
+    assert (
+        f'<{ROOT}/tools/test.py> <{ROOT}/configs/loveda/efficientnet_lite0_fpn_loveda.py> '
         '<--launcher> <pytorch> <a b.pth> <--tta>' in output
+    )
     assert run(script, 'config.py')[0] == 2
 
 
@@ -162,15 +210,25 @@ GOOD = 'def test_passes():\n    pass\n'
 
 
 @main_leg  # nothing of it depends on torch
-@pytest.mark.parametrize('files, arguments, status, told, passed_alone', [
-    # twelve tests of one fixture, with the workers
-    (dict(second=SECOND, good=GOOD), [], 0, ['1 passed, 12 errors', '12 passed'], 12),
-    (dict(second=SECOND.replace('11', '8'), broken=BROKEN % 1), ['-n', '0'], 1,
-     ['1 failed, 9 errors', '1 failed, 9 passed'], 9),
-    # too many to run again
-    (dict(second=SECOND, broken=BROKEN % 1), ['-n', '0'], 1, ['1 failed, 12 errors'], 0)])
-def test_what_failed_runs_once_more_alone(tmp_path: Path, files: Any, arguments: Any, status: int,
-                                          told: List[str], passed_alone: int) -> None:
+@pytest.mark.parametrize(
+    'files, arguments, status, told, passed_alone',
+    [
+        # twelve tests of one fixture, with the workers
+        (dict(second=SECOND, good=GOOD), [], 0, ['1 passed, 12 errors', '12 passed'], 12),
+        (
+            dict(second=SECOND.replace('11', '8'), broken=BROKEN % 1),
+            ['-n', '0'],
+            1,
+            ['1 failed, 9 errors', '1 failed, 9 passed'],
+            9,
+        ),
+        # too many to run again
+        (dict(second=SECOND, broken=BROKEN % 1), ['-n', '0'], 1, ['1 failed, 12 errors'], 0),
+    ],
+)
+def test_what_failed_runs_once_more_alone(
+    tmp_path: Path, files: Any, arguments: Any, status: int, told: List[str], passed_alone: int
+) -> None:
     (tmp_path / 'scripts').mkdir()
     for name in ('run_tests.sh', 'setup_env.sh'):
         shutil.copy(str(ROOT / 'scripts' / name), str(tmp_path / 'scripts' / name))
@@ -179,10 +237,16 @@ def test_what_failed_runs_once_more_alone(tmp_path: Path, files: Any, arguments:
         (tmp_path / 'tests' / f'test_{name}.py').write_text(text)
     done = subprocess.run(
         ['bash', 'scripts/run_tests.sh', '--again', 'alone.txt', 'tests', *arguments],
-        cwd=str(tmp_path), timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        universal_newlines=True, env={**{name: value for name, value in os.environ.items()
-                                         if not name.startswith('PYTEST')},
-                                      'MAPSAGE_PYTHON': sys.executable})
+        cwd=str(tmp_path),
+        timeout=120,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith('PYTEST')},
+            'MAPSAGE_PYTHON': sys.executable,
+        },
+    )
     assert done.returncode == status, done.stdout
     assert re.findall(r'=+ (.*) in [\d.]+s.* =+', done.stdout) == told, done.stdout
     alone = tmp_path / 'alone.txt'
@@ -192,18 +256,26 @@ def test_what_failed_runs_once_more_alone(tmp_path: Path, files: Any, arguments:
         assert 'leg main: tests/test_second.py::test_passes_the_second_time[a b::c]' in lines
 
 
-@pytest.mark.parametrize('given', [{}, {'MAPSAGE_SECRET': 'of the user ' * 4},
-                                   {'MAPSAGE_SECRET_FILE': '/home/me/secret'}])
+@pytest.mark.parametrize(
+    'given',
+    [{}, {'MAPSAGE_SECRET': 'of the user ' * 4}, {'MAPSAGE_SECRET_FILE': '/home/me/secret'}],
+)
 def test_the_tasks_of_slurm_share_a_secret(given: Any, run: Any, tmp_path: Path) -> None:
     srun = tmp_path / 'srun'
     # what a task of the job would see
-    srun.write_text('#!/bin/sh\nsh -c \'echo "<$MAPSAGE_SECRET> <$MAPSAGE_SECRET_FILE>"\'\n'
-                    'echo "argv $*"\n')
+    srun.write_text(
+        '#!/bin/sh\nsh -c \'echo "<$MAPSAGE_SECRET> <$MAPSAGE_SECRET_FILE>"\'\necho "argv $*"\n'
+    )
     srun.chmod(0o755)
     seen = set()
     for _ in range(2):
-        status, output = run(ROOT / 'scripts' / 'slurm_train.sh', 'a.py', SLURM_JOB_ID='7',
-                             SLURM_SUBMIT_DIR=str(ROOT), **given)
+        status, output = run(
+            ROOT / 'scripts' / 'slurm_train.sh',
+            'a.py',
+            SLURM_JOB_ID='7',
+            SLURM_SUBMIT_DIR=str(ROOT),
+            **given,
+        )
         assert status == 0, output
         secret, file = re.search('<(.*)> <(.*)>', output).groups()
         assert file == given.get('MAPSAGE_SECRET_FILE', '')

@@ -1,4 +1,5 @@
 """The comparison of segmentors goes on where it was killed, and its table says what it holds."""
+
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ TWO = ('vit linear', 'vit eomt fixed')
 
 
 # Each result comes from a fork, and a process with as many threads as this one must not fork.
-PROGRAM = f'''
+PROGRAM = f"""
 import sys
 from pathlib import Path
 
@@ -31,13 +32,15 @@ compared.CALIBRATION = 1, 2
 folder = Path(sys.argv[1])
 compared.Comparison(compared.Results(folder / 'out.jsonl'), dict(demo=str(folder)),
                     dict(demo=0.1)).run({TWO!r}, [0])
-'''
+"""
 
 
 def start(folder: Path) -> Any:
     (folder / 'program.py').write_text(PROGRAM)
-    return subprocess.Popen([warm_python(), str(folder / 'program.py'), str(folder)],
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    return subprocess.Popen(
+        [warm_python(), str(folder / 'program.py'), str(folder)],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    )
 
 
 def compare(folder: Path) -> None:
@@ -50,7 +53,8 @@ def rows_of(folder: Path) -> List[Dict[str, Any]]:
 
 @main_leg
 def test_a_killed_comparison_goes_on_and_runs_nothing_twice(
-        tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     write_tiny_data(tmp_path, train=4, val=2)
     killed_run = start(tmp_path)
     deadline = time.monotonic() + PATIENT
@@ -71,30 +75,49 @@ def test_a_killed_comparison_goes_on_and_runs_nothing_twice(
     assert [row['variant'] for row in rows if row['kind'] == 'run'] == list(TWO)
     for row in rows:
         if row['kind'] == 'run':
-            assert row['rate'] == max((each for each in rows if each['kind'] == 'pilot'
-                                       and each['variant'] == row['variant']),
-                                      key=lambda each: each['miou'])['rate']
-            assert row['rare'] == pytest.approx(sum(row['iou'][number] for number in next(
-                each for each in rows if each['kind'] == 'rare')['classes']) / 2, abs=0.02)
+            assert (
+                row['rate']
+                == max(
+                    (
+                        each
+                        for each in rows
+                        if each['kind'] == 'pilot' and each['variant'] == row['variant']
+                    ),
+                    key=lambda each: each['miou'],
+                )['rate']
+            )
+            assert row['rare'] == pytest.approx(
+                sum(
+                    row['iou'][number]
+                    for number in next(each for each in rows if each['kind'] == 'rare')['classes']
+                )
+                / 2,
+                abs=0.02,
+            )
 
     whole = out.read_text()
     compare(tmp_path)
     assert out.read_text() == whole
     capsys.readouterr()
     compared.print_table(rows)
-    assert [line.split('|')[1].strip() for line in capsys.readouterr().out.splitlines()
-            if line.startswith('| vit')] == list(TWO)
+    assert [
+        line.split('|')[1].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith('| vit')
+    ] == list(TWO)
 
 
 def test_a_run_that_fails_ends_the_comparison_and_keeps_what_is_there(
-        tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     results = compared.Results(tmp_path / 'out.jsonl')
-    assert results.get_or_run(lambda: dict(step=2.), kind='step', data='demo')['step'] == 2
+    assert results.get_or_run(lambda: dict(step=2.0), kind='step', data='demo')['step'] == 2
     with pytest.raises(SystemExit, match='are kept'):
         results.get_or_run(lambda: dict(step=1 / 0), kind='step', data='nwpu')
     assert 'ZeroDivisionError' in capfd.readouterr().err
-    assert [row['data'] for row in map(json.loads, results.path.read_text().splitlines())] \
-        == ['demo']
+    assert [row['data'] for row in map(json.loads, results.path.read_text().splitlines())] == [
+        'demo'
+    ]
 
 
 @pytest.mark.parametrize('variant', VARIANTS)

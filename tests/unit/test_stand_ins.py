@@ -1,4 +1,5 @@
 """An object that stands for another, and functions that are replaced for a while."""
+
 from __future__ import annotations
 
 import copy
@@ -24,8 +25,9 @@ def test_a_stand_in_has_what_its_original_has_and_it_lacks() -> None:
         text.shout()
 
 
-@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy,
-                                    lambda text: pickle.loads(pickle.dumps(text))])
+@pytest.mark.parametrize(
+    'copied', [copy.copy, copy.deepcopy, lambda text: pickle.loads(pickle.dumps(text))]
+)
 def test_a_stand_in_can_be_copied(copied) -> None:  # type: ignore[no-untyped-def]
     text = copied(Loud('word'))
     assert type(text) is Loud

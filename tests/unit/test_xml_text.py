@@ -1,4 +1,5 @@
 """Names of classes with all that XML cannot hold, in every file that is written as XML."""
+
 from __future__ import annotations
 
 import re
@@ -26,11 +27,22 @@ from mapsage.report.charts import ChartLine, line_chart, text
 from mapsage.report.page import page
 from mapsage.xml_text import xml_text
 
-CODES = [*range(0x20), *range(0x7f, 0xa0), 0xd800, 0xdbff, 0xdc00, 0xdfff, 0xfffe, 0xffff]
+CODES = [*range(0x20), *range(0x7F, 0xA0), 0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0xFFFE, 0xFFFF]
 NAMES = [f'a{chr(code)}b' for code in CODES] + [
-    ']]>', '<![CDATA[', '"', "'", '&amp;', '&#0;', '&#x1f;', '<!--', '-->', '<a', '\ufeff', '🌍']
-SHOWN = [re.sub('[\0-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]', '\ufffd', name)
-         for name in NAMES]
+    ']]>',
+    '<![CDATA[',
+    '"',
+    "'",
+    '&amp;',
+    '&#0;',
+    '&#x1f;',
+    '<!--',
+    '-->',
+    '<a',
+    '\ufeff',
+    '🌍',
+]
+SHOWN = [re.sub('[\0-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]', '\ufffd', name) for name in NAMES]
 PALETTE = [[number, 0, 0] for number in range(len(NAMES))]
 
 
@@ -48,10 +60,16 @@ def test_any_text_is_well_formed(name: str) -> None:
 
 
 def test_styles() -> None:
-    labels = [entry.get('label') for entry in ElementTree.fromstring(
-        map_style(NAMES, PALETTE)).iter('paletteEntry')]
-    values = [entry.get('value') for entry in ElementTree.fromstring(
-        polygon_style('class_name', NAMES, PALETTE)).iter('category')]
+    labels = [
+        entry.get('label')
+        for entry in ElementTree.fromstring(map_style(NAMES, PALETTE)).iter('paletteEntry')
+    ]
+    values = [
+        entry.get('value')
+        for entry in ElementTree.fromstring(polygon_style('class_name', NAMES, PALETTE)).iter(
+            'category'
+        )
+    ]
     assert labels == SHOWN == values
 
 
@@ -64,7 +82,7 @@ def test_charts_and_pages() -> None:
         whole = page(name, [chart], name)
         head, body = whole.index('<title>'), whole.index('</head>')
         ElementTree.fromstring(f'<head>{whole[head:body]}</head>')
-        ElementTree.fromstring(whole[body + len('</head>'):].replace('</html>', ''))
+        ElementTree.fromstring(whole[body + len('</head>') :].replace('</html>', ''))
 
 
 @pytest.fixture(scope='module')
@@ -88,8 +106,8 @@ def test_polygons_have_the_names_of_their_style(class_map: Path) -> None:
     path = class_map.with_suffix('.gpkg')
     write_polygons(class_map, path, NAMES, palette=PALETTE)
     with sqlite3.connect(str(path)) as file:
-        names = [name for name, in file.execute('SELECT class_name FROM map ORDER BY class_id')]
-        style, = file.execute('SELECT styleQML FROM layer_styles').fetchone()
+        names = [name for (name,) in file.execute('SELECT class_name FROM map ORDER BY class_id')]
+        (style,) = file.execute('SELECT styleQML FROM layer_styles').fetchone()
     assert names == SHOWN
     assert [entry.get('value') for entry in ElementTree.fromstring(style).iter('category')] == SHOWN
 

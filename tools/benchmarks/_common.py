@@ -1,4 +1,5 @@
 """What the benchmarks share."""
+
 import datetime
 import os
 import platform
@@ -16,11 +17,16 @@ def describe_machine() -> str:
     model = 'unknown processor'
     cpuinfo = Path('/proc/cpuinfo')
     if cpuinfo.exists():
-        names = [line.split(':', 1)[1].strip() for line in cpuinfo.read_text().splitlines()
-                 if line.startswith('model name')]
+        names = [
+            line.split(':', 1)[1].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if line.startswith('model name')
+        ]
         model = names[0] if names else model
-    return (f'{datetime.date.today()}, {model}, {os.cpu_count()} cores, Python '
-            f'{platform.python_version()}, torch {torch.__version__}')
+    return (
+        f'{datetime.date.today()}, {model}, {os.cpu_count()} cores, Python '
+        f'{platform.python_version()}, torch {torch.__version__}'
+    )
 
 
 def write_tiles(root: Path, count: int = 32, size: int = 128) -> Path:

@@ -3,6 +3,7 @@
 Each makes batches of four windows of 512 pixels with labels, mirrored at random, as tensors, in one
 process. `against_peers.py` times them.
 """
+
 from __future__ import annotations
 
 import importlib.abc
@@ -32,12 +33,18 @@ CLASSES = scene_loader.CLASSES
 SCENES = ('a', 'b')
 # Layouts of the scenes: bands, data type and how the file stores them.
 KINDS: Dict[str, Any] = {
-    'uint8, deflate, tiles of 512': (3, 'uint8', dict(compress='deflate', tiled=True,
-                                                      blockxsize=512, blockysize=512)),
+    'uint8, deflate, tiles of 512': (
+        3,
+        'uint8',
+        dict(compress='deflate', tiled=True, blockxsize=512, blockysize=512),
+    ),
     'uint8, LZW, strips': (3, 'uint8', dict(compress='lzw', tiled=False, blockysize=1)),
     'uint8, uncompressed strips': (3, 'uint8', dict(tiled=False, blockysize=1)),
-    'uint16 x 4, deflate, tiles of 512': (4, 'uint16', dict(
-        compress='deflate', tiled=True, blockxsize=512, blockysize=512)),
+    'uint16 x 4, deflate, tiles of 512': (
+        4,
+        'uint16',
+        dict(compress='deflate', tiled=True, blockxsize=512, blockysize=512),
+    ),
 }
 POLYGONS = 'uint8 with 36,000 polygons as labels'
 _METAINFO = dict(classes=CLASSES, palette=[[8 * n] * 3 for n in range(len(CLASSES))])
@@ -50,14 +57,25 @@ def write_data(root: Path, side: int) -> None:
         labels = (values[0] // (values[0].max() // len(CLASSES) + 1)).astype(np.uint8)
         for column, scene in enumerate(SCENES):
             # The scenes lie side by side, with a gap between them.
-            place = dict(crs='EPSG:32650', transform=rasterio.transform.from_origin(
-                5e5 + column * side, 4e6, 0.5, 0.5))
+            place = dict(
+                crs='EPSG:32650',
+                transform=rasterio.transform.from_origin(5e5 + column * side, 4e6, 0.5, 0.5),
+            )
             for folder, bands_of_file in (('scenes', values), ('labels', labels[None])):
                 path = root / str(number) / folder / f'{scene}.tif'
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with rasterio.open(path, 'w', driver='GTiff', width=side, height=side,
-                                   count=len(bands_of_file), dtype=bands_of_file.dtype,
-                                   interleave='pixel', **layout, **place) as file:
+                with rasterio.open(
+                    path,
+                    'w',
+                    driver='GTiff',
+                    width=side,
+                    height=side,
+                    count=len(bands_of_file),
+                    dtype=bands_of_file.dtype,
+                    interleave='pixel',
+                    **layout,
+                    **place,
+                ) as file:
                     file.write(bands_of_file)
                 copy = path.parent.with_name(f'fast_{folder}') / path.name
                 copy.parent.mkdir(exist_ok=True)
@@ -73,21 +91,30 @@ def _write_tiles(root: Path, values: np.ndarray, labels: np.ndarray) -> None:
     (root / 'labels').mkdir()
     for row in range(0, len(labels), SIDE):
         for column in range(0, len(labels), SIDE):
-            tile = np.s_[row:row + SIDE, column:column + SIDE]
-            cv2.imwrite(str(root / f'images/{row}_{column}.png'),
-                        np.ascontiguousarray(values[(slice(None), *tile)].transpose(1, 2, 0)))
+            tile = np.s_[row : row + SIDE, column : column + SIDE]
+            cv2.imwrite(
+                str(root / f'images/{row}_{column}.png'),
+                np.ascontiguousarray(values[(slice(None), *tile)].transpose(1, 2, 0)),
+            )
             cv2.imwrite(str(root / f'labels/{row}_{column}.png'), labels[tile])
 
 
 def _write_polygons(root: Path, side: int, count: int = 36_000) -> None:
     root.mkdir()
     random = np.random.RandomState(0)
-    places = np.column_stack((random.uniform(5e5, 5e5 + side * 1.5, count),
-                              random.uniform(4e6 - side / 2, 4e6, count)))
+    places = np.column_stack(
+        (random.uniform(5e5, 5e5 + side * 1.5, count), random.uniform(4e6 - side / 2, 4e6, count))
+    )
     shapes = shapely.buffer(shapely.points(places), random.uniform(1, 8, count), quad_segs=4)
-    pyogrio.raw.write(str(root / 'labels.gpkg'), shapely.to_wkb(shapes),
-                      [random.randint(1, len(CLASSES), count).astype(np.int32)], ['class'],
-                      geometry_type='Polygon', crs='EPSG:32650', driver='GPKG')
+    pyogrio.raw.write(
+        str(root / 'labels.gpkg'),
+        shapely.to_wkb(shapes),
+        [random.randint(1, len(CLASSES), count).astype(np.int32)],
+        ['class'],
+        geometry_type='Polygon',
+        crs='EPSG:32650',
+        driver='GPKG',
+    )
 
 
 def mapsage_loader(root: Path, kind: str, **arguments: Any) -> Iterator[Any]:
@@ -99,27 +126,61 @@ def mapsage_loader(root: Path, kind: str, **arguments: Any) -> Iterator[Any]:
         folder, labels = folder / 'fast_scenes', folder / 'fast_labels'
     else:
         folder /= 'scenes'
-    pipeline = [dict(type='LoadGeoTiffWindow'), dict(type='LoadGeoTiffLabels'),
-                dict(type='RandomFlip', prob=0.5), dict(type='PackSegInputs')]
-    return _keyed(dict(type='GeoTiffDataset', scenes=str(folder), labels=str(labels), window=SIDE,
-                       class_field='class', metainfo=_METAINFO, pipeline=pipeline, **arguments))
+    pipeline = [
+        dict(type='LoadGeoTiffWindow'),
+        dict(type='LoadGeoTiffLabels'),
+        dict(type='RandomFlip', prob=0.5),
+        dict(type='PackSegInputs'),
+    ]
+    return _keyed(
+        dict(
+            type='GeoTiffDataset',
+            scenes=str(folder),
+            labels=str(labels),
+            window=SIDE,
+            class_field='class',
+            metainfo=_METAINFO,
+            pipeline=pipeline,
+            **arguments,
+        )
+    )
 
 
 def mmseg_tiles(root: Path) -> Iterator[Any]:
     """Return batches of PNG tiles, as MMSegmentation reads them."""
-    pipeline = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
-                dict(type='RandomFlip', prob=0.5), dict(type='PackSegInputs')]
-    return _keyed(dict(type='BaseSegDataset', data_root=str(root / 'tiles'), img_suffix='.png',
-                       seg_map_suffix='.png', metainfo=_METAINFO, pipeline=pipeline,
-                       data_prefix=dict(img_path='images', seg_map_path='labels')))
+    pipeline = [
+        dict(type='LoadImageFromFile'),
+        dict(type='LoadAnnotations'),
+        dict(type='RandomFlip', prob=0.5),
+        dict(type='PackSegInputs'),
+    ]
+    return _keyed(
+        dict(
+            type='BaseSegDataset',
+            data_root=str(root / 'tiles'),
+            img_suffix='.png',
+            seg_map_suffix='.png',
+            metainfo=_METAINFO,
+            pipeline=pipeline,
+            data_prefix=dict(img_path='images', seg_map_path='labels'),
+        )
+    )
 
 
 def _keyed(dataset: Dict[str, Any]) -> Iterator[Any]:
     with DefaultScope.overwrite_default_scope('mmseg'):
-        return iter(build_keyed_loader(dict(
-            dataset=DATASETS.build(dataset), batch_size=BATCH, num_workers=0,
-            sampler=dict(type='InfiniteSampler', shuffle=True),
-            collate_fn=dict(type='pseudo_collate')), 0))
+        return iter(
+            build_keyed_loader(
+                dict(
+                    dataset=DATASETS.build(dataset),
+                    batch_size=BATCH,
+                    num_workers=0,
+                    sampler=dict(type='InfiniteSampler', shuffle=True),
+                    collate_fn=dict(type='pseudo_collate'),
+                ),
+                0,
+            )
+        )
 
 
 class ByHand(Dataset):
@@ -131,8 +192,9 @@ class ByHand(Dataset):
     """
 
     def __init__(self, folders: Sequence[Path], grid: bool) -> None:
-        self._files = [[rasterio.open(folder / f'{scene}.tif') for folder in folders]
-                       for scene in SCENES]
+        self._files = [
+            [rasterio.open(folder / f'{scene}.tif') for folder in folders] for scene in SCENES
+        ]
         self._steps, self._grid = self._files[0][0].width // SIDE, grid
 
     def __len__(self) -> int:
@@ -163,8 +225,9 @@ def by_hand(root: Path, kind: str, grid: bool = False, fast: bool = False) -> It
 class _StubTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Modules of torchvision, which TorchGeo imports and does not need for windows."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None
-                  ) -> Optional[importlib.machinery.ModuleSpec]:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
         if name.partition('.')[0] != 'torchvision':
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -204,8 +267,9 @@ def torchgeo_loader(root: Path, kind: str) -> Iterator[Any]:
     images = RasterDataset(str(folder / 'scenes'))
     labels = Masks(str(folder / 'labels'))
     if kind == POLYGONS:
-        labels = VectorDataset(str(root / 'polygons'), crs=images.crs, res=images.res,
-                               label_name='class')
+        labels = VectorDataset(
+            str(root / 'polygons'), crs=images.crs, res=images.res, label_name='class'
+        )
     dataset = images & labels
     dataset.transforms = flip
     sampler = RandomGeoSampler(images, SIDE, 10**6, units=Units.PIXELS)
@@ -222,14 +286,19 @@ def loaders(root: Path, kind: str) -> Dict[str, Callable[[], Iterator[Any]]]:
     ways: Dict[str, Callable[[], Iterator[Any]]] = {
         'MapSage, grid': lambda: mapsage_loader(root, kind),
         'MapSage, random': lambda: mapsage_loader(root, kind, windows=random),
-        'TorchGeo, random': lambda: torchgeo_loader(root, kind)}
+        'TorchGeo, random': lambda: torchgeo_loader(root, kind),
+    }
     if kind != POLYGONS:
-        ways.update({
-            'MapSage, random, fast copy': lambda: mapsage_loader(root, kind, windows=random,
-                                                                 fast=True),
-            'by hand, grid': lambda: by_hand(root, kind, grid=True),
-            'by hand, random': lambda: by_hand(root, kind),
-            'by hand, random, fast copy': lambda: by_hand(root, kind, fast=True)})
+        ways.update(
+            {
+                'MapSage, random, fast copy': lambda: mapsage_loader(
+                    root, kind, windows=random, fast=True
+                ),
+                'by hand, grid': lambda: by_hand(root, kind, grid=True),
+                'by hand, random': lambda: by_hand(root, kind),
+                'by hand, random, fast copy': lambda: by_hand(root, kind, fast=True),
+            }
+        )
     if _number(kind) == 0 and kind != POLYGONS:
         ways['MMSegmentation, PNG tiles'] = lambda: mmseg_tiles(root)
     return ways

@@ -3,6 +3,7 @@
 Windows of 512 pixels share 128. MapSage and the script add up weighted scores where windows
 overlap; MMSegmentation's `inference_model` returns classes, of which the later window counts.
 """
+
 from __future__ import annotations
 
 import copy
@@ -40,7 +41,7 @@ def count_windows(size: int) -> int:
 
 def _batches(grid: Grid) -> List[List[Tuple[int, int]]]:
     corners = [(row, column) for row in grid.rows for column in grid.columns]
-    return [corners[first:first + BATCH] for first in range(0, len(corners), BATCH)]
+    return [corners[first : first + BATCH] for first in range(0, len(corners), BATCH)]
 
 
 def map_by_hand(scene: Path, size: int, predictor: WindowPredictor) -> np.ndarray:
@@ -54,7 +55,7 @@ def map_by_hand(scene: Path, size: int, predictor: WindowPredictor) -> np.ndarra
             scores = predictor.logits(torch.from_numpy(np.stack(images))).softmax(1)
             sums = torch.zeros(scores.shape[1], size, size) if sums is None else sums
             for (row, column), window_scores in zip(corners, scores):
-                inside = np.s_[row:row + SIDE, column:column + SIDE]
+                inside = np.s_[row : row + SIDE, column : column + SIDE]
                 sums[(slice(None), *inside)] += window_scores * weights
                 total[inside] += weights
     assert sums is not None
@@ -66,11 +67,16 @@ def map_by_mmseg(scene: Path, size: int, model: Any) -> np.ndarray:
     classes = np.zeros((size, size), np.uint8)
     with rasterio.open(scene) as file, DefaultScope.overwrite_default_scope('mmseg'):
         for corners in _batches(_grid(size)):
-            images = [np.ascontiguousarray(file.read(
-                window=Window(column, row, SIDE, SIDE)).transpose(1, 2, 0)[..., ::-1])
-                for row, column in corners]
+            images = [
+                np.ascontiguousarray(
+                    file.read(window=Window(column, row, SIDE, SIDE)).transpose(1, 2, 0)[..., ::-1]
+                )
+                for row, column in corners
+            ]
             for (row, column), sample in zip(corners, inference_model(model, images)):
-                classes[row:row + SIDE, column:column + SIDE] = sample.pred_sem_seg.data[0].numpy()
+                classes[row : row + SIDE, column : column + SIDE] = sample.pred_sem_seg.data[
+                    0
+                ].numpy()
     return classes
 
 
@@ -80,15 +86,28 @@ def ways(scene: Path, size: int) -> Dict[str, Callable[[], Any]]:
     model = build_model(config).eval()
     model.cfg = config
     grid = _grid(size)
-    predictor, folded = (WindowPredictor(each, torch.device('cpu'), (SIDE, SIDE), SHARED, BATCH)
-                         for each in (model, copy.deepcopy(model)))
+    predictor, folded = (
+        WindowPredictor(each, torch.device('cpu'), (SIDE, SIDE), SHARED, BATCH)
+        for each in (model, copy.deepcopy(model))
+    )
     # As the command does on a CPU.
     folded.fold_batch_norms(folded.choose_folds(bands=3).folded)
     source = Scene(str(scene), Bands(3, True))
 
     def by_mapsage() -> None:
-        predict_strips(source, grid, range(len(grid.rows)), folded, BATCH, False,
-                       lambda strip: None, lambda count: None)
+        predict_strips(
+            source,
+            grid,
+            range(len(grid.rows)),
+            folded,
+            BATCH,
+            False,
+            lambda strip: None,
+            lambda count: None,
+        )
 
-    return {'MapSage': by_mapsage, 'by hand': lambda: map_by_hand(scene, size, predictor),
-            'MMSegmentation, inference_model': lambda: map_by_mmseg(scene, size, model)}
+    return {
+        'MapSage': by_mapsage,
+        'by hand': lambda: map_by_hand(scene, size, predictor),
+        'MMSegmentation, inference_model': lambda: map_by_mmseg(scene, size, model),
+    }

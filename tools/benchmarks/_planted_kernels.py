@@ -3,6 +3,7 @@
 A planted kernel lets the CPU compute the right result and then makes the mistake that its kind
 names. `wrong_kernels.py` plants fifty of them; the tests plant a few.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -75,9 +76,13 @@ def other_rounding(result: torch.Tensor) -> torch.Tensor:
 
 
 KINDS: Dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
-    'off by one': lambda: off_by_one, 'wrong stride': lambda: wrong_stride,
-    'NaN': lambda: one_nan, 'stale buffer': StaleBuffer, 'wrong dtype': lambda: wrong_dtype,
-    'above a size': lambda: wrong_above_size}
+    'off by one': lambda: off_by_one,
+    'wrong stride': lambda: wrong_stride,
+    'NaN': lambda: one_nan,
+    'stale buffer': StaleBuffer,
+    'wrong dtype': lambda: wrong_dtype,
+    'above a size': lambda: wrong_above_size,
+}
 
 
 @contextmanager
@@ -89,6 +94,7 @@ def planted(operator: str, mistake: Callable[[torch.Tensor], torch.Tensor]) -> I
         mistake: Returns what the kernel makes of the right result, both on the CPU. It is applied
             to the first floating-point result, or to each of the tensors in a list.
     """
+
     def change(func: Any, args: Tuple[Any, ...], result: Any) -> None:
         for target in _targets(func, args, result):
             target.copy_(mistake(target.cpu()))
@@ -189,9 +195,13 @@ def _kernels(changes: Dict[str, Callable[[Any, Tuple[Any, ...], Any], None]]) ->
 
 def _targets(func: Any, args: Tuple[Any, ...], result: Any) -> List[torch.Tensor]:
     """Return the floating-point results of a call: the first, or the list that it wrote."""
-    lists = [args[position] for position in written_positions(func)
-             if isinstance(args[position], (list, tuple))]
+    lists = [
+        args[position]
+        for position in written_positions(func)
+        if isinstance(args[position], (list, tuple))
+    ]
     if lists:
         return list(lists[0])
-    return [tensor for tensor in tensors_in(result) if tensor.is_floating_point()
-            and tensor.numel()][:1]
+    return [
+        tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.numel()
+    ][:1]

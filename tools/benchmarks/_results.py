@@ -1,4 +1,5 @@
 """Results of long benchmarks: kept line by line, so that a killed one goes on where it was."""
+
 from __future__ import annotations
 
 import json
@@ -60,6 +61,7 @@ def in_fork(work: Callable[[], Row]) -> Row:
     The fork ends with this process, however that ends.
     """
     from mapsage.distributed import die_with_launcher
+
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -77,8 +79,9 @@ def in_fork(work: Callable[[], Row]) -> Row:
     with open(reader) as pipe:
         text = pipe.read()
     if os.waitpid(pid, 0)[1]:
-        raise SystemExit('a run ended with an error, which is above; the results of those before '
-                         'it are kept')
+        raise SystemExit(
+            'a run ended with an error, which is above; the results of those before it are kept'
+        )
     return json.loads(text)
 
 
@@ -88,10 +91,10 @@ def run_timed(runner: Any) -> List[float]:
     The first batch is not in it.
     """
     from mmengine.hooks import Hook
+
     times: List[float] = []
 
     class Clock(Hook):
-
         def before_train_iter(self, *_: Any, **__: Any) -> None:
             if not times:
                 times.append(time.process_time())
@@ -120,17 +123,22 @@ def mean_of(ious: Sequence[float], classes: Sequence[int]) -> float:
 def rare_classes(cfg: Any) -> Row:
     """Return the third of the classes that has the fewest pixels in a config's training labels."""
     from mmengine.registry import DATASETS, init_default_scope
+
     init_default_scope('mmseg')
-    dataset = DATASETS.build(dict(cfg.train_dataloader.dataset,
-                                  pipeline=cfg.val_dataloader.dataset.pipeline))
+    dataset = DATASETS.build(
+        dict(cfg.train_dataloader.dataset, pipeline=cfg.val_dataloader.dataset.pipeline)
+    )
     names = dataset.metainfo['classes']
     pixels = np.zeros(len(names), np.int64)
     for index in range(len(dataset)):
         labels = dataset[index]['data_samples'].gt_sem_seg.data.numpy().ravel()
         pixels += np.bincount(labels[labels < len(names)], minlength=len(names))
-    order = np.argsort(pixels, kind='stable')[:max(1, round(len(names) / 3))]
-    return dict(classes=sorted(map(int, order)), names=[names[index] for index in sorted(order)],
-                shares=(100 * pixels / pixels.sum()).round(2).tolist())
+    order = np.argsort(pixels, kind='stable')[: max(1, round(len(names) / 3))]
+    return dict(
+        classes=sorted(map(int, order)),
+        names=[names[index] for index in sorted(order)],
+        shares=(100 * pixels / pixels.sum()).round(2).tolist(),
+    )
 
 
 def spread(values: Sequence[float]) -> str:
@@ -142,6 +150,7 @@ def spread(values: Sequence[float]) -> str:
 def write_demo(root: Path) -> str:
     """Write the demo's tiles if they are not there, and return their folder."""
     from mapsage.extras.demo import write_demo_data
+
     if not (root / 'ann_dir/val').is_dir():
         write_demo_data(root)
     return str(root)

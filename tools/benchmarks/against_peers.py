@@ -7,6 +7,7 @@ writes with rasterio. What they need besides the requirements is installed into 
 to those of the tests. The ways of one job take turns; a figure is the median of the processor time
 of one thread, a ratio the median of the ratios of the turns with its range.
 """
+
 import argparse
 import hashlib
 import itertools
@@ -26,9 +27,19 @@ from typing import Any, Callable, Dict, Iterator, List
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 # Without their own requirements: the benchmark uses the packages of the calling environment.
-PEERS = ('torchgeo==0.7.2', 'torchmetrics==1.9.0', 'lightning-utilities==0.15.3', 'einops==0.8.2',
-         'geopandas==1.2.0', 'rtree==1.4.1', 'kornia==0.9.0', 'kornia_rs==0.2.0', 'fiona==1.10.1',
-         'pandas', 'pytz')
+PEERS = (
+    'torchgeo==0.7.2',
+    'torchmetrics==1.9.0',
+    'lightning-utilities==0.15.3',
+    'einops==0.8.2',
+    'geopandas==1.2.0',
+    'rtree==1.4.1',
+    'kornia==0.9.0',
+    'kornia_rs==0.2.0',
+    'fiona==1.10.1',
+    'pandas',
+    'pytz',
+)
 
 Way = Callable[[], Any]
 
@@ -54,7 +65,7 @@ def take_turns(ways: Dict[str, Way], rounds: int) -> Dict[str, List[float]]:
     """Return the processor seconds of every way in each round; the first round is left out."""
     times: Dict[str, List[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        for name, run in (list(ways.items()) if number % 2 else list(ways.items())[::-1]):
+        for name, run in list(ways.items()) if number % 2 else list(ways.items())[::-1]:
             start = time.process_time()
             run()
             times[name].append(time.process_time() - start)
@@ -68,8 +79,12 @@ def describe(job: str, times: Dict[str, List[float]], unit: float) -> None:
         for ours in (way for way in times if way.startswith('MapSage')):
             ratios = [other / own for other, own in zip(seconds, times[ours])]
             cells.append(f'{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})')
-        print(f'| {job} | {name} | {statistics.median(seconds) * 1e3 / unit:.2f} | '
-              + ' | '.join(cells) + ' |', flush=True)
+        print(
+            f'| {job} | {name} | {statistics.median(seconds) * 1e3 / unit:.2f} | '
+            + ' | '.join(cells)
+            + ' |',
+            flush=True,
+        )
 
 
 def header(title: str, unit: str, ours: List[str]) -> None:
@@ -81,6 +96,7 @@ def header(title: str, unit: str, ours: List[str]) -> None:
 def compare_loading(root: Path, side: int, batches: int, rounds: int) -> None:
     """Time loaders on every kind of scenes."""
     import _peer_loaders as peers
+
     peers.write_data(root, side)
 
     def way(stream: Iterator[Any]) -> Way:
@@ -96,6 +112,7 @@ def compare_evaluation(rounds: int, count: int = 6) -> None:
     """Time a confusion matrix of predictions of 1,024 pixels with 7 classes."""
     import metric
     from torchmetrics.classification import MulticlassConfusionMatrix
+
     samples = metric.samples(count)
 
     def torchmetrics_matrix() -> None:
@@ -104,9 +121,11 @@ def compare_evaluation(rounds: int, count: int = 6) -> None:
             matrix.update(sample.pred_sem_seg.data, sample.gt_sem_seg.data)
         matrix.compute()
 
-    ways = {'MapSage, ConfusionMatrixMetric': metric.metric_alone('ConfusionMatrixMetric', samples),
-            'MMSegmentation, IoUMetric': metric.metric_alone('IoUMetric', samples),
-            'torchmetrics, MulticlassConfusionMatrix': torchmetrics_matrix}
+    ways = {
+        'MapSage, ConfusionMatrixMetric': metric.metric_alone('ConfusionMatrixMetric', samples),
+        'MMSegmentation, IoUMetric': metric.metric_alone('IoUMetric', samples),
+        'torchmetrics, MulticlassConfusionMatrix': torchmetrics_matrix,
+    }
     header('evaluation', 'image of 1,024 x 1,024', list(ways)[:1])
     describe('7 classes', take_turns(ways, rounds), count)
 
@@ -115,6 +134,7 @@ def compare_prediction(root: Path, rounds: int, size: int = 1280) -> None:
     """Time the map of a scene by windows of 512 that share 128, without writing the file."""
     import _peer_maps as maps
     import predict_scene
+
     predict_scene.write_scene(root / 'scene.tif', size)
     ways = maps.ways(root / 'scene.tif', size)
     header('prediction', 'window', list(ways)[:1])
@@ -124,18 +144,23 @@ def compare_prediction(root: Path, rounds: int, size: int = 1280) -> None:
 def compare_exchange() -> None:
     """Time the exchange of samples between 2 and 4 ranks; elapsed time of the slowest rank."""
     import sampling_exchange
+
     print('\n| exchange | gather of all samples, s | MapSage, s | ratio |\n|---|---|---|---|')
     for world in (2, 4):
         for row in sampling_exchange.on_ranks('ways', world):
-            print(f'| {world} ranks, {row["kind"]} | {row["gather"]:.2f} | {row["all"]:.3f} | '
-                  f'{row["gather"] / row["all"]:.0f} |', flush=True)
+            print(
+                f'| {world} ranks, {row["kind"]} | {row["gather"]:.2f} | {row["all"]:.3f} | '
+                f'{row["gather"] / row["all"]:.0f} |',
+                flush=True,
+            )
 
 
 def main() -> None:
     """Compare the jobs that are asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('--jobs', nargs='+', default=['loading', 'evaluation', 'prediction',
-                                                      'exchange'])
+    parser.add_argument(
+        '--jobs', nargs='+', default=['loading', 'evaluation', 'prediction', 'exchange']
+    )
     parser.add_argument('--side', type=int, default=4096, help='of the scenes in pixels')
     parser.add_argument('--batches', type=int, default=6, help='batches of 4 windows in a round')
     parser.add_argument('--rounds', type=int, default=5)
@@ -151,11 +176,15 @@ def main() -> None:
     from _common import describe_machine
 
     import mapsage  # noqa: F401
+
     warnings.simplefilter('ignore')
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    print(f'{describe_machine()}, rasterio {rasterio.__version__}, GDAL '
-          f'{rasterio.__gdal_version__}, {", ".join(PEERS[:2])}', flush=True)
+    print(
+        f'{describe_machine()}, rasterio {rasterio.__version__}, GDAL '
+        f'{rasterio.__gdal_version__}, {", ".join(PEERS[:2])}',
+        flush=True,
+    )
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if 'loading' in args.jobs:

@@ -12,6 +12,7 @@ The column "bound" is the smallest ratio of any design that knows what this mode
 equal probability and Neyman's allocation, with q the true probability of the class at a pixel and p
 its area, have the ratio mean(sqrt(q (1 - q))) / sqrt(p (1 - p)).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,7 +35,8 @@ POPULATIONS: Dict[str, Tuple[Sequence[float], float, int]] = {
     'good map, rare class': ((2.0, 1.4, -8.0), 5.0, 2),
     'noisy map, rare class': ((2.0, 1.4, -3.2), 2.0, 2),
     'good map, balanced': ((0.6, 0.0, 0.0), 5.0, 0),
-    'noisy map, balanced': ((0.6, 0.0, 0.0), 2.0, 0)}
+    'noisy map, balanced': ((0.6, 0.0, 0.0), 2.0, 0),
+}
 
 
 class Population:
@@ -46,8 +48,9 @@ class Population:
         random: Generator of the pixels.
     """
 
-    def __init__(self, offsets: Sequence[float], spread: float,
-                 random: np.random.Generator) -> None:
+    def __init__(
+        self, offsets: Sequence[float], spread: float, random: np.random.Generator
+    ) -> None:
         scores = random.normal(size=(_PIXELS, len(offsets))) * spread + np.array(offsets)
         self.probability = _softmax(scores)
         self.mapped = self.probability.argmax(1)
@@ -69,20 +72,35 @@ class Population:
         classes = len(self.names)
         cells, size = self.mapped * LEVELS + self.level, classes * LEVELS
         pixels = np.bincount(cells, minlength=size).reshape(classes, LEVELS)
-        probability = np.stack([np.bincount(cells, column, size)
-                                for column in self.probability.T], 1)
-        return MapCensus(self.names, 'px', pixels, pixels.astype(float),
-                         probability.reshape(classes, LEVELS, classes), '')
+        probability = np.stack(
+            [np.bincount(cells, column, size) for column in self.probability.T], 1
+        )
+        return MapCensus(
+            self.names,
+            'px',
+            pixels,
+            pixels.astype(float),
+            probability.reshape(classes, LEVELS, classes),
+            '',
+        )
 
 
 def survey_simple(population: Population, points: int, random: np.random.Generator) -> Assessment:
     """Return the estimates of a simple random sample, from labels only."""
     chosen = random.choice(_PIXELS, points, replace=False)
     classes = len(population.names)
-    return assess(Sample(
-        np.zeros(points, int), population.mapped[chosen], population.truth[chosen], ['map'],
-        np.array([1.0]), np.array([float(_PIXELS)]), np.ones((1, classes), bool),
-        population.names))
+    return assess(
+        Sample(
+            np.zeros(points, int),
+            population.mapped[chosen],
+            population.truth[chosen],
+            ['map'],
+            np.array([1.0]),
+            np.array([float(_PIXELS)]),
+            np.ones((1, classes), bool),
+            population.names,
+        )
+    )
 
 
 class PlannedSurveys:
@@ -98,26 +116,44 @@ class PlannedSurveys:
         self._population, census = population, population.census()
         self.strata = build_strata(census, 0.05)
         share = self.strata.joint[:, :, target].sum(1)
-        self.points = allocate('neyman', points, self.strata.shares,
-                               np.maximum(np.sqrt(share * (1 - share)), 0.1))
+        self.points = allocate(
+            'neyman', points, self.strata.shares, np.maximum(np.sqrt(share * (1 - share)), 0.1)
+        )
         stratum = self.strata.table[population.mapped, population.level]
-        self._members = [np.flatnonzero(stratum == number)
-                         for number in range(len(self.strata.names))]
+        self._members = [
+            np.flatnonzero(stratum == number) for number in range(len(self.strata.names))
+        ]
         self._known = np.zeros((len(self._members), *self.strata.joint.shape[1:]))
         for number, members in enumerate(self._members):
-            np.add.at(self._known[number], population.mapped[members],
-                      population.probability[members] / len(members))
+            np.add.at(
+                self._known[number],
+                population.mapped[members],
+                population.probability[members] / len(members),
+            )
 
     def draw(self, random: np.random.Generator) -> Assessment:
         """Return the estimates of one survey."""
         population, strata = self._population, self.strata
-        chosen = np.concatenate([random.choice(members, count, replace=False)
-                                 for members, count in zip(self._members, self.points)])
-        return assess(Sample(
-            np.repeat(np.arange(len(strata.names)), self.points), population.mapped[chosen],
-            population.truth[chosen], strata.names, strata.area, strata.pixels.astype(float),
-            strata.composition > 0, population.names, population.probability[chosen],
-            self._known))
+        chosen = np.concatenate(
+            [
+                random.choice(members, count, replace=False)
+                for members, count in zip(self._members, self.points)
+            ]
+        )
+        return assess(
+            Sample(
+                np.repeat(np.arange(len(strata.names)), self.points),
+                population.mapped[chosen],
+                population.truth[chosen],
+                strata.names,
+                strata.area,
+                strata.pixels.astype(float),
+                strata.composition > 0,
+                population.names,
+                population.probability[chosen],
+                self._known,
+            )
+        )
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
@@ -125,8 +161,13 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
     return exponents / exponents.sum(1, keepdims=True)
 
 
-def _row(name: str, population: Population, target: int, simple: List[Assessment],
-         planned: List[Assessment]) -> str:
+def _row(
+    name: str,
+    population: Population,
+    target: int,
+    simple: List[Assessment],
+    planned: List[Assessment],
+) -> str:
     label = population.names[target]
     truth = (population.truth == target).mean()
     areas = [[assessment.get(AREA, label) for assessment in group] for group in (simple, planned)]
@@ -134,11 +175,13 @@ def _row(name: str, population: Population, target: int, simple: List[Assessment
     inside = np.mean([area.low <= truth <= area.high for area in areas[1]])
     warned = np.mean([bool(area.warning) for area in areas[1]])
     accuracy = (population.mapped == population.truth).mean()
-    return (f'{name:24} accuracy {100 * accuracy:.1f} %  area {100 * truth:6.2f} %  simple '
-            f'{100 * widths[0]:.2f}  planned {100 * widths[1]:.2f}  ratio '
-            f'{widths[1] / widths[0]:.2f}  bound {population.bound(target):.2f}  coverage '
-            f'{100 * inside:.1f} %  warned '
-            f'{100 * warned:.0f} %')
+    return (
+        f'{name:24} accuracy {100 * accuracy:.1f} %  area {100 * truth:6.2f} %  simple '
+        f'{100 * widths[0]:.2f}  planned {100 * widths[1]:.2f}  ratio '
+        f'{widths[1] / widths[0]:.2f}  bound {population.bound(target):.2f}  coverage '
+        f'{100 * inside:.1f} %  warned '
+        f'{100 * warned:.0f} %'
+    )
 
 
 def main() -> None:
@@ -151,9 +194,15 @@ def main() -> None:
         random = np.random.default_rng(0)
         population = Population(offsets, spread, random)
         planned = PlannedSurveys(population, args.points, target)
-        print(_row(name, population, target,
-                   [survey_simple(population, args.points, random) for _ in range(args.surveys)],
-                   [planned.draw(random) for _ in range(args.surveys)]))
+        print(
+            _row(
+                name,
+                population,
+                target,
+                [survey_simple(population, args.points, random) for _ in range(args.surveys)],
+                [planned.draw(random) for _ in range(args.surveys)],
+            )
+        )
 
 
 if __name__ == '__main__':

@@ -10,6 +10,7 @@ largest resident set of any process, as the kernel counts it. While the map is m
 noted beside the number of finished strips: memory that grows with the scene would show there. Maps
 of all numbers of ranks must have the same bytes.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -45,7 +46,7 @@ _CLASSES = 2
 _PROGRAM, _AHEAD = 1 << 30, 512 << 20
 # Groups of strips that have a line in the report.
 _GROUPS = 5
-_CONFIG = '''
+_CONFIG = """
 default_scope = 'mmseg'
 custom_imports = dict(imports=['mapsage'])
 sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
@@ -60,7 +61,7 @@ model = dict(
     test_cfg=dict(mode='whole'))
 test_dataloader = dict(dataset=dict(type='ChangeDataset', sensors=sensors, pipeline=[
     dict(type='LoadChangePair'), dict(type='LoadChangeLabels'), dict(type='PackStackInputs')]))
-'''
+"""
 
 
 def write_model(folder: Path) -> Tuple[Path, Path]:
@@ -71,10 +72,18 @@ def write_model(folder: Path) -> Tuple[Path, Path]:
     with DefaultScope.overwrite_default_scope('mmseg'):
         weights = MODELS.build(Config.fromfile(str(config)).model).state_dict()
     weights['decode_head.conv_seg.weight'][:] = torch.tensor([-1e4, 1e4])[:, None, None, None]
-    weights['decode_head.conv_seg.bias'][:] = torch.tensor([.5, -.5])
-    torch.save(dict(state_dict=weights, meta=dict(dataset_meta=dict(
-        classes=('unchanged', 'changed'), palette=[[255, 255, 255], [230, 25, 75]]))),
-        str(checkpoint))
+    weights['decode_head.conv_seg.bias'][:] = torch.tensor([0.5, -0.5])
+    torch.save(
+        dict(
+            state_dict=weights,
+            meta=dict(
+                dataset_meta=dict(
+                    classes=('unchanged', 'changed'), palette=[[255, 255, 255], [230, 25, 75]]
+                )
+            ),
+        ),
+        str(checkpoint),
+    )
     return config, checkpoint
 
 
@@ -85,14 +94,25 @@ def write_pair(folder: Path, size: int) -> Tuple[Path, Path]:
     ground = rng.integers(60, 190, (3, _BLOCK, _BLOCK), np.uint8)
     changed = ground.copy()
     changed[:, 100:200, 150:300] = rng.integers(1, 255, (3, 100, 150))
-    profile = dict(driver='GTiff', width=size, height=size, count=3, dtype='uint8', tiled=True,
-                   blockxsize=_BLOCK, blockysize=_BLOCK, compress='deflate', crs='EPSG:32633',
-                   transform=rasterio.Affine(.5, 0, 4e5, 0, -.5, 5e6), nodata=0)
+    profile = dict(
+        driver='GTiff',
+        width=size,
+        height=size,
+        count=3,
+        dtype='uint8',
+        tiled=True,
+        blockxsize=_BLOCK,
+        blockysize=_BLOCK,
+        compress='deflate',
+        crs='EPSG:32633',
+        transform=rasterio.Affine(0.5, 0, 4e5, 0, -0.5, 5e6),
+        nodata=0,
+    )
     for date, path in enumerate(paths):
         with rasterio.open(str(path), 'w', **profile) as file:
             for number, (row, column) in enumerate(
-                    (row, column) for row in range(0, size, _BLOCK)
-                    for column in range(0, size, _BLOCK)):
+                (row, column) for row in range(0, size, _BLOCK) for column in range(0, size, _BLOCK)
+            ):
                 block = changed if date and number % 4 == 0 else ground
                 height, width = min(_BLOCK, size - row), min(_BLOCK, size - column)
                 file.write(block[:, :height, :width], window=Window(column, row, width, height))
@@ -104,8 +124,11 @@ def memory_of_program(width: int, batch: int) -> int:
     readers, threads = min(8, len(os.sched_getaffinity(0))), torch.get_num_threads()
     window = 4 * _CHANNELS * _WINDOW**2
     ahead = max(readers, min(4 * readers, _AHEAD // window))
-    return (_PROGRAM + window * (ahead + 1 + readers + batch * (3 + 4 * threads))
-            + 4 * _CLASSES * (2 * _WINDOW * width + 4 * batch * _WINDOW**2))
+    return (
+        _PROGRAM
+        + window * (ahead + 1 + readers + batch * (3 + 4 * threads))
+        + 4 * _CLASSES * (2 * _WINDOW * width + 4 * batch * _WINDOW**2)
+    )
 
 
 def memory_of_model(folder: Path, batch: int) -> int:
@@ -135,8 +158,14 @@ def _resident(process: int, field: str) -> int:
         status = Path(f'/proc/{process}/status').read_text()
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in status.splitlines()
-                 if line.startswith(field + ':')), 0)
+    return next(
+        (
+            int(line.split()[1]) << 10
+            for line in status.splitlines()
+            if line.startswith(field + ':')
+        ),
+        0,
+    )
 
 
 def _descendants(process: int) -> List[int]:
@@ -166,10 +195,12 @@ class Course(NamedTuple):
         """Return the memory of groups of strips, and while the files are written."""
         strips = sorted(self.by_strips)
         size = -(-len(strips) // _GROUPS)
-        groups = [strips[start:start + size] for start in range(0, len(strips), size)]
-        return ', '.join(f'{group[0]} to {group[-1]}: '
-                         f'{max(self.by_strips[strip] for strip in group) / 2**30:.2f}'
-                         for group in groups)
+        groups = [strips[start : start + size] for start in range(0, len(strips), size)]
+        return ', '.join(
+            f'{group[0]} to {group[-1]}: '
+            f'{max(self.by_strips[strip] for strip in group) / 2**30:.2f}'
+            for group in groups
+        )
 
 
 def predict(folder: Path, out: Path, ranks: int) -> Course:
@@ -181,10 +212,22 @@ def predict(folder: Path, out: Path, ranks: int) -> Course:
         environ.update(NPROC_PER_NODE=str(ranks), MAPSAGE_PYTHON=sys.executable)
     start = time.monotonic()
     process = subprocess.Popen(
-        [*command, str(folder / 'change.py'), str(folder / 'model.pth'),
-         str(folder / 'before_20190614.tif'), str(folder / 'after_20230702.tif'), '--out', str(out),
-         '--polygons', '--accelerator', 'cpu'], env=environ, cwd=str(ROOT),
-        stdout=subprocess.DEVNULL)
+        [
+            *command,
+            str(folder / 'change.py'),
+            str(folder / 'model.pth'),
+            str(folder / 'before_20190614.tif'),
+            str(folder / 'after_20230702.tif'),
+            '--out',
+            str(out),
+            '--polygons',
+            '--accelerator',
+            'cpu',
+        ],
+        env=environ,
+        cwd=str(ROOT),
+        stdout=subprocess.DEVNULL,
+    )
     by_strips: Dict[int, int] = {}
     ended = threading.Event()
 
@@ -193,8 +236,9 @@ def predict(folder: Path, out: Path, ranks: int) -> Course:
         while not ended.wait(1):
             # The strips are removed when the files are written.
             strips = max(strips, sum(1 for _ in out.glob('.*/strip*')))
-            largest = max(_resident(descendant, 'VmHWM')
-                          for descendant in _descendants(process.pid))
+            largest = max(
+                _resident(descendant, 'VmHWM') for descendant in _descendants(process.pid)
+            )
             by_strips[strips] = max(by_strips.get(strips, 0), largest)
 
     watcher = threading.Thread(target=watch)
@@ -204,14 +248,16 @@ def predict(folder: Path, out: Path, ranks: int) -> Course:
     watcher.join()
     if status:
         raise SystemExit(f'predict.py ended with {status}')
-    return Course(usage.ru_maxrss << 10, by_strips, time.monotonic() - start,
-                  usage.ru_utime + usage.ru_stime)
+    return Course(
+        usage.ru_maxrss << 10, by_strips, time.monotonic() - start, usage.ru_utime + usage.ru_stime
+    )
 
 
 def main() -> None:
     """State the bound, map the pair, and print a row for each number of ranks."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', type=int, default=10000, help='side of the scenes in pixels')
     parser.add_argument('--ranks', type=int, nargs='+', default=[1])
     args = parser.parse_args()
@@ -219,26 +265,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder)
-        batch = choose_batch(None, (_WINDOW, _WINDOW), _CLASSES, resolve_accelerator('cpu'),
-                             _CHANNELS)
+        batch = choose_batch(
+            None, (_WINDOW, _WINDOW), _CLASSES, resolve_accelerator('cpu'), _CHANNELS
+        )
         program, model = memory_of_program(args.size, batch), memory_of_model(folder, batch)
         bound = program + model
-        print(f'bound of a process: {bound / 2**30:.2f} GiB, of it {model / 2**30:.2f} GiB of the '
-              f'model with {batch} windows; the pair has {6 * args.size**2 / 2**30:.2f} GiB, its '
-              f'scores in float32 {8 * args.size**2 / 2**30:.2f} GiB', flush=True)
+        print(
+            f'bound of a process: {bound / 2**30:.2f} GiB, of it {model / 2**30:.2f} GiB of the '
+            f'model with {batch} windows; the pair has {6 * args.size**2 / 2**30:.2f} GiB, its '
+            f'scores in float32 {8 * args.size**2 / 2**30:.2f} GiB',
+            flush=True,
+        )
         write_pair(folder, args.size)
         maps, is_within = set(), True
         for ranks in args.ranks:
             course = predict(folder, folder / f'maps{ranks}', ranks)
-            path, = (folder / f'maps{ranks}').glob('*_to_*.tif')
+            (path,) = (folder / f'maps{ranks}').glob('*_to_*.tif')
             maps.add(path.read_bytes())
             is_within = is_within and course.peak <= bound
-            print(f'{ranks} rank(s): peak {course.peak / 2**30:.2f} GiB, '
-                  f'{course.processor_seconds:.0f} s of processor time, {course.seconds:.0f} s, '
-                  f'{"within" if course.peak <= bound else "BEYOND"} the bound\n'
-                  f'  largest resident set until then in GiB, by finished strips: '
-                  f'{course.describe()}',
-                  flush=True)
+            print(
+                f'{ranks} rank(s): peak {course.peak / 2**30:.2f} GiB, '
+                f'{course.processor_seconds:.0f} s of processor time, {course.seconds:.0f} s, '
+                f'{"within" if course.peak <= bound else "BEYOND"} the bound\n'
+                f'  largest resident set until then in GiB, by finished strips: '
+                f'{course.describe()}',
+                flush=True,
+            )
         print('the same bytes' if len(maps) == 1 else 'DIFFERENT bytes')
     if len(maps) > 1 or not is_within:
         sys.exit(1)

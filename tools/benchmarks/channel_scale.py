@@ -8,6 +8,7 @@ the slowest rank's, the median over repetitions; with more ranks than cores they
 scheduler's. For gloo's all-reduce the kernel counts writes (``/proc/self/io``). In the last row one
 rank stays away, and the others name it; its seconds begin when they stop waiting.
 """
+
 from __future__ import annotations
 
 import os
@@ -56,7 +57,8 @@ def collectives(channel: Any) -> Dict[str, Callable[[], Any]]:
         'gather_texts, 40 letters a rank': lambda: channel.gather_texts('x' * 40),
         'tick, 8 fields, all equal': lambda: tick(**dict.fromkeys(FIELDS, 1)),
         'tick, 8 fields, they differ': lambda: tick(**dict.fromkeys(FIELDS, rank)),
-        'all_ranks_or_none': block}
+        'all_ranks_or_none': block,
+    }
 
 
 def counts(channel: GroupChannel, of_gloo: bool) -> List[int]:
@@ -110,13 +112,16 @@ def be_rank(rank: int, world: int, port: int) -> None:
     rows = {name: measure(channel, name, action) for name, action in collectives(channel).items()}
     rows['naming a rank that stays away'] = name_one(channel)
     for name, (messages, size, requests, ms) in rows.items() if not rank else ():
-        print(f'| {world} | {name} | {messages:.0f} | {size:.0f} | {requests:.0f} | {ms:.1f} |',
-              flush=True)
+        print(
+            f'| {world} | {name} | {messages:.0f} | {size:.0f} | {requests:.0f} | {ms:.1f} |',
+            flush=True,
+        )
     links = torch.tensor([channel._roll.mesh.connections()])
     channel.max(links)
     if not rank:
-        print(f'| {world} | connections of all channels together | {links.item()} | | | |',
-              flush=True)
+        print(
+            f'| {world} | connections of all channels together | {links.item()} | | | |', flush=True
+        )
     channel.max(torch.tensor([0]))
 
 

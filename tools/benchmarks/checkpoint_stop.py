@@ -8,6 +8,7 @@ One run on the CPU saves in three ways in turn, on the disk of --folder: in the 
 the time that the save takes of the step; "in all" adds what the steps behind it take longer than
 those behind no save, while a thread writes. Median of the saves.
 """
+
 import argparse
 import itertools
 import os
@@ -56,7 +57,8 @@ class Layers(BaseModel):
         super().__init__()
         height = parameters // WIDTH // LAYERS
         self.layers = torch.nn.ModuleList(
-            torch.nn.Linear(WIDTH, height, bias=False) for _ in range(LAYERS))
+            torch.nn.Linear(WIDTH, height, bias=False) for _ in range(LAYERS)
+        )
 
     def forward(self, inputs, data_samples=None, mode='tensor') -> dict:
         values = torch.stack(inputs) / 64
@@ -103,32 +105,53 @@ def main() -> None:
     torch.set_num_threads(1)
     hook = SaveInTurn()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        runner = MapSageRunner.from_cfg(Config(dict(
-            default_scope='mmengine', work_dir=folder, env_cfg=dict(accelerator='cpu'),
-            model=dict(type='Layers', parameters=args.megabytes * 10**6 // 12),  # and two moments
-            train_dataloader=dict(
-                batch_size=2, num_workers=0, dataset=dict(type='Numbers'),
-                collate_fn=dict(type='pseudo_collate'),
-                sampler=dict(type='InfiniteSampler', shuffle=False)),
-            train_cfg=dict(by_epoch=False,
-                           max_iters=(args.saves + 1) * len(WAYS) * (BEHIND + 1) + 1),
-            optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='Adam', lr=1e-6)),
-            default_hooks=dict(checkpoint=None, logger=dict(type='LoggerHook', interval=10**6)),
-            log_level='ERROR', experiment_name='checkpoint_stop')))
+        runner = MapSageRunner.from_cfg(
+            Config(
+                dict(
+                    default_scope='mmengine',
+                    work_dir=folder,
+                    env_cfg=dict(accelerator='cpu'),
+                    model=dict(
+                        type='Layers', parameters=args.megabytes * 10**6 // 12
+                    ),  # and two moments
+                    train_dataloader=dict(
+                        batch_size=2,
+                        num_workers=0,
+                        dataset=dict(type='Numbers'),
+                        collate_fn=dict(type='pseudo_collate'),
+                        sampler=dict(type='InfiniteSampler', shuffle=False),
+                    ),
+                    train_cfg=dict(
+                        by_epoch=False, max_iters=(args.saves + 1) * len(WAYS) * (BEHIND + 1) + 1
+                    ),
+                    optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='Adam', lr=1e-6)),
+                    default_hooks=dict(
+                        checkpoint=None, logger=dict(type='LoggerHook', interval=10**6)
+                    ),
+                    log_level='ERROR',
+                    experiment_name='checkpoint_stop',
+                )
+            )
+        )
         runner.register_hook(hook)
         runner.train()
         size = os.path.getsize(Path(folder, 'background.pth')) / 1e6
     first = 1  # the first of each way takes new memory
     quiet = statistics.median(hook.behind['none'][first:])
     stops = {way: statistics.median(hook.stops[way][first:]) for way in WAYS[1:]}
-    total = {way: stops[way] + statistics.median(hook.behind[way][first:]) - quiet
-             for way in WAYS[1:]}
-    print(f'{describe_machine()}, load {os.getloadavg()[0]:.1f}; {size:.0f} MB, {args.saves} saves '
-          f'of each way, {quiet / BEHIND * 1e3:.0f} ms/step')
-    print(f"{'way':<12} {'stands still':>14} {'of waits':>9} {'in all':>10} {'of waits':>9}")
+    total = {
+        way: stops[way] + statistics.median(hook.behind[way][first:]) - quiet for way in WAYS[1:]
+    }
+    print(
+        f'{describe_machine()}, load {os.getloadavg()[0]:.1f}; {size:.0f} MB, {args.saves} saves '
+        f'of each way, {quiet / BEHIND * 1e3:.0f} ms/step'
+    )
+    print(f'{"way":<12} {"stands still":>14} {"of waits":>9} {"in all":>10} {"of waits":>9}')
     for way in WAYS[1:]:
-        print(f"{way:<12} {stops[way] * 1e3:>11.0f} ms {stops[way] / stops['waits']:>9.2f} "
-              f"{total[way] * 1e3:>7.0f} ms {total[way] / total['waits']:>9.2f}")
+        print(
+            f'{way:<12} {stops[way] * 1e3:>11.0f} ms {stops[way] / stops["waits"]:>9.2f} '
+            f'{total[way] * 1e3:>7.0f} ms {total[way] / total["waits"]:>9.2f}'
+        )
 
 
 if __name__ == '__main__':

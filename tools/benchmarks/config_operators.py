@@ -5,6 +5,7 @@
 The table of docs/how-to/gcu.md. It needs no card and no data: `mapsage doctor CONFIG --operators`
 has the operators behind a row.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,10 +28,13 @@ def main() -> None:
     parser.add_argument('configs', nargs='*', help='default: all shipped configs')
     parser.add_argument('--crop-size', type=int, help="default: the config's")
     options = parser.parse_args()
-    configs = options.configs or [str(path) for path in sorted(
-        (ROOT / 'configs').rglob('*.py')) if '_base_' not in path.parts]
-    print('| config | crop | GFLOP | on the CPU: operators | calls | FLOPs | MB | a prediction | '
-          'useful speed |')
+    configs = options.configs or [
+        str(path) for path in sorted((ROOT / 'configs').rglob('*.py')) if '_base_' not in path.parts
+    ]
+    print(
+        '| config | crop | GFLOP | on the CPU: operators | calls | FLOPs | MB | a prediction | '
+        'useful speed |'
+    )
     print('|---|---|---|---|---|---|---|---|---|')
     for config in configs:
         args = cli.build_parser('', True).parse_args([config, '--accelerator', 'cpu'])
@@ -39,14 +43,18 @@ def main() -> None:
         except ConfigError as error:
             print(f'| {config} | {error} |')
             continue
-        estimate, prediction = (estimate_step(recording, S60Table())
-                                for recording in (training, forward))
+        estimate, prediction = (
+            estimate_step(recording, S60Table()) for recording in (training, forward)
+        )
         operators = sum(row.placement.place.value == 'CPU' for row in estimate.rows)
         name = str(Path(config).resolve().relative_to(ROOT / 'configs'))
-        print(f'| {name[:-3]} | {step.crop[0]} | {estimate.flops / 1e9:,.0f} | {operators} | '
-              f'{estimate.cpu_calls} | {estimate.cpu_share:.1%} | {estimate.host_bytes / 1e6:,.0f} '
-              f'| {prediction.cpu_calls} calls | {estimate.answer.split(":")[0]}, '
-              f'{estimate.slowdown:.1f} x, {estimate.gain:.1f} x |', flush=True)
+        print(
+            f'| {name[:-3]} | {step.crop[0]} | {estimate.flops / 1e9:,.0f} | {operators} | '
+            f'{estimate.cpu_calls} | {estimate.cpu_share:.1%} | {estimate.host_bytes / 1e6:,.0f} '
+            f'| {prediction.cpu_calls} calls | {estimate.answer.split(":")[0]}, '
+            f'{estimate.slowdown:.1f} x, {estimate.gain:.1f} x |',
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

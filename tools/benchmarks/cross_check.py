@@ -12,6 +12,7 @@ checks every step. The overhead is the processor time of a checked step of FCN o
 images of 128x128) above that of the others, divided by 200 steps. The exit status is 1 if a fault
 that must be found was not, if there was a false alarm, or if the overhead is above 1 %.
 """
+
 import argparse
 import copy
 import json
@@ -64,12 +65,19 @@ class Fault(NamedTuple):
 
 
 def draw_faults(count: int, world: int, seed: int) -> List[Fault]:
-    """Return faults of all kinds in turns, with high bits of numbers that are not exponents' first.
-    """
+    """Return faults of all kinds in turns, with high bits of numbers that are not exponents' first."""
     numbers = random.Random(seed)
     kinds = list(KINDS)
-    return [Fault(kinds[i % len(kinds)], numbers.randrange(world), numbers.randrange(K),
-                  numbers.randrange(10**6), numbers.choice(range(12, 30))) for i in range(count)]
+    return [
+        Fault(
+            kinds[i % len(kinds)],
+            numbers.randrange(world),
+            numbers.randrange(K),
+            numbers.randrange(10**6),
+            numbers.choice(range(12, 30)),
+        )
+        for i in range(count)
+    ]
 
 
 class Trials(CrossCheckHook):
@@ -102,13 +110,23 @@ class Trials(CrossCheckHook):
             return
         number, fault, inside = trial
         if inside == 0:
-            self._start = [copy.deepcopy(part.state_dict()) for part in (
-                runner.model, runner.optim_wrapper.optimizer)]
+            self._start = [
+                copy.deepcopy(part.state_dict())
+                for part in (runner.model, runner.optim_wrapper.optimizer)
+            ]
         # Checked steps are the K-th ones; others can be told by their offset.
         checked = K - 1
         begins = {'checked': checked, 'recomputation': checked}.get(
-            next((word for word in ('checked', 'recomputation') if word in fault.kind
-                  and 'not checked' not in fault.kind), ''), fault.offset)
+            next(
+                (
+                    word
+                    for word in ('checked', 'recomputation')
+                    if word in fault.kind and 'not checked' not in fault.kind
+                ),
+                '',
+            ),
+            fault.offset,
+        )
         if 'not checked' in fault.kind:
             begins = fault.offset % (K - 1)
         if runner.rank != fault.rank or inside != begins:
@@ -117,23 +135,33 @@ class Trials(CrossCheckHook):
         if 'weight' in fault.kind:
             flip_bit(next(runner.model.parameters()).data, fault.element, fault.bit)
         elif 'recomputation' in fault.kind:
-            self.card.break_down('forward', fault.element, fault.bit, once=True,
-                                 when=lambda: not self.step)
+            self.card.break_down(
+                'forward', fault.element, fault.bit, once=True, when=lambda: not self.step
+            )
         elif 'one kernel call' in fault.kind:
-            self.card.break_down(stage, fault.element, fault.bit,
-                                 when=lambda: self.numbers.random() < 0.2)
+            self.card.break_down(
+                stage, fault.element, fault.bit, when=lambda: self.numbers.random() < 0.2
+            )
         elif 'optimizer' not in fault.kind:
             self.card.break_down(stage, fault.element, fault.bit, once='one bit' in fault.kind)
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         self.step = False
         trial, checked = self._trial(runner), self._recording
-        if trial is not None and 'optimizer' in trial[1].kind and runner.rank == trial[1].rank \
-                and trial[2] >= trial[1].offset:
+        if (
+            trial is not None
+            and 'optimizer' in trial[1].kind
+            and runner.rank == trial[1].rank
+            and trial[2] >= trial[1].offset
+        ):
             # Another number in each step, so that no flip takes back an earlier one.
-            flip_bit(next(runner.model.parameters()).data, trial[1].element + runner.iter,
-                     trial[1].bit % 8)
+            flip_bit(
+                next(runner.model.parameters()).data,
+                trial[1].element + runner.iter,
+                trial[1].bit % 8,
+            )
         try:
             super().after_train_iter(runner, batch_idx, data_batch, outputs)
         except CrossCheckError as error:
@@ -149,7 +177,6 @@ class Trials(CrossCheckHook):
             runner.model.load_state_dict(self._start[0])
             runner.optim_wrapper.optimizer.load_state_dict(self._start[1])
 
-
     def _recompute(self, inputs: Any, before_step: bool) -> Any:
         self._recomputed = inputs, before_step, super()._recompute(inputs, before_step)
         return self._recomputed[-1]
@@ -159,18 +186,28 @@ class Trials(CrossCheckHook):
         assert self._capture is not None
         inputs, before_step, checked = self._recomputed
         with self.card.mended():
-            return self._capture.print == super()._recompute(self._inputs(), True) \
-                and checked == super()._recompute(inputs, before_step)
+            return self._capture.print == super()._recompute(
+                self._inputs(), True
+            ) and checked == super()._recompute(inputs, before_step)
 
 
 def train(folder: Path, hook: Trials, steps: int) -> None:
     """Train the toy model on this rank."""
-    toy_train(folder, hooks=[hook], **{
-        'train_dataloader.batch_size': 8, 'train_cfg.max_iters': steps,
-        'train_cfg.val_interval': 10**9,
-        'default_hooks.checkpoint': None, 'default_hooks.non_finite_loss': None,
-        'default_hooks.logger.interval': 10**9, 'default_hooks.report': None,
-        'default_hooks.progress_bar': None, 'default_hooks.preview': None})
+    toy_train(
+        folder,
+        hooks=[hook],
+        **{
+            'train_dataloader.batch_size': 8,
+            'train_cfg.max_iters': steps,
+            'train_cfg.val_interval': 10**9,
+            'default_hooks.checkpoint': None,
+            'default_hooks.non_finite_loss': None,
+            'default_hooks.logger.interval': 10**9,
+            'default_hooks.report': None,
+            'default_hooks.progress_bar': None,
+            'default_hooks.preview': None,
+        },
+    )
 
 
 def on_ranks(world: int, folder: Path, work: Any) -> List[Any]:
@@ -178,9 +215,14 @@ def on_ranks(world: int, folder: Path, work: Any) -> List[Any]:
     folder.mkdir(parents=True)
 
     def be_rank(rank: int, world: int, port: int) -> None:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
-                          LOCAL_WORLD_SIZE=str(world), MASTER_ADDR='127.0.0.1',
-                          MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR='127.0.0.1',
+            MASTER_PORT=str(port),
+        )
         with open(folder / f'{rank}.log', 'w') as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
@@ -188,6 +230,7 @@ def on_ranks(world: int, folder: Path, work: Any) -> List[Any]:
             (folder / f'{rank}.json').write_text(json.dumps(work(rank)))
         except BaseException:
             import traceback
+
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -198,11 +241,15 @@ def on_ranks(world: int, folder: Path, work: Any) -> List[Any]:
 
 def run_faults(folder: Path, world: int, faults: List[Fault]) -> Dict[str, List[int]]:
     """Return by kind how many faults there were, were found, and were found with the right rank."""
+
     def work(rank: int) -> Any:
         hook = Trials(K, faults)
         train(folder / 'work', hook, K + 2 * K * len(faults))
-        return [{str(number): value for number, value in hook.found.items()}, hook.alarms,
-                hook.harmless]
+        return [
+            {str(number): value for number, value in hook.found.items()},
+            hook.alarms,
+            hook.harmless,
+        ]
 
     answers = on_ranks(world, folder, work)
     found, alarms, _ = answers[0]
@@ -213,8 +260,7 @@ def run_faults(folder: Path, world: int, faults: List[Fault]) -> Dict[str, List[
         inside, named = found.get(str(number), (None, []))
         row = table[fault.kind]
         in_step = 'in the' in fault.kind or 'in a' in fault.kind
-        if KINDS[fault.kind] and in_step and inside is None \
-                and number in answers[fault.rank][2]:
+        if KINDS[fault.kind] and in_step and inside is None and number in answers[fault.rank][2]:
             # The number that was flipped is one that dropout or ReLU drops.
             continue
         row[0] += 1
@@ -228,6 +274,7 @@ def run_faults(folder: Path, world: int, faults: List[Fault]) -> Dict[str, List[
 
 def run_clean(folder: Path, world: int, steps: int) -> List[str]:
     """Return the false alarms of a sound run that checks every step."""
+
     def work(rank: int) -> Any:
         hook = Trials(1, [])
         train(folder / 'work', hook, steps)
@@ -248,8 +295,9 @@ class StepTimes(Hook):
     def before_train(self, runner: Any) -> None:
         self._last = time.process_time()
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         now = time.process_time()
         self.seconds.append(now - self._last)
         self._last = now
@@ -261,8 +309,7 @@ def measure_overhead(folder: Path, steps: int) -> List[float]:
     data = write_tiles(folder / 'data')
 
     def work(rank: int) -> Any:
-        cfg = Config.fromstring(
-            (ROOT / 'tools' / 'benchmarks' / 'fcn_r18.py').read_text(), '.py')
+        cfg = Config.fromstring((ROOT / 'tools' / 'benchmarks' / 'fcn_r18.py').read_text(), '.py')
         cfg.train_dataloader.dataset.data_root = str(data)
         cfg.train_cfg.max_iters, cfg.work_dir = steps, str(folder / 'work')
         cfg.env_cfg = dict(accelerator='cpu', cross_check=dict(interval=interval))
@@ -274,7 +321,7 @@ def measure_overhead(folder: Path, steps: int) -> List[float]:
         return times.seconds
 
     seconds = on_ranks(2, folder / 'ranks', work)[0][interval:]
-    checked = seconds[interval - 1::interval]
+    checked = seconds[interval - 1 :: interval]
     others = [value for number, value in enumerate(seconds, 1) if number % interval]
     return [statistics.median(others), statistics.median(checked) - statistics.median(others)]
 
@@ -291,11 +338,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.faults:
-            print(f'K = {K}; 2 and 3 ranks: found within K steps, and named rightly, of the faults '
-                  f'that changed a number')
-            tables = [run_faults(folder / f'faults{world}', world,
-                                 draw_faults(args.faults // 2, world, seed=world))
-                      for world in (2, 3)]
+            print(
+                f'K = {K}; 2 and 3 ranks: found within K steps, and named rightly, of the faults '
+                f'that changed a number'
+            )
+            tables = [
+                run_faults(
+                    folder / f'faults{world}',
+                    world,
+                    draw_faults(args.faults // 2, world, seed=world),
+                )
+                for world in (2, 3)
+            ]
             for kind, must in KINDS.items():
                 rows = [table[kind] for table in tables]
                 failed |= must and any(count != row[0] for row in rows for count in row)
@@ -308,8 +362,10 @@ def main() -> None:
         if args.overhead_steps:
             step, check = measure_overhead(folder / 'overhead', args.overhead_steps)
             failed |= check > 0.01 * 200 * step
-            print(f'processor time: step {1000 * step:.0f} ms, check {1000 * check:.0f} ms: '
-                  f'{check / (200 * step):.2%} with interval=200')
+            print(
+                f'processor time: step {1000 * step:.0f} ms, check {1000 * check:.0f} ms: '
+                f'{check / (200 * step):.2%} with interval=200'
+            )
     sys.exit(int(failed))
 
 

@@ -7,6 +7,7 @@ CPU, batch 1, float32 (--dtype bfloat16 for another). Times are medians of round
 is what the process takes at most beyond what it had before its first call, forward and backward,
 each in a process of its own. --whole takes the backbone in place of a block.
 """
+
 import argparse
 import ctypes
 import os
@@ -32,8 +33,11 @@ from mapsage.models.backbones import dinov3_weights as weights  # noqa: E402
 
 Call = Callable[[], Any]
 BACKENDS: Dict[str, Optional[SDPBackend]] = {
-    'of its own choice': None, 'flash': SDPBackend.FLASH_ATTENTION,
-    'efficient': SDPBackend.EFFICIENT_ATTENTION, 'math': SDPBackend.MATH}
+    'of its own choice': None,
+    'flash': SDPBackend.FLASH_ATTENTION,
+    'efficient': SDPBackend.EFFICIENT_ATTENTION,
+    'math': SDPBackend.MATH,
+}
 
 
 def models_of(name: str) -> Dict[str, Any]:
@@ -41,10 +45,13 @@ def models_of(name: str) -> Dict[str, Any]:
     arch = weights.ARCHS[name]
     ours = DINOv3ViT(name, normalization=None)
     theirs, features = of_transformers(arch, list(ours.out_indices))
-    ours.load_state_dict(weights.fit(weights.convert(theirs.state_dict()), ours.state_dict(),
-                                     arch)[0])
-    found = {'DINOv3ViT': (ours, ours, ours.blocks),
-             'transformers': (theirs, features, theirs.model.layer)}
+    ours.load_state_dict(
+        weights.fit(weights.convert(theirs.state_dict()), ours.state_dict(), arch)[0]
+    )
+    found = {
+        'DINOv3ViT': (ours, ours, ours.blocks),
+        'transformers': (theirs, features, theirs.model.layer),
+    }
     try:
         model, features = of_timm(name, theirs.state_dict(), list(ours.out_indices))
         found['timm'] = model, features, model.blocks
@@ -123,8 +130,9 @@ def works(call: Call, backend: Optional[SDPBackend]) -> bool:
     return True
 
 
-def times_of(calls: Dict[str, Call], function: Callable[[Call], None],
-             rounds: int) -> Dict[str, List[float]]:
+def times_of(
+    calls: Dict[str, Call], function: Callable[[Call], None], rounds: int
+) -> Dict[str, List[float]]:
     """Return the seconds of processor time of each call, in turns; a first round warms up."""
     taken: Dict[str, List[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
@@ -148,17 +156,19 @@ def main() -> None:
     torch.manual_seed(0)
     models = models_of(args.arch)
     what = 'backbone' if args.whole else 'first block'
-    print(f'{describe_machine()}, {torch.get_num_threads()} thread(s)\narch {args.arch}, {what}, '
-          f'{args.dtype}, batch 1, processor time, median of {args.rounds} rounds\n\n'
-          f'| side | attention | | forward | forward and backward | MiB at most |\n'
-          f'|---|---|---|---|---|---|', flush=True)
+    print(
+        f'{describe_machine()}, {torch.get_num_threads()} thread(s)\narch {args.arch}, {what}, '
+        f'{args.dtype}, batch 1, processor time, median of {args.rounds} rounds\n\n'
+        f'| side | attention | | forward | forward and backward | MiB at most |\n'
+        f'|---|---|---|---|---|---|',
+        flush=True,
+    )
     autocast = torch.autocast('cpu', torch.bfloat16, enabled=args.dtype == 'bfloat16')
     for side in args.sides:
         x = torch.randn(1, 3, side, side)
         calls: Dict[str, Call] = {}
         for name, (_, features, blocks) in models.items():
-            calls[name] = partial(features, x) if args.whole else \
-                block_call(features, blocks[0], x)
+            calls[name] = partial(features, x) if args.whole else block_call(features, blocks[0], x)
         for label in args.backends:
             backend = BACKENDS[label]
             with only(backend), autocast:
@@ -169,11 +179,15 @@ def main() -> None:
                 quick = times_of(calls, forward, args.rounds)
                 whole = times_of(calls, forward_backward, args.rounds)
             for name in calls:
-                columns = [f'{1000 * statistics.median(each[name]):.0f} ms (x '
-                           + f'{_ratio(each[name], each["DINOv3ViT"]):.2f})'
-                           for each in (quick, whole)]
-                print(f'| {side} | {label} | {name} | {" | ".join(columns)} | '
-                      f'{memory[name]:.0f} |', flush=True)
+                columns = [
+                    f'{1000 * statistics.median(each[name]):.0f} ms (x '
+                    + f'{_ratio(each[name], each["DINOv3ViT"]):.2f})'
+                    for each in (quick, whole)
+                ]
+                print(
+                    f'| {side} | {label} | {name} | {" | ".join(columns)} | {memory[name]:.0f} |',
+                    flush=True,
+                )
 
 
 def _ratio(taken: List[float], own: List[float]) -> float:

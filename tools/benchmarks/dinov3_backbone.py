@@ -5,6 +5,7 @@
 Same random weights in each, four outputs, batch 1; forward alone without gradients, and forward
 with backward. Outputs are compared before anything is timed.
 """
+
 import argparse
 import statistics
 import sys
@@ -23,21 +24,33 @@ from mapsage.models import DINOv3ViT  # noqa: E402
 from mapsage.models.backbones import dinov3_weights as weights  # noqa: E402
 
 Features = Callable[[torch.Tensor], List[torch.Tensor]]
-TIMM = {'small': 'vit_small_patch16_dinov3_qkvb', 'base': 'vit_base_patch16_dinov3_qkvb',
-        'large': 'vit_large_patch16_dinov3_qkvb'}
+TIMM = {
+    'small': 'vit_small_patch16_dinov3_qkvb',
+    'base': 'vit_base_patch16_dinov3_qkvb',
+    'large': 'vit_large_patch16_dinov3_qkvb',
+}
 
 
 def of_transformers(arch: weights.Arch, layers: List[int]) -> Any:
     """Return its model and its features as maps."""
     import transformers
-    model = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(
-        hidden_size=arch.embed_dims, num_hidden_layers=arch.num_layers,
-        num_attention_heads=arch.num_heads, intermediate_size=arch.feedforward_channels,
-        use_gated_mlp=arch.gated_mlp, hidden_act='silu' if arch.gated_mlp else 'gelu',
-        num_register_tokens=arch.num_registers, query_bias=arch.qkv_bias,
-        value_bias=arch.qkv_bias, attn_implementation='sdpa'))
+
+    model = transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(
+            hidden_size=arch.embed_dims,
+            num_hidden_layers=arch.num_layers,
+            num_attention_heads=arch.num_heads,
+            intermediate_size=arch.feedforward_channels,
+            use_gated_mlp=arch.gated_mlp,
+            hidden_act='silu' if arch.gated_mlp else 'gelu',
+            num_register_tokens=arch.num_registers,
+            query_bias=arch.qkv_bias,
+            value_bias=arch.qkv_bias,
+            attn_implementation='sdpa',
+        )
+    )
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=.05)
+        nn.init.normal_(parameter, std=0.05)
 
     def features(x: torch.Tensor) -> List[torch.Tensor]:
         states = model(x, output_hidden_states=True).hidden_states
@@ -49,10 +62,12 @@ def of_transformers(arch: weights.Arch, layers: List[int]) -> Any:
 def of_timm(name: str, state: weights.State, layers: List[int]) -> Any:
     """Return timm's model with the weights of transformers' state dict, and its features."""
     import timm
+
     model = timm.create_model(TIMM[name], dynamic_img_size=True)
     model.load_state_dict(timm_names(state), strict=False)
     return model, lambda x: model.forward_intermediates(
-        x, indices=layers, norm=True, intermediates_only=True)
+        x, indices=layers, norm=True, intermediates_only=True
+    )
 
 
 def timm_names(state: weights.State) -> weights.State:
@@ -68,7 +83,7 @@ def timm_names(state: weights.State) -> weights.State:
 
 def as_map(tokens: torch.Tensor, arch: weights.Arch, x: torch.Tensor) -> torch.Tensor:
     """Return the patches of (1, tokens, C) as (1, C, H / 16, W / 16)."""
-    patches = tokens[:, 1 + arch.num_registers:].transpose(1, 2)
+    patches = tokens[:, 1 + arch.num_registers :].transpose(1, 2)
     return patches.reshape(len(x), -1, x.shape[2] // 16, x.shape[3] // 16)
 
 
@@ -113,10 +128,17 @@ def main() -> None:
         for name, side in sides.items():
             off = max(float((a - b).abs().max()) for a, b in zip(expected, side(x)))
             print(f'{name}: largest difference to DINOv3ViT {off:.1e}')
-    print(f'{describe_machine()}\narch {args.arch}, {args.side}x{args.side}, batch 1, processor '
-          f'time, median of {args.rounds} rounds in turns, {torch.get_num_threads()} thread(s)')
-    print('\n| | ' + ' | '.join(sides) + ' | '
-          + ' | '.join(f'{name} / DINOv3ViT' for name in list(sides)[1:]) + ' |')
+    print(
+        f'{describe_machine()}\narch {args.arch}, {args.side}x{args.side}, batch 1, processor '
+        f'time, median of {args.rounds} rounds in turns, {torch.get_num_threads()} thread(s)'
+    )
+    print(
+        '\n| | '
+        + ' | '.join(sides)
+        + ' | '
+        + ' | '.join(f'{name} / DINOv3ViT' for name in list(sides)[1:])
+        + ' |'
+    )
     print('|---' * (2 * len(sides)) + '|')
     for label, function in (('forward', forward), ('forward and backward', forward_backward)):
         taken: Dict[str, List[float]] = {name: [] for name in sides}
@@ -126,11 +148,16 @@ def main() -> None:
                 if number:  # the first round warms up
                     taken[name].append(spent)
         own = taken['DINOv3ViT']
-        ratios = [statistics.median(b / a for a, b in zip(own, taken[name]))
-                  for name in list(sides)[1:]]
-        print(f'| {label} | '
-              + ' | '.join(f'{1000 * statistics.median(taken[name]):.0f} ms' for name in sides)
-              + ' | ' + ' | '.join(f'{ratio:.2f}' for ratio in ratios) + ' |')
+        ratios = [
+            statistics.median(b / a for a, b in zip(own, taken[name])) for name in list(sides)[1:]
+        ]
+        print(
+            f'| {label} | '
+            + ' | '.join(f'{1000 * statistics.median(taken[name]):.0f} ms' for name in sides)
+            + ' | '
+            + ' | '.join(f'{ratio:.2f}' for ratio in ratios)
+            + ' |'
+        )
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ Frozen and full training, with and without torch.compile, each on random weights
 in the same plain loop. Prints images a second, the share of the card's matmul rate (measured here,
 bfloat16, square), and the memory in use at most.
 """
+
 import argparse
 import sys
 import time
@@ -52,8 +53,14 @@ class Segmentor(nn.Module):
         norm = dict(type='BN')
         self.backbone = backbone
         self.neck = Feature2Pyramid(dims, norm_cfg=norm)
-        self.head = UPerHead(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=512,
-                             num_classes=CLASSES, norm_cfg=norm, align_corners=False)
+        self.head = UPerHead(
+            in_channels=[dims] * 4,
+            in_index=[0, 1, 2, 3],
+            channels=512,
+            num_classes=CLASSES,
+            norm_cfg=norm,
+            align_corners=False,
+        )
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         scores = self.head(self.neck(self.backbone(x)))
@@ -63,8 +70,10 @@ class Segmentor(nn.Module):
 
 def matmul_rate(accelerator: Accelerator, side: int) -> float:
     """Return operations a second of square bfloat16 matrices, the best of five."""
-    a, b = (torch.randn(side, side, device=accelerator.device(0), dtype=torch.bfloat16)
-            for _ in range(2))
+    a, b = (
+        torch.randn(side, side, device=accelerator.device(0), dtype=torch.bfloat16)
+        for _ in range(2)
+    )
     best = float('inf')
     for _ in range(5):
         accelerator.synchronize()
@@ -76,8 +85,9 @@ def matmul_rate(accelerator: Accelerator, side: int) -> float:
     return 10 * 2 * side**3 / best
 
 
-def measure(accelerator: Accelerator, model: nn.Module, args: argparse.Namespace,
-            compiled: bool) -> Any:
+def measure(
+    accelerator: Accelerator, model: nn.Module, args: argparse.Namespace, compiled: bool
+) -> Any:
     """Return images a second, operations a second, and MiB at most."""
     device = accelerator.device(0)
     model = model.to(device).train()
@@ -104,8 +114,11 @@ def measure(accelerator: Accelerator, model: nn.Module, args: argparse.Namespace
     accelerator.synchronize()
     each = (time.perf_counter() - start) / args.steps
     most = accelerator.max_memory_allocated()
-    return (args.batch / each, counter.get_total_flops() / each,
-            'unknown' if most is None else f'{most / 2**20:.0f}')
+    return (
+        args.batch / each,
+        counter.get_total_flops() / each,
+        'unknown' if most is None else f'{most / 2**20:.0f}',
+    )
 
 
 def main() -> None:
@@ -115,34 +128,52 @@ def main() -> None:
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--steps', type=int, default=20)
     parser.add_argument('--matrix', type=int, default=8192)
-    parser.add_argument('--modes', nargs='+', default=['eager', 'compile'],
-                        choices=['eager', 'compile'])
+    parser.add_argument(
+        '--modes', nargs='+', default=['eager', 'compile'], choices=['eager', 'compile']
+    )
     parser.add_argument('--one', help='one row alone, in a process of its own: ours,frozen,eager')
     args = parser.parse_args()
     accelerator = resolve_accelerator('auto')
     if not args.one:
-        print(f'{describe_machine()}, {accelerator.name}; {args.arch}, {args.side}x{args.side}, '
-              f'batch {args.batch}, bfloat16, {args.steps} steps\n\n'
-              '| backbone | training | mode | images/s | of the matmul rate | MiB at most |\n'
-              '|---|---|---|---|---|---|', flush=True)
-        rows = [(side, training, mode) for training in ('frozen', 'full')
-                for mode in args.modes for side in ('ours', 'transformers')]
+        print(
+            f'{describe_machine()}, {accelerator.name}; {args.arch}, {args.side}x{args.side}, '
+            f'batch {args.batch}, bfloat16, {args.steps} steps\n\n'
+            '| backbone | training | mode | images/s | of the matmul rate | MiB at most |\n'
+            '|---|---|---|---|---|---|',
+            flush=True,
+        )
+        rows = [
+            (side, training, mode)
+            for training in ('frozen', 'full')
+            for mode in args.modes
+            for side in ('ours', 'transformers')
+        ]
         import subprocess
+
         # The memory of one must not count for the next.
-        failed = sum(subprocess.run([sys.executable, *sys.argv, '--one', ','.join(row)],
-                                    check=False).returncode != 0 for row in rows)
+        failed = sum(
+            subprocess.run(
+                [sys.executable, *sys.argv, '--one', ','.join(row)], check=False
+            ).returncode
+            != 0
+            for row in rows
+        )
         sys.exit(failed and f'{failed} row(s) failed')
     side, training, mode = args.one.split(',')
     torch.manual_seed(0)
     arch = ARCHS[args.arch]
     ours = DINOv3ViT(args.arch, normalization=None, frozen=training == 'frozen')
-    backbone = ours if side == 'ours' else Reference(
-        arch, list(ours.out_indices), training == 'frozen')
+    backbone = (
+        ours if side == 'ours' else Reference(arch, list(ours.out_indices), training == 'frozen')
+    )
     model = Segmentor(backbone, arch.embed_dims)
     rate = matmul_rate(accelerator, args.matrix)
     images, operations, most = measure(accelerator, model, args, mode == 'compile')
-    print(f'| {side} | {training} | {mode} | {images:.2f} | {operations / rate:.0%} of '
-          f'{rate / 1e12:.2f} T/s | {most} |', flush=True)
+    print(
+        f'| {side} | {training} | {mode} | {images:.2f} | {operations / rate:.0%} of '
+        f'{rate / 1e12:.2f} T/s | {most} |',
+        flush=True,
+    )
 
 
 if __name__ == '__main__':

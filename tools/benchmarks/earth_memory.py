@@ -6,6 +6,7 @@ Prints, for an evaluation and a training step, with PyTorch's fused attention an
 form of versions before 2.0, by how much the largest memory of a process exceeds the memory before
 the step. Every figure is of a process of its own. One date is missing, so that attention is masked.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,25 +34,31 @@ def _measure(side: int, patch: int, fused: bool, training: bool) -> None:
 
     from mapsage.extras.earth import OlmoEarth, attention
     from mapsage.stacks import StackLayout
+
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if not fused:
         attention._fused_attention = None
     sensors = dict(s2=dict(bands=['B02', 'B03', 'B04', 'B08'], max_dates=12))
     layout = StackLayout.of_config(sensors)
-    encoder = OlmoEarth(sensors, 'base', patch, out_indices=(0, )).train(training)
+    encoder = OlmoEarth(sensors, 'base', patch, out_indices=(0,)).train(training)
     images = torch.rand(1, layout.image_channels, side, side) * 3000
-    days = 45000. + 20 * torch.arange(12.)[None]
-    images[:, layout.pixel_channels:] = 1
+    days = 45000.0 + 20 * torch.arange(12.0)[None]
+    images[:, layout.pixel_channels :] = 1
     images[:, -1], days[:, -1] = 0, 0
     inputs = layout.add_planes(images, days)
     before, start = _resident_bytes('VmRSS'), time.process_time()
     with torch.set_grad_enabled(training):
-        features, = encoder(inputs)
+        (features,) = encoder(inputs)
     if training:
         features.square().mean().backward()
-    print(json.dumps(dict(gib=(_resident_bytes('VmHWM') - before) / _GIB,
-                          seconds=time.process_time() - start)))
+    print(
+        json.dumps(
+            dict(
+                gib=(_resident_bytes('VmHWM') - before) / _GIB, seconds=time.process_time() - start
+            )
+        )
+    )
 
 
 def main() -> None:
@@ -68,12 +75,19 @@ def main() -> None:
             for training in (False, True):
                 case = dict(side=128, patch=patch, fused=fused, training=training)
                 result = subprocess.run(
-                    [sys.executable, __file__, '--case', json.dumps(case)], check=True,
-                    stdout=subprocess.PIPE, text=True, env=dict(os.environ, OMP_NUM_THREADS='1'))
+                    [sys.executable, __file__, '--case', json.dumps(case)],
+                    check=True,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=dict(os.environ, OMP_NUM_THREADS='1'),
+                )
                 figures = json.loads(result.stdout.splitlines()[-1])
-                print(f'{(128 // patch)**2 * 12:,} cells, {"fused" if fused else "explicit"}, '
-                      f'{"training" if training else "evaluation"}: {figures["gib"]:.2f} GiB, '
-                      f'{figures["seconds"]:.0f} s of processor time', flush=True)
+                print(
+                    f'{(128 // patch) ** 2 * 12:,} cells, {"fused" if fused else "explicit"}, '
+                    f'{"training" if training else "evaluation"}: {figures["gib"]:.2f} GiB, '
+                    f'{figures["seconds"]:.0f} s of processor time',
+                    flush=True,
+                )
 
 
 if __name__ == '__main__':

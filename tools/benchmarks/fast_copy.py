@@ -5,6 +5,7 @@
 Made scenes of smooth ground with noise, in LZW strips and in deflated tiles of 512. Scene and copy
 take turns on the same windows of 512 pixels, far more of them than GDAL keeps decoded.
 """
+
 import argparse
 import statistics
 import sys
@@ -25,9 +26,10 @@ from mapsage.geo import write_fast_copy  # noqa: E402
 from mapsage.geo.gdal_files import open_file  # noqa: E402
 
 WINDOW = 512
-LAYOUTS = {'LZW, strips of one row': dict(compress='lzw', tiled=False, blockysize=1),
-           'deflate, tiles of 512': dict(compress='deflate', tiled=True, blockxsize=512,
-                                         blockysize=512)}
+LAYOUTS = {
+    'LZW, strips of one row': dict(compress='lzw', tiled=False, blockysize=1),
+    'deflate, tiles of 512': dict(compress='deflate', tiled=True, blockxsize=512, blockysize=512),
+}
 
 
 def make_scene(bands: int, dtype: str, side: int) -> np.ndarray:
@@ -36,9 +38,17 @@ def make_scene(bands: int, dtype: str, side: int) -> np.ndarray:
     ground = ndimage.gaussian_filter(random.rand(side // 8, side // 8), 6)
     ground = ndimage.zoom((ground - ground.min()) / np.ptp(ground), 8, order=1)
     texture = ndimage.gaussian_filter(random.rand(side, side).astype('float32'), 1.0) - 0.5
-    return np.stack([np.clip((ground * (0.5 + 0.1 * band) + texture * 0.5 + 0.1) * top
-                             + random.randn(side, side) * top / 200, 0, top).astype(dtype)
-                     for band in range(bands)])
+    return np.stack(
+        [
+            np.clip(
+                (ground * (0.5 + 0.1 * band) + texture * 0.5 + 0.1) * top
+                + random.randn(side, side) * top / 200,
+                0,
+                top,
+            ).astype(dtype)
+            for band in range(bands)
+        ]
+    )
 
 
 def time_windows(file: Any, seed: int, count: int = 25) -> float:
@@ -54,8 +64,17 @@ def compare(values: np.ndarray, layout: str, folder: Path, rounds: int) -> str:
     """Write a scene and its copy, and return a row of the table."""
     bands, height, width = values.shape
     scene, copy = folder / 'scene.tif', folder / 'copy.tif'
-    with open_file(scene, 'w', driver='GTiff', count=bands, height=height, width=width,
-                   dtype=values.dtype, interleave='pixel', **LAYOUTS[layout]) as file:
+    with open_file(
+        scene,
+        'w',
+        driver='GTiff',
+        count=bands,
+        height=height,
+        width=width,
+        dtype=values.dtype,
+        interleave='pixel',
+        **LAYOUTS[layout],
+    ) as file:
         file.write(values)
     start = time.process_time()
     write_fast_copy(str(scene), copy)
@@ -70,10 +89,12 @@ def compare(values: np.ndarray, layout: str, folder: Path, rounds: int) -> str:
                 pairs.append((time_windows(first, number), copied))
     ratios = [original / copied for original, copied in pairs]
     original, copied = (statistics.median(times) for times in zip(*pairs))
-    return (f'| {bands} {values.dtype} | {layout} | {original:.1f} ms | {copied:.1f} ms | '
-            f'{statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f}) | '
-            f'{scene.stat().st_size / 1e6:.0f} MB | {copy.stat().st_size / 1e6:.0f} MB | '
-            f'{seconds:.1f} s |')
+    return (
+        f'| {bands} {values.dtype} | {layout} | {original:.1f} ms | {copied:.1f} ms | '
+        f'{statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f}) | '
+        f'{scene.stat().st_size / 1e6:.0f} MB | {copy.stat().st_size / 1e6:.0f} MB | '
+        f'{seconds:.1f} s |'
+    )
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ same files, in turns; the files are in the page cache. The sequential read fills
 batch's size each time, as a reader who keeps the bytes must; the other fills one small buffer again
 and again, which never leaves the processor's cache.
 """
+
 import argparse
 import json
 import random
@@ -40,7 +41,7 @@ from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 
 SIDE, BATCH, EPOCHS = 224, 4, 3
 SHARDS, PER_SHARD, DIMS = 4, 53, 384  # 4 x 61 MiB
-CONFIG = '''
+CONFIG = """
 custom_imports = dict(imports=['mapsage'])
 default_scope = 'mmseg'
 env_cfg = dict(accelerator='cpu')
@@ -67,7 +68,7 @@ train_cfg = dict(type='EpochBasedTrainLoop', max_epochs={epochs})
 default_hooks = dict(logger=dict(type='LoggerHook', interval=1),
                      checkpoint=dict(type='CheckpointHook', interval=100))
 log_level = 'ERROR'
-'''
+"""
 
 
 class Epochs(Hook):
@@ -83,8 +84,7 @@ class Epochs(Hook):
         self.seconds.append(time.perf_counter() - self._begin)
 
 
-def train(path: Path, source: Dict[str, Any],
-          accelerator: str) -> Tuple[List[float], List[float]]:
+def train(path: Path, source: Dict[str, Any], accelerator: str) -> Tuple[List[float], List[float]]:
     """Return the seconds of each epoch and all losses."""
     cfg = Config.fromfile(str(path))
     cfg.feature_source, cfg.env_cfg.accelerator = source, accelerator
@@ -100,17 +100,35 @@ def train(path: Path, source: Dict[str, Any],
 def compare_epochs(folder: Path, arch: str, tiles: int, accelerator: str) -> None:
     """Print how long an epoch takes locally and from the cache."""
     path = folder / 'config.py'
-    path.write_text(CONFIG.format(
-        batch=BATCH, root=str(write_tiles(folder / 'data', tiles, SIDE)), side=SIDE, arch=arch,
-        dims=ARCHS[arch].embed_dims, epochs=EPOCHS))
+    path.write_text(
+        CONFIG.format(
+            batch=BATCH,
+            root=str(write_tiles(folder / 'data', tiles, SIDE)),
+            side=SIDE,
+            arch=arch,
+            dims=ARCHS[arch].embed_dims,
+            epochs=EPOCHS,
+        )
+    )
     start = time.perf_counter()
-    cache_features.main([str(path), '--folder', str(folder / 'cache'), '--work-dir',
-                         str(folder / 'work'), '--accelerator', accelerator])
+    cache_features.main(
+        [
+            str(path),
+            '--folder',
+            str(folder / 'cache'),
+            '--work-dir',
+            str(folder / 'work'),
+            '--accelerator',
+            accelerator,
+        ]
+    )
     made = time.perf_counter() - start
     encoded, losses = train(path, dict(type='Local'), accelerator)
     cached, others = train(path, dict(type='Cached', folder=str(folder / 'cache')), accelerator)
-    print(f'\n{describe_machine()}\n{arch} on {accelerator}, {tiles} tiles of {SIDE}x{SIDE}, '
-          f'batches of {BATCH}; making the cache took {made:.1f} s')
+    print(
+        f'\n{describe_machine()}\n{arch} on {accelerator}, {tiles} tiles of {SIDE}x{SIDE}, '
+        f'batches of {BATCH}; making the cache took {made:.1f} s'
+    )
     print('| epoch | local | cached | ratio |\n|---|---|---|---|')
     for number, (one, other) in enumerate(zip(encoded, cached), start=1):
         print(f'| {number} | {one:.2f} s | {other:.3f} s | {one / other:.1f} |')
@@ -125,9 +143,15 @@ def compare_reading(folder: Path, rounds: int) -> None:
     index = CacheIndex(keys, 1, 0, {})
     for shard in range(SHARDS):
         numbers = range(shard * PER_SHARD, (shard + 1) * PER_SHARD)
-        write_shard(folder, index.cache, {
-            number: [torch.randn(14, 14, DIMS).permute(2, 0, 1) for _ in range(4)]
-            for number in numbers}, dict(enumerate(keys.samples)))
+        write_shard(
+            folder,
+            index.cache,
+            {
+                number: [torch.randn(14, 14, DIMS).permute(2, 0, 1) for _ in range(4)]
+                for number in numbers
+            },
+            dict(enumerate(keys.samples)),
+        )
     index = find_shards(folder, index)[0]
     write_index(folder, index)
     source = Cached(str(folder), 1, torch.device('cpu'), keys)
@@ -165,9 +189,14 @@ def read_cached(source: Cached, items: int) -> float:
     order, seeds = random.Random(0).sample(range(items), items), ViewSeeds(0, 1)
     start = time.perf_counter()
     for number in range(0, items, 8):
-        batch = order[number:number + 8]
-        source.features(Item(number, tuple((index, seeds.of(index, 0)) for index in batch),
-                             torch.empty(len(batch), 0, 0, 0)))
+        batch = order[number : number + 8]
+        source.features(
+            Item(
+                number,
+                tuple((index, seeds.of(index, 0)) for index in batch),
+                torch.empty(len(batch), 0, 0, 0),
+            )
+        )
     return time.perf_counter() - start
 
 

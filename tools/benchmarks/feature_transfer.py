@@ -10,6 +10,7 @@ waits for each, into one buffer ("bare") or into new memory each time, as who ke
 must ("bare, kept"); ours also cuts and checks it, and copies it out of the blocks into new memory.
 Medians over the turns, and of each turn's ratio.
 """
+
 from __future__ import annotations
 
 import statistics
@@ -119,16 +120,20 @@ def main() -> None:
         for process in ranks:
             process.join()
     total = ITEMS * item_bytes() / 1e9
-    print(f'{describe_machine()}. {TURNS} turns of {ITEMS} items of {item_bytes() // MIB} MiB; the '
-          f'checksum alone runs at {checked:.1f} GB/s.\n')
+    print(
+        f'{describe_machine()}. {TURNS} turns of {ITEMS} items of {item_bytes() // MIB} MiB; the '
+        f'checksum alone runs at {checked:.1f} GB/s.\n'
+    )
     print('| block MiB | bare GB/s | bare, kept GB/s | streamed GB/s | of bare | of bare, kept |')
     print('|---|---|---|---|---|---|')
     for mib in BLOCK_MIB:
         times = [each for each in rows if each[0] == mib]
         bare, kept, ours = (total / statistics.median(each) for each in list(zip(*times))[1:])
         ratios, others = (sorted(each[column] / each[3] for each in times) for column in (1, 2))
-        print(f'| {mib} | {bare:.2f} | {kept:.2f} | {ours:.2f} | {_range(ratios)} | '
-              f'{_range(others)} |')
+        print(
+            f'| {mib} | {bare:.2f} | {kept:.2f} | {ours:.2f} | {_range(ratios)} | '
+            f'{_range(others)} |'
+        )
 
 
 def _range(ratios: List[float]) -> str:

@@ -4,6 +4,7 @@
 
 Bytes are those of the tensors that exist after one step. Activations come on top.
 """
+
 import argparse
 import sys
 from pathlib import Path
@@ -26,25 +27,36 @@ def measure(arch: str, lora) -> list:
     optimizer = torch.optim.AdamW(trained)
     sum(level.mean() for level in model(torch.randn(1, 3, 64, 64))).backward()
     optimizer.step()
-    states = [value for state in optimizer.state.values() for value in state.values()
-              if isinstance(value, torch.Tensor) and value.numel() > 1]
-    return [mebibytes(model.parameters()), mebibytes(each.grad for each in trained),
-            mebibytes(states)]
+    states = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.numel() > 1
+    ]
+    return [
+        mebibytes(model.parameters()),
+        mebibytes(each.grad for each in trained),
+        mebibytes(states),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--arch', default='base', help='variant of DINOv3ViT (default: base)')
     parser.add_argument('--rank', type=int, default=16, help='rank of the adapters (default: 16)')
-    parser.add_argument('--targets', nargs='+', default=['q', 'v'],
-                        help='layers that get adapters (default: q v)')
+    parser.add_argument(
+        '--targets', nargs='+', default=['q', 'v'], help='layers that get adapters (default: q v)'
+    )
     args = parser.parse_args()
     lora = dict(rank=args.rank, targets=tuple(args.targets))
     whole, adapted = measure(args.arch, None), measure(args.arch, lora)
     print('| MiB | weights | gradients | AdamW | sum | ratio |\n|---|---|---|---|---|---|')
     for name, row in (('trained as a whole', whole), (f'LoRA, rank {args.rank}', adapted)):
-        print(f'| {name} | ' + ' | '.join(f'{each:,.1f}' for each in (*row, sum(row)))
-              + f' | {sum(row) / sum(whole):.3f} |')
+        print(
+            f'| {name} | '
+            + ' | '.join(f'{each:,.1f}' for each in (*row, sum(row)))
+            + f' | {sum(row) / sum(whole):.3f} |'
+        )
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ The map is made of round regions of five classes on a background that connects e
 height runs in a process of its own; its largest resident set, as the kernel counts it, is given
 above that of the process before it began.
 """
+
 import argparse
 import resource
 import subprocess
@@ -38,10 +39,11 @@ def write_map(path: Path, width: int, height: int) -> None:
     block[random.rand(_BLOCK, _BLOCK) < 0.005] = 1  # as in the maps of a model, single pixels
     block[:, -1] = block[-1] = 0
     strip = np.tile(block, (1, -(-width // _BLOCK)))[:, :width]
-    with ClassMapWriter(path, width, height, MapInfo(CLASSES, [[40 * i] * 3 for i in range(6)])) \
-            as writer:
+    with ClassMapWriter(
+        path, width, height, MapInfo(CLASSES, [[40 * i] * 3 for i in range(6)])
+    ) as writer:
         for row in range(0, height, _BLOCK):
-            writer.write(row, strip[:height - row])
+            writer.write(row, strip[: height - row])
 
 
 def measure(path: Path) -> None:
@@ -75,11 +77,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / 'map.tif'
             write_map(path, args.width, height)
-            told = subprocess.run([sys.executable, __file__, '--measure', str(path)], check=True,
-                                  stdout=subprocess.PIPE, universal_newlines=True).stdout
+            told = subprocess.run(
+                [sys.executable, __file__, '--measure', str(path)],
+                check=True,
+                stdout=subprocess.PIPE,
+                universal_newlines=True,
+            ).stdout
             count, seconds, memory = map(float, told.split()[-3:])
-            print(f'| {args.width:,} x {height:,} | {count:,.0f} | {seconds:.0f} | {memory:.0f} |',
-                  flush=True)
+            print(
+                f'| {args.width:,} x {height:,} | {count:,.0f} | {seconds:.0f} | {memory:.0f} |',
+                flush=True,
+            )
 
 
 if __name__ == '__main__':

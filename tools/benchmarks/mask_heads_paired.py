@@ -11,6 +11,7 @@ A step is everything from batch to hooks: labels, reading of the features, head,
 Then EoMT, as it is after its training, and ViT + UPerNet predict the same windows in turns, through
 what tools/predict.py uses. Ratios are medians over turns, of wall-clock and of processor time.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -40,7 +41,7 @@ from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 CLASSES, BATCH, WARM_UP = 7, 2, 2
 # The channels of UPerNet; None is the model of mask queries, which the others are held against.
 WIDTHS: Dict[str, Any] = {'queries': None, 'UPerNet 512': 512, 'UPerNet 128': 128}
-DATA = '''
+DATA = """
 custom_imports = dict(imports=['mapsage'])
 default_scope = 'mmseg'
 env_cfg = dict(accelerator='cpu')
@@ -56,21 +57,23 @@ test_pipeline = pipeline
 train_cfg = dict(type='IterBasedTrainLoop', max_iters={steps})
 default_hooks = dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1000000))
 log_level = 'ERROR'
-'''
+"""
 
 
 def config_of(kind: str, arch: str, side: int, root: Path, steps: int = 1) -> Config:
     """Return the config of ``'eomt'``, ``'pmt'`` or a number of UPerNet's channels."""
     base = kind if kind in ('eomt', 'pmt') else 'upernet'
     cfg = Config.fromfile(str(ROOT / f'configs/_base_/dinov3_vit_l_{base}.py'))
-    cfg.merge_from_dict(dict(Config.fromstring(
-        DATA.format(batch=BATCH, root=str(root), steps=steps), '.py')))
+    cfg.merge_from_dict(
+        dict(Config.fromstring(DATA.format(batch=BATCH, root=str(root), steps=steps), '.py'))
+    )
     dims, layers = ARCHS[arch].embed_dims, ARCHS[arch].num_layers
     last = tuple(layers * part // 4 - 1 for part in (1, 2, 3, 4))
     cfg.model.data_preprocessor.size = (side, side)
     cfg.model.test_cfg = dict(mode='whole')
-    cfg.model.backbone.update(arch=arch, init_cfg=None,
-                              out_indices=last[-1:] if base == 'eomt' else last)
+    cfg.model.backbone.update(
+        arch=arch, init_cfg=None, out_indices=last[-1:] if base == 'eomt' else last
+    )
     head = cfg.model.decode_head
     head.update(num_classes=CLASSES, in_channels=dims if base == 'eomt' else [dims] * 4)
     if base == 'pmt':
@@ -81,8 +84,10 @@ def config_of(kind: str, arch: str, side: int, root: Path, steps: int = 1) -> Co
     elif layers == 12:
         head.num_blocks = 3
     cfg.optim_wrapper = dict(
-        type='OptimWrapper', optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
-        **(dict() if base == 'upernet' else dict(clip_grad=dict(max_norm=0.01))))
+        type='OptimWrapper',
+        optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
+        **(dict() if base == 'upernet' else dict(clip_grad=dict(max_norm=0.01))),
+    )
     cfg.param_scheduler = []
     cfg.experiment_name = f'{base}-{kind}'
     return cfg
@@ -97,15 +102,16 @@ class Turn(Hook):
         self.mine, self.ready = threading.Event(), threading.Event()
         self.next: Turn = self
         self.times: List[Tuple[float, float]] = []  # wall-clock and processor time
-        self._start = (0., 0.)
+        self._start = (0.0, 0.0)
 
     def before_train_epoch(self, runner: Any) -> None:
         self.ready.set()
         self._wait()
 
     def after_train_iter(self, runner: Any, *_: Any, **__: Any) -> None:
-        self.times.append((time.perf_counter() - self._start[0],
-                           time.process_time() - self._start[1]))
+        self.times.append(
+            (time.perf_counter() - self._start[0], time.process_time() - self._start[1])
+        )
         self.next.mine.set()
         if runner.iter + 1 < runner.max_iters:
             self._wait()
@@ -141,10 +147,17 @@ def compare_steps(folder: Path, arch: str, side: int, steps: int) -> None:
     order[0].mine.set()
     for thread in threads:
         thread.join()
-    print(f'\n{arch}, {side} x {side}, batch {BATCH}, a step on cached features, {steps - WARM_UP} '
-          'turns:')
-    _print({('PMT' if name == 'queries' else name): turn.times[WARM_UP:]
-            for name, turn in turns.items()}, 'images')
+    print(
+        f'\n{arch}, {side} x {side}, batch {BATCH}, a step on cached features, {steps - WARM_UP} '
+        'turns:'
+    )
+    _print(
+        {
+            ('PMT' if name == 'queries' else name): turn.times[WARM_UP:]
+            for name, turn in turns.items()
+        },
+        'images',
+    )
 
 
 def compare_windows(arch: str, side: int, rounds: int, root: Path) -> None:
@@ -156,8 +169,9 @@ def compare_windows(arch: str, side: int, rounds: int, root: Path) -> None:
         if width is None:
             model.decode_head.attn_mask_probs.zero_()  # as after its training
         label = 'EoMT' if width is None else f'ViT + {name}'
-        predictors[label] = WindowPredictor(model, torch.device('cpu'), (side, side), side // 4,
-                                            BATCH)
+        predictors[label] = WindowPredictor(
+            model, torch.device('cpu'), (side, side), side // 4, BATCH
+        )
     windows = torch.randint(0, 255, (BATCH, 3, side, side), dtype=torch.uint8)
     times: Dict[str, List[Tuple[float, float]]] = {name: [] for name in predictors}
     for _ in range(rounds):
@@ -175,11 +189,15 @@ def _print(times: Dict[str, Sequence[Tuple[float, float]]], what: str) -> None:
     print(f'| | s | {what}/s | time of {first} / its own | of processor time | times as fast |')
     print('|' + '---|' * 6)
     for name, each in times.items():
-        wall, processor = (statistics.median(one[which] / other[which]
-                                             for one, other in zip(base, each)) for which in (0, 1))
+        wall, processor = (
+            statistics.median(one[which] / other[which] for one, other in zip(base, each))
+            for which in (0, 1)
+        )
         seconds = statistics.median(wall for wall, _ in each)
-        print(f'| {name} | {seconds:.2f} | {BATCH / seconds:.2f} | {wall:.3f} | {processor:.3f} | '
-              f'{1 / wall:.2f} |')
+        print(
+            f'| {name} | {seconds:.2f} | {BATCH / seconds:.2f} | {wall:.3f} | {processor:.3f} | '
+            f'{1 / wall:.2f} |'
+        )
 
 
 def main() -> None:

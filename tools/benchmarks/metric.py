@@ -5,6 +5,7 @@
 "metric" is process() and evaluate() alone. "validation loop" is all of MMEngine's ValLoop but the
 model's forward: data loader (samples lie in memory), hooks, evaluator.
 """
+
 import argparse
 import logging
 import statistics
@@ -43,7 +44,8 @@ def samples(count: int) -> List[SegDataSample]:
         wrong = torch.rand(SIDE, SIDE, generator=generator) < 0.2
         sample = SegDataSample(metainfo=dict(img_path=f'{number}.png'))
         sample.pred_sem_seg = PixelData(
-            data=torch.where(wrong | (truth == CLASSES), guess, truth)[None])
+            data=torch.where(wrong | (truth == CLASSES), guess, truth)[None]
+        )
         sample.gt_sem_seg = PixelData(data=torch.where(truth == CLASSES, 255, truth)[None])
         made.append(sample)
     return made
@@ -91,20 +93,31 @@ def metric_alone(name: str, made: List[SegDataSample]) -> Callable[[], Any]:
     def run() -> float:
         start = time.perf_counter()
         for first in range(0, len(ready), BATCH):
-            metric.process(None, ready[first:first + BATCH])
+            metric.process(None, ready[first : first + BATCH])
         metric.evaluate(len(ready))
         return time.perf_counter() - start
+
     return run
 
 
 def validation_loop(name: str, made: List[SegDataSample], folder: str) -> Callable[[], Any]:
     model = Ready()
     runner = Runner(
-        model, f'{folder}/{name}', val_cfg=dict(type='ValLoop'), val_evaluator=dict(type=name),
-        val_dataloader=dict(batch_size=BATCH, num_workers=0, dataset=InMemory(made),
-                            sampler=dict(type='DefaultSampler', shuffle=False),
-                            collate_fn=dict(type='pseudo_collate')),
-        default_scope='mmseg', experiment_name=name, log_level='ERROR')
+        model,
+        f'{folder}/{name}',
+        val_cfg=dict(type='ValLoop'),
+        val_evaluator=dict(type=name),
+        val_dataloader=dict(
+            batch_size=BATCH,
+            num_workers=0,
+            dataset=InMemory(made),
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            collate_fn=dict(type='pseudo_collate'),
+        ),
+        default_scope='mmseg',
+        experiment_name=name,
+        log_level='ERROR',
+    )
     runner.val()
     loop = runner.val_loop
 
@@ -112,6 +125,7 @@ def validation_loop(name: str, made: List[SegDataSample], folder: str) -> Callab
         before, start = model.seconds, time.perf_counter()
         loop.run()
         return time.perf_counter() - start - (model.seconds - before)
+
     return run
 
 
@@ -134,13 +148,17 @@ def main() -> None:
     print(describe_machine())
     print(f'{"":<16} {"IoUMetric ms/image":>19} {"ours ms/image":>14} {"times":>6}')
     with tempfile.TemporaryDirectory() as folder:
-        tables = {'metric': {name: metric_alone(name, made) for name in NAMES},
-                  'validation loop': {name: validation_loop(name, made, folder) for name in NAMES}}
+        tables = {
+            'metric': {name: metric_alone(name, made) for name in NAMES},
+            'validation loop': {name: validation_loop(name, made, folder) for name in NAMES},
+        }
         for title, cases in tables.items():
             theirs, ours = in_turns(cases, args.rounds).values()
             ratio = statistics.median(a / b for a, b in zip(theirs, ours))
-            print(f'{title:<16} {1000 * statistics.median(theirs) / len(made):19.2f} '
-                  f'{1000 * statistics.median(ours) / len(made):14.2f} {ratio:6.1f}')
+            print(
+                f'{title:<16} {1000 * statistics.median(theirs) / len(made):19.2f} '
+                f'{1000 * statistics.median(ours) / len(made):14.2f} {ratio:6.1f}'
+            )
     pair = made[0].pred_sem_seg.data[0], made[0].gt_sem_seg.data[0]
     times = []
     for _ in range(args.rounds):

@@ -8,6 +8,7 @@ and an ordered one that follow each other, and of wholes: all ordered time by al
 The bucket has 25 MiB of float32. A step is forward, backward and optimizer of the model of
 configs/demo/efficientnet_lite0_fpn_demo.py with a batch of 2 on each rank, without data loading.
 """
+
 from __future__ import annotations
 
 import os
@@ -61,13 +62,15 @@ def steps(rank: int) -> Dict[str, Callable[[], Any]]:
     for _ in range(2):
         data['inputs'].append(torch.randint(256, (3, 128, 128), dtype=torch.uint8))
         label = torch.randint(cfg.model.decode_head.num_classes, (1, 128, 128))
-        data['data_samples'].append(SegDataSample(
-            gt_sem_seg=PixelData(data=label), metainfo=dict(img_shape=(128, 128))))
+        data['data_samples'].append(
+            SegDataSample(gt_sem_seg=PixelData(data=label), metainfo=dict(img_shape=(128, 128)))
+        )
     found: Dict[str, Callable[[], Any]] = {}
     for way in WAYS:
         torch.manual_seed(0)
-        model = MMDistributedDataParallel(MODELS.build(cfg.model), broadcast_buffers=False,
-                                          reduction=way)
+        model = MMDistributedDataParallel(
+            MODELS.build(cfg.model), broadcast_buffers=False, reduction=way
+        )
         optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
         found[way] = lambda model=model, optimizer=optimizer: model.train_step(data, optimizer)
     return found
@@ -94,17 +97,28 @@ def measure(what: str, ways: Dict[str, Callable[[], Any]], rank: int, world: int
         return
     native, ordered = (times[way] for way in WAYS)
     paired = statistics.median(b / a for a, b in zip(native, ordered))
-    print(f'| {world} | {what} | {1e3 * statistics.median(native):.1f} | '
-          f'{1e3 * statistics.median(ordered):.1f} | {paired:.2f} | '
-          f'{sum(ordered) / sum(native):.2f} |', flush=True)
+    print(
+        f'| {world} | {what} | {1e3 * statistics.median(native):.1f} | '
+        f'{1e3 * statistics.median(ordered):.1f} | {paired:.2f} | '
+        f'{sum(ordered) / sum(native):.2f} |',
+        flush=True,
+    )
 
 
 def be_rank(rank: int, world: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank),
-                      WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+    os.environ.update(
+        MASTER_ADDR='127.0.0.1',
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+    )
     torch.set_num_threads(1)
-    init_process_group(set_current_accelerator(resolve_accelerator('cpu')),
-                       timeout=timedelta(minutes=5).total_seconds())
+    init_process_group(
+        set_current_accelerator(resolve_accelerator('cpu')),
+        timeout=timedelta(minutes=5).total_seconds(),
+    )
     measure('bucket', sums(rank, world), rank, world)
     measure('step', steps(rank), rank, world)
     dist.barrier()

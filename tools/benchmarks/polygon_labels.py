@@ -8,6 +8,7 @@ are; or only the first number does, and the others lie beside the scene: then ev
 same polygons, and only the search for them can take longer. The numbers take turns. To measure
 another checkout, name it in MEASURED_CHECKOUT.
 """
+
 import argparse
 import cProfile
 import os
@@ -41,10 +42,21 @@ def write_scene(path: Path) -> None:
     """Write an uncompressed scene in tiles, which takes little time to read."""
     path.parent.mkdir(parents=True)
     values = np.random.RandomState(0).randint(0, 256, (3, SIDE, SIDE), np.uint8)
-    with rasterio.open(path, 'w', driver='GTiff', width=SIDE, height=SIDE, count=3, dtype='uint8',
-                       crs='EPSG:32650', tiled=True, blockxsize=WINDOW, blockysize=WINDOW,
-                       interleave='pixel',
-                       transform=rasterio.transform.from_origin(LEFT, TOP, PIXEL, PIXEL)) as file:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        width=SIDE,
+        height=SIDE,
+        count=3,
+        dtype='uint8',
+        crs='EPSG:32650',
+        tiled=True,
+        blockxsize=WINDOW,
+        blockysize=WINDOW,
+        interleave='pixel',
+        transform=rasterio.transform.from_origin(LEFT, TOP, PIXEL, PIXEL),
+    ) as file:
         file.write(values)
 
 
@@ -56,21 +68,41 @@ def write_polygons(path: Path, inside: int, beside: int) -> None:
     x[inside:] += 2 * extent
     shapes = shapely.buffer(
         shapely.points(x, random.uniform(TOP - extent, TOP, count)),
-        random.uniform(1, 8, count), quad_segs=4)
-    pyogrio.raw.write(str(path), shapely.to_wkb(shapes),
-                      [random.randint(1, len(CLASSES), count).astype(np.int32)], ['class'],
-                      geometry_type='Polygon', crs='EPSG:32650', driver='GPKG')
+        random.uniform(1, 8, count),
+        quad_segs=4,
+    )
+    pyogrio.raw.write(
+        str(path),
+        shapely.to_wkb(shapes),
+        [random.randint(1, len(CLASSES), count).astype(np.int32)],
+        ['class'],
+        geometry_type='Polygon',
+        crs='EPSG:32650',
+        driver='GPKG',
+    )
 
 
 def build(scene: Path, labels: Path) -> BaseSegDataset:
     """Return the dataset of the scene with the polygons of one file."""
     metainfo = dict(classes=CLASSES, palette=[[8 * n] * 3 for n in range(len(CLASSES))])
-    pipeline = [dict(type='LoadGeoTiffWindow'), dict(type='LoadGeoTiffLabels'),
-                dict(type='RandomFlip', prob=0.5), dict(type='PackSegInputs')]
+    pipeline = [
+        dict(type='LoadGeoTiffWindow'),
+        dict(type='LoadGeoTiffLabels'),
+        dict(type='RandomFlip', prob=0.5),
+        dict(type='PackSegInputs'),
+    ]
     with DefaultScope.overwrite_default_scope('mmseg'):
-        return DATASETS.build(dict(type='GeoTiffDataset', scenes=str(scene), labels=str(labels),
-                                   window=WINDOW, class_field='class', metainfo=metainfo,
-                                   pipeline=pipeline))
+        return DATASETS.build(
+            dict(
+                type='GeoTiffDataset',
+                scenes=str(scene),
+                labels=str(labels),
+                window=WINDOW,
+                class_field='class',
+                metainfo=metainfo,
+                pipeline=pipeline,
+            )
+        )
 
 
 def milliseconds(dataset: BaseSegDataset, numbers: np.ndarray) -> float:
@@ -95,9 +127,10 @@ def main() -> None:
         scene = Path(folder) / 'scenes' / 'scene.tif'
         write_scene(scene)
         for count in args.polygons:
-            for name, inside in ((f'{count:,} in the scene', count),
-                                 (f'{args.polygons[0]:,} in the scene, of {count:,}',
-                                  args.polygons[0])):
+            for name, inside in (
+                (f'{count:,} in the scene', count),
+                (f'{args.polygons[0]:,} in the scene, of {count:,}', args.polygons[0]),
+            ):
                 if name.endswith(f'of {args.polygons[0]:,}'):
                     continue
                 path = Path(folder) / f'{inside}_{count}.gpkg'
@@ -113,8 +146,10 @@ def main() -> None:
                 times[name].append(milliseconds(dataset, numbers))
         print('| polygons | ms a sample | range |\n|---|---|---|')
         for name, values in times.items():
-            print(f'| {name} | {statistics.median(values):.2f} | {min(values):.2f}-'
-                  f'{max(values):.2f} |')
+            print(
+                f'| {name} | {statistics.median(values):.2f} | {min(values):.2f}-'
+                f'{max(values):.2f} |'
+            )
         if args.profile:
             profile = cProfile.Profile()
             profile.enable()

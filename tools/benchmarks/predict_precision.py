@@ -6,6 +6,7 @@
 Both precisions take turns on the same batches. With a checkpoint and a scene the maps of both are
 compared, blended as tools/predict.py blends them; weights of no training say nothing of that.
 """
+
 import argparse
 import statistics
 import sys
@@ -37,8 +38,10 @@ PRECISIONS = (None, torch.bfloat16)
 def compare_rates(model: torch.nn.Module, side: int, turns: int) -> Tuple[float, ...]:
     """Return windows/s of float32, and medians of the ratios of seconds and processor seconds."""
     windows = torch.randint(0, 255, (BATCH, 3, side, side), dtype=torch.uint8)
-    predictors = [WindowPredictor(model, torch.device('cpu'), (side, side), side // 4, BATCH,
-                                  amp=amp) for amp in PRECISIONS]
+    predictors = [
+        WindowPredictor(model, torch.device('cpu'), (side, side), side // 4, BATCH, amp=amp)
+        for amp in PRECISIONS
+    ]
     seconds: List[List[float]] = []
     for _ in range(turns + 1):
         row = []
@@ -48,8 +51,11 @@ def compare_rates(model: torch.nn.Module, side: int, turns: int) -> Tuple[float,
             row += [time.perf_counter() - start, time.process_time() - computed]
         seconds.append(row)
     full, full_cpu, half, half_cpu = np.array(seconds[1:]).T  # the first turn warms up
-    return (BATCH / statistics.median(full), statistics.median(full / half),
-            statistics.median(full_cpu / half_cpu))
+    return (
+        BATCH / statistics.median(full),
+        statistics.median(full / half),
+        statistics.median(full_cpu / half_cpu),
+    )
 
 
 def changed(model: torch.nn.Module, scene: Scene, side: int) -> float:
@@ -57,11 +63,20 @@ def changed(model: torch.nn.Module, scene: Scene, side: int) -> float:
     grid = Grid(*scene.size, (side, side), side // 4)
     maps = []
     for amp in PRECISIONS:
-        predictor = WindowPredictor(model, torch.device('cpu'), grid.window, grid.overlap, BATCH,
-                                    amp=amp)
+        predictor = WindowPredictor(
+            model, torch.device('cpu'), grid.window, grid.overlap, BATCH, amp=amp
+        )
         rows: List[np.ndarray] = []
-        predict_strips(scene, grid, range(len(grid.rows)), predictor, BATCH, False,
-                       lambda strip, rows=rows: rows.append(strip.classes), lambda count: None)
+        predict_strips(
+            scene,
+            grid,
+            range(len(grid.rows)),
+            predictor,
+            BATCH,
+            False,
+            lambda strip, rows=rows: rows.append(strip.classes),
+            lambda count: None,
+        )
         maps.append(np.concatenate(rows))
     known = maps[0] != 255
     return 100 * float((maps[0] != maps[1])[known].mean())
@@ -84,9 +99,11 @@ def main() -> None:
     if args.checkpoint:
         load_weights(model, args.checkpoint)
     bf16 = 'avx512_bf16' in Path('/proc/cpuinfo').read_text()
-    print(describe_machine(), f"avx512_bf16 {'present' if bf16 else 'MISSING'}", sep=', ')
-    print('| windows | float32 windows/s | bfloat16, times as fast | of processor time | changed '
-          'pixels |\n| --- | --- | --- | --- | --- |')
+    print(describe_machine(), f'avx512_bf16 {"present" if bf16 else "MISSING"}', sep=', ')
+    print(
+        '| windows | float32 windows/s | bfloat16, times as fast | of processor time | changed '
+        'pixels |\n| --- | --- | --- | --- | --- |'
+    )
     for side in args.windows:
         rate, ratio, cpu_ratio = compare_rates(model, side, args.turns)
         share = '-'

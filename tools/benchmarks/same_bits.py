@@ -12,6 +12,7 @@ logged losses are equal digit for digit, and how many tensors and numbers of the
 (weights, buffers, optimizer, schedulers, averages) differ from the first run's. The exit status
 is 1 if any does.
 """
+
 import argparse
 import json
 import os
@@ -33,22 +34,49 @@ from checkpoint_bits import checkpoint_bits  # noqa: E402
 
 def start(args, work: Path, processes: int, *options: str) -> subprocess.Popen:
     """Start a run in a session of its own."""
-    settings = [f'env_cfg.virtual_ranks={args.virtual_ranks}', f'train_cfg.max_iters={args.steps}',
-                'train_cfg.val_interval=100000', 'default_hooks.logger.interval=1',
-                f'default_hooks.checkpoint.interval={args.interval}', *args.cfg_options]
+    settings = [
+        f'env_cfg.virtual_ranks={args.virtual_ranks}',
+        f'train_cfg.max_iters={args.steps}',
+        'train_cfg.val_interval=100000',
+        'default_hooks.logger.interval=1',
+        f'default_hooks.checkpoint.interval={args.interval}',
+        *args.cfg_options,
+    ]
     command = [str(ROOT / 'tools' / 'train.py')]
     if processes > 1:
-        command = [str(ROOT / 'tools' / 'launch.py'), '--nnodes', '1', '--nproc_per_node',
-                   str(processes), '--rdzv_backend', 'c10d', '--rdzv_endpoint', 'localhost:0',
-                   str(ROOT / 'tools' / 'train.py')]
-    command += [args.config, *(['--launcher', 'pytorch'] if processes > 1 else []),
-                '--work-dir', str(work), '--accelerator', args.accelerator, *options,
-                '--cfg-options', *settings]
+        command = [
+            str(ROOT / 'tools' / 'launch.py'),
+            '--nnodes',
+            '1',
+            '--nproc_per_node',
+            str(processes),
+            '--rdzv_backend',
+            'c10d',
+            '--rdzv_endpoint',
+            'localhost:0',
+            str(ROOT / 'tools' / 'train.py'),
+        ]
+    command += [
+        args.config,
+        *(['--launcher', 'pytorch'] if processes > 1 else []),
+        '--work-dir',
+        str(work),
+        '--accelerator',
+        args.accelerator,
+        *options,
+        '--cfg-options',
+        *settings,
+    ]
     work.mkdir(parents=True, exist_ok=True)
     with open(work / 'output.txt', 'a') as output:
-        return subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=output, stderr=output,
-                                start_new_session=True,
-                                env=dict(os.environ, OMP_NUM_THREADS='1', MKL_NUM_THREADS='1'))
+        return subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=dict(os.environ, OMP_NUM_THREADS='1', MKL_NUM_THREADS='1'),
+        )
 
 
 def logged(work: Path) -> dict:
@@ -70,8 +98,12 @@ def move(args, work: Path) -> str:
     story, rng = [], random.Random(args.seed)
     for number in range(args.moves + 1):
         processes = rng.choice(args.processes)
-        last = args.steps if number == args.moves else max(logged(work), default=0) + rng.randint(
-            1, max(1, 2 * args.steps // (args.moves + 1) - 1))
+        last = (
+            args.steps
+            if number == args.moves
+            else max(logged(work), default=0)
+            + rng.randint(1, max(1, 2 * args.steps // (args.moves + 1) - 1))
+        )
         run = start(args, work, processes, *(['--resume', 'auto'] if number else []))
         while run.poll() is None:
             if last < args.steps and max(logged(work), default=0) >= last:
@@ -85,8 +117,9 @@ def move(args, work: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('config', nargs='?',
-                        default=str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py'))
+    parser.add_argument(
+        'config', nargs='?', default=str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py')
+    )
     parser.add_argument('--processes', type=int, nargs='+', default=[8, 1, 2, 3, 5])
     parser.add_argument('--virtual-ranks', type=int, default=8)
     parser.add_argument('--steps', type=int, default=30)
@@ -96,8 +129,12 @@ def main() -> int:
     parser.add_argument('--accelerator', default='cpu')
     parser.add_argument('--cfg-options', nargs='+', default=[])
     args = parser.parse_args()
-    subprocess.run([sys.executable, str(ROOT / 'tools' / 'make_demo_data.py'), 'data/demo'],
-                   cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, str(ROOT / 'tools' / 'make_demo_data.py'), 'data/demo'],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     print(describe_machine())
     folder, first, worst = Path(tempfile.mkdtemp(prefix='same_bits')), None, 0
     print(f'{"processes":28} s a step  losses     differ')
@@ -116,13 +153,18 @@ def main() -> int:
         losses = [steps[step]['loss'] for step in sorted(steps)]
         result = losses, checkpoint_bits(path)
         first = first or result
-        differ = [place for place in {**first[1], **result[1]}
-                  if first[1].get(place) != result[1].get(place)]
+        differ = [
+            place
+            for place in {**first[1], **result[1]}
+            if first[1].get(place) != result[1].get(place)
+        ]
         same = 'equal' if losses == first[0] else 'DIFFER'
         worst += len(differ) + (losses != first[0])
-        print(f'{name:28} {statistics.median(each["time"] for each in steps.values()):8.3f}  '
-              f'{same:9}  {len(differ)} of {len(result[1])} {differ[:3] if differ else ""}',
-              flush=True)
+        print(
+            f'{name:28} {statistics.median(each["time"] for each in steps.values()):8.3f}  '
+            f'{same:9}  {len(differ)} of {len(result[1])} {differ[:3] if differ else ""}',
+            flush=True,
+        )
     return int(worst > 0)
 
 

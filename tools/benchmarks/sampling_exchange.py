@@ -10,6 +10,7 @@ and moves what is missing; little where every rank has 60 %, more where every ot
 and 20 %. They take turns on the same tiles; a time is the slowest rank's, the median over
 repetitions. Needs 14 GiB for 8 ranks.
 """
+
 from __future__ import annotations
 
 import functools
@@ -60,8 +61,13 @@ class Clock:
 
 def tiles() -> List[List[Dict[str, Any]]]:
     """Return rounds of tiles. Not zeros: pages nobody wrote cost nothing to read."""
-    return [[dict(image=torch.rand(3, 512, 512), mask=torch.randint(0, 7, (512, 512)))
-             for _ in range(TARGET)] for _ in range(ROUNDS)]
+    return [
+        [
+            dict(image=torch.rand(3, 512, 512), mask=torch.randint(0, 7, (512, 512)))
+            for _ in range(TARGET)
+        ]
+        for _ in range(ROUNDS)
+    ]
 
 
 def mark(rounds: List[List[dict]], rank: int, kind: str) -> None:
@@ -81,19 +87,34 @@ def gather_objects(rounds: List[List[dict]], clock: Clock) -> Tuple[List[dict], 
         pool += [sample for each in everything for sample in each if sample['valid']]
         clock.lap('object gather')
     begin = dist.get_rank() * TARGET
-    return pool[begin:begin + TARGET], None
+    return pool[begin : begin + TARGET], None
 
 
-def plan_and_move(consensus: Consensus, ranks: VirtualRanks, rounds: List[List[dict]],
-                  clock: Clock) -> Tuple[List[dict], Any]:
+def plan_and_move(
+    consensus: Consensus, ranks: VirtualRanks, rounds: List[List[dict]], clock: Clock
+) -> Tuple[List[dict], Any]:
     """Tell counts round by round, then move what is missing; return this rank's batch."""
     valid, counts, traffic = [], [], Traffic()
     for number, samples in enumerate(rounds):
         good = [sample for sample in samples if sample['valid']]
         valid += good
-        counts = compare_round(consensus, ranks, None, [dict(
-            valid=len(valid), judged=len(samples), passed=len(good), not_finite=0,
-            original=TARGET)], step=0, attempt=number, status=OK).valid
+        counts = compare_round(
+            consensus,
+            ranks,
+            None,
+            [
+                dict(
+                    valid=len(valid),
+                    judged=len(samples),
+                    passed=len(good),
+                    not_finite=0,
+                    original=TARGET,
+                )
+            ],
+            step=0,
+            attempt=number,
+            status=OK,
+        ).valid
         clock.lap('counts')
     plan = plan_exchange(counts, TARGET)
     clock.lap('plan')
@@ -126,19 +147,30 @@ def compare_ways() -> List[Dict[str, Any]]:
         for name, each in turns.items():
             mark(rounds, rank, 'even' if name == 'gather' else name)
             each.append(measured(gather_objects if name == 'gather' else move, rounds))
-    tile = sum(array.numel() * array.element_size()
-               for array in (rounds[0][0]['image'], rounds[0][0]['mask']))
+    tile = sum(
+        array.numel() * array.element_size()
+        for array in (rounds[0][0]['image'], rounds[0][0]['mask'])
+    )
     rows = []
     for kind in PASS_RATES:
         moves, sent = turns[kind][0][1]
         total = torch.tensor(sent)
         dist.all_reduce(total)
-        parts = {part: statistics.median(seconds[part] for seconds, _ in turns[kind])
-                 for part in turns[kind][0][0]}
-        rows.append(dict(
-            parts, kind=kind, moves=moves, moved=int(total) / MIB, bound=moves * tile / MIB,
-            gather=statistics.median(seconds['all'] for seconds, _ in turns['gather']),
-            gathered=world * (world - 1) * ROUNDS * TARGET * tile / MIB))
+        parts = {
+            part: statistics.median(seconds[part] for seconds, _ in turns[kind])
+            for part in turns[kind][0][0]
+        }
+        rows.append(
+            dict(
+                parts,
+                kind=kind,
+                moves=moves,
+                moved=int(total) / MIB,
+                bound=moves * tile / MIB,
+                gather=statistics.median(seconds['all'] for seconds, _ in turns['gather']),
+                gathered=world * (world - 1) * ROUNDS * TARGET * tile / MIB,
+            )
+        )
     return rows
 
 
@@ -156,8 +188,12 @@ def valid_steps() -> DynamicSampler:
     """Return a sampler to whom nothing is slow and everything is valid."""
     batch = [dict(x=torch.ones(2)) for _ in range(TARGET)]
     return DynamicSampler(
-        lambda wanted: batch, lambda samples: [1.0] * len(samples), Validity(low=0.5), TARGET,
-        channel=open_channel(None, None, 'sampling'))
+        lambda wanted: batch,
+        lambda samples: [1.0] * len(samples),
+        Validity(low=0.5),
+        TARGET,
+        channel=open_channel(None, None, 'sampling'),
+    )
 
 
 def time_valid_steps() -> Dict[str, float]:
@@ -166,10 +202,12 @@ def time_valid_steps() -> Dict[str, float]:
     report = torch.zeros(8, dtype=torch.int64)
     answers = [torch.zeros_like(report) for _ in channel.ranks]
     store = dist.distributed_c10d._get_default_store()
-    return {'a step': median_ms(sampler.sample),
-            'Channel.gather of its 64 bytes': median_ms(lambda: channel.gather(report)),
-            'all_gather of 64 bytes': median_ms(lambda: dist.all_gather(answers, report)),
-            'add to the store': median_ms(lambda: store.add('benchmark', 1))}
+    return {
+        'a step': median_ms(sampler.sample),
+        'Channel.gather of its 64 bytes': median_ms(lambda: channel.gather(report)),
+        'all_gather of 64 bytes': median_ms(lambda: dist.all_gather(answers, report)),
+        'add to the store': median_ms(lambda: store.add('benchmark', 1)),
+    }
 
 
 def be_rank(rank: int, world: int, port: int, job: str, answer: str) -> None:
@@ -196,8 +234,10 @@ def on_ranks(job: str, world: int) -> Any:
 
 
 def print_plans() -> None:
-    print(f'\n{"ranks":>6} {"plan ms":>8} {"moves":>7}   (two rounds of 16 samples a rank, 60 % '
-          f'valid, target 16, median of 5)')
+    print(
+        f'\n{"ranks":>6} {"plan ms":>8} {"moves":>7}   (two rounds of 16 samples a rank, 60 % '
+        f'valid, target 16, median of 5)'
+    )
     draw = random.Random(SEED)
     for world in PLANS:
         counts = [sum(draw.random() < 0.6 for _ in range(32)) for _ in range(world)]
@@ -211,21 +251,27 @@ def print_plans() -> None:
 
 def print_steps() -> None:
     print(f'\nall samples valid, 8 a rank, fetch and score trivial: median of {STEPS}, ms')
-    for what, median in dict(on_ranks('steps', 2),
-                             **{'a step on one rank': median_ms(valid_steps().sample)}).items():
+    for what, median in dict(
+        on_ranks('steps', 2), **{'a step on one rank': median_ms(valid_steps().sample)}
+    ).items():
         print(f'{what:<32} {median:6.3f}', flush=True)
 
 
 def print_ways() -> None:
     print(f'\n{"":14} {"object gather":>15}  {"plan and exchange":^44} {"":>6}  {"at least":>13}')
-    print(f'{"ranks":>5} {"valid":>8} {"s":>7} {"MiB":>7}  {"s":>7} {"counts":>8} {"plan":>8} '
-          f'{"exchange":>9} {"MiB":>8} {"ratio":>6}  {"moves":>5} {"MiB":>7}')
+    print(
+        f'{"ranks":>5} {"valid":>8} {"s":>7} {"MiB":>7}  {"s":>7} {"counts":>8} {"plan":>8} '
+        f'{"exchange":>9} {"MiB":>8} {"ratio":>6}  {"moves":>5} {"MiB":>7}'
+    )
     for world in REPETITIONS:
         for row in on_ranks('ways', world):
-            print(f'{world:5} {row["kind"]:>8} {row["gather"]:7.2f} {row["gathered"]:7.0f}  '
-                  f'{row["all"]:7.3f} {row["counts"]:8.4f} {row["plan"]:8.5f} '
-                  f'{row["exchange"]:9.4f} {row["moved"]:8.2f} {row["gather"] / row["all"]:6.0f}  '
-                  f'{row["moves"]:5} {row["bound"]:7.0f}', flush=True)
+            print(
+                f'{world:5} {row["kind"]:>8} {row["gather"]:7.2f} {row["gathered"]:7.0f}  '
+                f'{row["all"]:7.3f} {row["counts"]:8.4f} {row["plan"]:8.5f} '
+                f'{row["exchange"]:9.4f} {row["moved"]:8.2f} {row["gather"] / row["all"]:6.0f}  '
+                f'{row["moves"]:5} {row["bound"]:7.0f}',
+                flush=True,
+            )
 
 
 def main() -> None:

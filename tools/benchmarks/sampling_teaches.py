@@ -9,6 +9,7 @@ wall-clock on a free core, also on a machine that does other things. Every way i
 for as many steps as fit into the time that no sampling took. Results are appended to ``--out`` as
 they come, and runs that it holds are not run again.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,16 +33,26 @@ DULL_NATS = 0.1  # a tile below this entropy is dull
 _NOISE = 0.1  # costs that differ by less count as equal: repetitions of one run differ as much
 # Steps at equal steps; lowest entropy and lowest loss that are valid; the crop.
 TASKS: Dict[str, Dict[str, Any]] = dict(
-    demo=dict(steps=200, batch=8, label=0.2, model=0.3, cat=0.75, crop=96,
-              rare=['building', 'road']),
-    nwpu=dict(steps=120, batch=4, label=0.1, model=0.1, cat=0.9, crop=256,
-              rare=['ship', 'storage_tank', 'bridge']))
+    demo=dict(
+        steps=200, batch=8, label=0.2, model=0.3, cat=0.75, crop=96, rare=['building', 'road']
+    ),
+    nwpu=dict(
+        steps=120,
+        batch=4,
+        label=0.1,
+        model=0.1,
+        cat=0.9,
+        crop=256,
+        rare=['ship', 'storage_tank', 'bridge'],
+    ),
+)
 
 
 def dull_demo(root: Path) -> Path:
     """Write demo data and ``dull.txt``, a list of training tiles of which 70 % are dull."""
     from mapsage.datasets import LabelScore
     from mapsage.extras.demo import write_demo_data
+
     write_demo_data(root)
     entropy, score = [], LabelScore()
     for number in range(600):
@@ -52,7 +63,7 @@ def dull_demo(root: Path) -> Path:
     dull = [n for n in order if entropy[n] < DULL_NATS]
     rich = [n for n in order if entropy[n] >= DULL_NATS]
     count = min(len(dull), len(rich) * 7 // 3)
-    names = dull[:count] + rich[:count * 3 // 7]
+    names = dull[:count] + rich[: count * 3 // 7]
     (root / 'dull.txt').write_text('\n'.join(map(str, sorted(names))))
     print(f'demo: {len(names)} tiles, {count} of them below {DULL_NATS} nats')
     return root
@@ -62,6 +73,7 @@ def _packed(labels: np.ndarray) -> Dict[str, Any]:
     import torch
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
+
     sample = SegDataSample()
     sample.gt_sem_seg = PixelData(data=torch.from_numpy(labels.astype(np.int64))[None])
     return dict(data_samples=sample)
@@ -70,35 +82,54 @@ def _packed(labels: np.ndarray) -> Dict[str, Any]:
 def config_of(task: str, method: str, seed: int, steps: int, data: str) -> Any:
     """Return the config of one run."""
     from mmengine.config import Config
+
     setting = TASKS[task]
     cfg = Config.fromfile(str(ROOT / f'configs/{task}/efficientnet_lite0_fpn_{task}.py'))
-    cfg.merge_from_dict({
-        'train_cfg.max_iters': steps, 'train_cfg.val_interval': 10 * steps,
-        'train_dataloader.batch_size': setting['batch'], 'train_dataloader.num_workers': 0,
-        'train_dataloader.persistent_workers': False, 'val_dataloader.num_workers': 0,
-        'val_dataloader.persistent_workers': False, 'train_dataloader.dataset.data_root': data,
-        'val_dataloader.dataset.data_root': data, 'randomness.seed': seed,
-        'default_hooks.checkpoint': None, 'default_hooks.logger.interval': 50,
-        'param_scheduler.1.end': steps, 'env_cfg.accelerator': 'cpu',
-        'custom_hooks': [dict(type='ProgressBarHook', refresh_interval=1e9)]})
+    cfg.merge_from_dict(
+        {
+            'train_cfg.max_iters': steps,
+            'train_cfg.val_interval': 10 * steps,
+            'train_dataloader.batch_size': setting['batch'],
+            'train_dataloader.num_workers': 0,
+            'train_dataloader.persistent_workers': False,
+            'val_dataloader.num_workers': 0,
+            'val_dataloader.persistent_workers': False,
+            'train_dataloader.dataset.data_root': data,
+            'val_dataloader.dataset.data_root': data,
+            'randomness.seed': seed,
+            'default_hooks.checkpoint': None,
+            'default_hooks.logger.interval': 50,
+            'param_scheduler.1.end': steps,
+            'env_cfg.accelerator': 'cpu',
+            'custom_hooks': [dict(type='ProgressBarHook', refresh_interval=1e9)],
+        }
+    )
     cfg.visualizer.vis_backends = [dict(type='LocalVisBackend')]
-    crop = dict(type='RandomCrop', crop_size=(setting['crop'], setting['crop']),
-                cat_max_ratio=setting['cat'] if method == 'cat_max_ratio' else 1.0)
-    pipeline = [each for each in cfg.train_dataloader.dataset.pipeline
-                if each['type'] != 'RandomCrop']
+    crop = dict(
+        type='RandomCrop',
+        crop_size=(setting['crop'], setting['crop']),
+        cat_max_ratio=setting['cat'] if method == 'cat_max_ratio' else 1.0,
+    )
+    pipeline = [
+        each for each in cfg.train_dataloader.dataset.pipeline if each['type'] != 'RandomCrop'
+    ]
     before = 2 if task == 'demo' else 3  # after loading, and after nwpu's resize
     cfg.train_dataloader.dataset.pipeline = pipeline[:before] + [crop] + pipeline[before:]
     cfg.model.data_preprocessor.size = crop['crop_size']
     if task == 'demo':
         cfg.train_dataloader.dataset.ann_file = 'dull.txt'
     if method == 'ohem':
-        pixels = setting['crop']**2
-        cfg.model.decode_head.sampler = dict(type='OHEMPixelSampler', thresh=0.7,
-                                             min_kept=pixels // 16)
+        pixels = setting['crop'] ** 2
+        cfg.model.decode_head.sampler = dict(
+            type='OHEMPixelSampler', thresh=0.7, min_kept=pixels // 16
+        )
     scores = dict(label=dict(type='LabelScore'), model=dict(type='ModelScore'))
     if method in scores:
-        cfg.custom_hooks.append(dict(type='DynamicSamplingHook', score=scores[method],
-                                     validity=dict(low=setting[method])))
+        cfg.custom_hooks.append(
+            dict(
+                type='DynamicSamplingHook', score=scores[method], validity=dict(low=setting[method])
+            )
+        )
     cfg.runner_type, cfg.launcher = 'MapSageRunner', 'none'
     return cfg
 
@@ -106,6 +137,7 @@ def config_of(task: str, method: str, seed: int, steps: int, data: str) -> Any:
 def run_one(task: str, method: str, seed: int, steps: int, data: str) -> Dict[str, Any]:
     """Train and evaluate; return scores in percent and seconds of processor time."""
     from mapsage.commands.cli import build_runner
+
     cfg = config_of(task, method, seed, steps, data)
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = folder
@@ -119,13 +151,21 @@ def run_one(task: str, method: str, seed: int, steps: int, data: str) -> Dict[st
     iou = 100 * intersection / np.maximum(union, 1)
     classes = list(loop.dataloader.dataset.metainfo['classes'])
     rare = [iou[classes.index(name)] for name in TASKS[task]['rare']]
-    return dict(task=task, method=method, seed=seed, steps=steps, seconds=seconds,
-                miou=float(iou.mean()), rare=float(np.mean(rare)))
+    return dict(
+        task=task,
+        method=method,
+        seed=seed,
+        steps=steps,
+        seconds=seconds,
+        miou=float(iou.mean()),
+        rare=float(np.mean(rare)),
+    )
 
 
 def confusion(runner: Any, loader: Any) -> Any:
     """Return intersection and union in pixels a class."""
     import torch
+
     model, classes = runner.model, len(loader.dataset.metainfo['classes'])
     model.eval()
     intersection, union = np.zeros(classes), np.zeros(classes)
@@ -135,19 +175,24 @@ def confusion(runner: Any, loader: Any) -> Any:
                 predicted = sample.pred_sem_seg.data.numpy().ravel()
                 truth = sample.gt_sem_seg.data.numpy()
                 if truth.size != predicted.size:  # predictions have the image's original size
-                    truth = cv2.resize(truth[0].astype(np.uint8), sample.ori_shape[::-1],
-                                       interpolation=cv2.INTER_NEAREST)
+                    truth = cv2.resize(
+                        truth[0].astype(np.uint8),
+                        sample.ori_shape[::-1],
+                        interpolation=cv2.INTER_NEAREST,
+                    )
                 truth = truth.ravel()
                 known = truth != 255
-                pair = np.bincount(truth[known] * classes + predicted[known],
-                                   minlength=classes**2).reshape(classes, classes)
+                pair = np.bincount(
+                    truth[known] * classes + predicted[known], minlength=classes**2
+                ).reshape(classes, classes)
                 intersection += np.diag(pair)
                 union += pair.sum(0) + pair.sum(1) - np.diag(pair)
     return intersection, union
 
 
-def run_missing(out: Path, task: str, method: str, seed: int, steps: int,
-                data: str) -> Dict[str, Any]:
+def run_missing(
+    out: Path, task: str, method: str, seed: int, steps: int, data: str
+) -> Dict[str, Any]:
     """Run in a process of its own, unless the results are there."""
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     for row in known:
@@ -155,7 +200,10 @@ def run_missing(out: Path, task: str, method: str, seed: int, steps: int,
             return row
     done = subprocess.run(
         [sys.executable, __file__, '--one', task, method, str(seed), str(steps), data],
-        stdout=subprocess.PIPE, universal_newlines=True, check=True)
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        check=True,
+    )
     line = done.stdout.strip().splitlines()[-1]
     with open(str(out), 'a') as file:
         file.write(line + '\n')
@@ -167,12 +215,15 @@ def table(task: str, rows: Dict[str, List[Dict[str, Any]]], title: str) -> None:
     """Print mean and spread over the seeds."""
     print(f'\n{task}, {title}\n| | steps | s | mIoU | rare classes |\n|---|---|---|---|---|')
     for method, each in rows.items():
+
         def spread(key: str, each: Any = each) -> str:
             values = [row[key] for row in each]
             return f'{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})'
 
-        print(f"| {method} | {each[0]['steps']} | {np.mean([r['seconds'] for r in each]):.0f} | "
-              f"{spread('miou')} | {spread('rare')} |")
+        print(
+            f'| {method} | {each[0]["steps"]} | {np.mean([r["seconds"] for r in each]):.0f} | '
+            f'{spread("miou")} | {spread("rare")} |'
+        )
 
 
 def main() -> None:
@@ -194,15 +245,28 @@ def main() -> None:
         places['nwpu'] = args.nwpu
     for task, data in places.items():
         steps = TASKS[task]['steps']
-        equal = {method: [run_missing(out, task, method, seed, steps, data) for seed in SEEDS]
-                 for method in METHODS}
+        equal = {
+            method: [run_missing(out, task, method, seed, steps, data) for seed in SEEDS]
+            for method in METHODS
+        }
         table(task, equal, 'equal steps')
-        cost = {method: float(np.mean([row['seconds'] for row in rows]))
-                for method, rows in equal.items()}
+        cost = {
+            method: float(np.mean([row['seconds'] for row in rows]))
+            for method, rows in equal.items()
+        }
         fitting = {method: round(steps * cost['none'] / cost[method]) for method in METHODS}
-        table(task, {method: [run_missing(out, task, method, seed, fitting[method], data)
-                              for seed in SEEDS] if abs(fitting[method] / steps - 1) > _NOISE
-                     else equal[method] for method in METHODS}, 'equal time')
+        table(
+            task,
+            {
+                method: [
+                    run_missing(out, task, method, seed, fitting[method], data) for seed in SEEDS
+                ]
+                if abs(fitting[method] / steps - 1) > _NOISE
+                else equal[method]
+                for method in METHODS
+            },
+            'equal time',
+        )
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ Memory depends on the width of a scene, the side of a window and the number of c
 model. Without a config the model is some classes of averages of 16 pixels, which cost little, so
 that all of a large scene can be tried; with one, a scene of few rows says what its model adds.
 """
+
 import argparse
 import os
 import sys
@@ -30,7 +31,7 @@ from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 
 TILE = 512
-CONFIG = '''
+CONFIG = """
 custom_imports = dict(imports=['mapsage', 'scene_memory'])
 default_scope = 'mmseg'
 test_dataloader = dict(dataset=dict(type='BaseSegDataset', metainfo=dict(
@@ -42,7 +43,7 @@ model = dict(
         type='FCNHead', in_channels=3, in_index=0, channels=3, num_convs=0, concat_input=False,
         dropout_ratio=0, num_classes=COUNT, align_corners=False),
     train_cfg=dict(), test_cfg=dict(mode='whole'))
-'''
+"""
 
 
 @MODELS.register_module(force=True)
@@ -55,13 +56,28 @@ class Averages(BaseModule):
 
 def write_scene(path: Path, width: int, height: int) -> None:
     """Write drawn aerial scenes side by side, in UTM."""
-    pictures = [draw_scene(seed, kind, 640, no_data=False)[0][:TILE, :TILE].transpose(2, 0, 1)
-                for seed, kind in enumerate(list(SCENE_KINDS) * 3)]
+    pictures = [
+        draw_scene(seed, kind, 640, no_data=False)[0][:TILE, :TILE].transpose(2, 0, 1)
+        for seed, kind in enumerate(list(SCENE_KINDS) * 3)
+    ]
     random = np.random.RandomState(0)
-    with rasterio.open(path, 'w', driver='GTiff', width=width, height=height, count=3,
-                       dtype='uint8', crs='EPSG:32633', tiled=True, blockxsize=TILE,
-                       transform=rasterio.Affine(0.3, 0, 4e5, 0, -0.3, 5e6), blockysize=TILE,
-                       compress='deflate', zlevel=1, bigtiff='IF_SAFER') as file:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        width=width,
+        height=height,
+        count=3,
+        dtype='uint8',
+        crs='EPSG:32633',
+        tiled=True,
+        blockxsize=TILE,
+        transform=rasterio.Affine(0.3, 0, 4e5, 0, -0.3, 5e6),
+        blockysize=TILE,
+        compress='deflate',
+        zlevel=1,
+        bigtiff='IF_SAFER',
+    ) as file:
         for row in range(0, height, TILE):
             for column in range(0, width, TILE):
                 picture = pictures[random.randint(len(pictures))]
@@ -77,8 +93,12 @@ def main() -> None:
     parser.add_argument('--window', type=int, default=512)
     parser.add_argument('--classes', type=int, default=7, help='classes of the model of averages')
     parser.add_argument('--config', help='config of a model (default: averages of pixels)')
-    parser.add_argument('--options', nargs=argparse.REMAINDER,
-                        default=['--confidence', '--polygons'], help='options of tools/predict.py')
+    parser.add_argument(
+        '--options',
+        nargs=argparse.REMAINDER,
+        default=['--confidence', '--polygons'],
+        help='options of tools/predict.py',
+    )
     args = parser.parse_args()
     print(describe_machine(), f'rasterio {rasterio.__version__}', sep=', ')
     with tempfile.TemporaryDirectory() as name:
@@ -99,16 +119,31 @@ def main() -> None:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             os.environ['PYTHONPATH'] = str(ROOT / 'tools' / 'benchmarks')
-            os.execv(sys.executable, [
-                sys.executable, str(ROOT / 'tools' / 'predict.py'), str(config),
-                str(folder / 'model.pth'), str(folder / 'scene.tif'), '--out', str(folder / 'maps'),
-                '--window', str(args.window), '--accelerator', 'cpu', *args.options])
+            os.execv(
+                sys.executable,
+                [
+                    sys.executable,
+                    str(ROOT / 'tools' / 'predict.py'),
+                    str(config),
+                    str(folder / 'model.pth'),
+                    str(folder / 'scene.tif'),
+                    '--out',
+                    str(folder / 'maps'),
+                    '--window',
+                    str(args.window),
+                    '--accelerator',
+                    'cpu',
+                    *args.options,
+                ],
+            )
         _, status, usage = os.wait4(process, 0)
         print(log.read_text()[-1500:])
         if status:
             sys.exit('the command failed')
-        print(f'{args.width:,} x {args.height:,} pixels, {" ".join(args.options)}: largest '
-              f'resident set {usage.ru_maxrss / 1e6:.2f} GB, {time.monotonic() - start:.0f} s')
+        print(
+            f'{args.width:,} x {args.height:,} pixels, {" ".join(args.options)}: largest '
+            f'resident set {usage.ru_maxrss / 1e6:.2f} GB, {time.monotonic() - start:.0f} s'
+        )
 
 
 if __name__ == '__main__':

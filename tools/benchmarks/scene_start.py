@@ -7,6 +7,7 @@ names. A new process builds the dataset for every figure: on a grid, with random
 first time (the labels of all scenes are read), and with random windows again (the counts of the
 labels are cached). The memory is the growth of the largest resident set during that.
 """
+
 import argparse
 import os
 import resource
@@ -53,23 +54,47 @@ def write_scenes(root: Path, count: int) -> None:
         classes = random.randint(0, 3, (16, 16)).repeat(64, 0).repeat(64, 1).astype(np.uint8)
         values = random.randint(1, 13, (3, SIDE, SIDE), np.uint8) + classes * 40
         for path, bands, nodata in zip(names, (values, values, classes[None]), (None, 0, None)):
-            with rasterio.open(path, 'w', driver='GTiff', height=SIDE, width=SIDE, nodata=nodata,
-                               count=len(bands), dtype='uint8', crs='EPSG:32650', tiled=True,
-                               blockxsize=512, blockysize=512, compress='deflate',
-                               interleave='pixel',
-                               transform=from_origin(5e5 + number * SIDE, 4e6, 0.5, 0.5)) as file:
+            with rasterio.open(
+                path,
+                'w',
+                driver='GTiff',
+                height=SIDE,
+                width=SIDE,
+                nodata=nodata,
+                count=len(bands),
+                dtype='uint8',
+                crs='EPSG:32650',
+                tiled=True,
+                blockxsize=512,
+                blockysize=512,
+                compress='deflate',
+                interleave='pixel',
+                transform=from_origin(5e5 + number * SIDE, 4e6, 0.5, 0.5),
+            ) as file:
                 file.write(bands)
 
 
 def start(root: str, name: str) -> None:
     """Build the dataset; print its processor seconds and the growth of the resident set in MB."""
     import mapsage  # noqa: F401
+
     metainfo = dict(classes=CLASSES, palette=[[120, 160, 90], [0, 90, 0], [200, 0, 0]])
     with DefaultScope.overwrite_default_scope('mmseg'):
         before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        DATASETS.build(dict(dict(type='GeoTiffDataset', data_root=root, scenes='scenes',
-                                 labels='labels', window=512, metainfo=metainfo, pipeline=[]),
-                            **STARTS[name]))
+        DATASETS.build(
+            dict(
+                dict(
+                    type='GeoTiffDataset',
+                    data_root=root,
+                    scenes='scenes',
+                    labels='labels',
+                    window=512,
+                    metainfo=metainfo,
+                    pipeline=[],
+                ),
+                **STARTS[name],
+            )
+        )
         spent = time.process_time() - begin
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f'{spent} {(after - before) / 1024}')
@@ -80,7 +105,11 @@ def measure(root: Path, name: str, checkout: Path, cache: str) -> Tuple[float, f
     result = subprocess.run(
         [sys.executable, '-W', 'ignore', str(Path(__file__).resolve()), '--start', str(root), name],
         env=dict(os.environ, MEASURED_CHECKOUT=str(checkout), MAPSAGE_SCENE_CACHE=cache),
-        cwd=str(checkout), stdout=subprocess.PIPE, text=True, check=True)
+        cwd=str(checkout),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     seconds, megabytes = result.stdout.split()[-2:]
     return float(seconds), float(megabytes)
 
@@ -88,8 +117,10 @@ def measure(root: Path, name: str, checkout: Path, cache: str) -> Tuple[float, f
 def describe(name: str, starts: List[Tuple[float, float]]) -> str:
     """Return the cells of a table for the starts of one checkout."""
     seconds, megabytes = zip(*starts)
-    return (f'{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f}) | '
-            f'{statistics.median(megabytes):.0f}')
+    return (
+        f'{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f}) | '
+        f'{statistics.median(megabytes):.0f}'
+    )
 
 
 def main() -> None:
@@ -106,8 +137,13 @@ def main() -> None:
         return
     checkouts = [ROOT] if args.against is None else [args.against.resolve(), ROOT]
     print(f'{describe_machine()}, rasterio {rasterio.__version__}')
-    print('| scenes | start |' + ''.join(
-        f' {title}, s | MB |' for title in ('other checkout', 'this checkout')[-len(checkouts):]))
+    print(
+        '| scenes | start |'
+        + ''.join(
+            f' {title}, s | MB |'
+            for title in ('other checkout', 'this checkout')[-len(checkouts) :]
+        )
+    )
     print('|---|---|' + '---|---|' * len(checkouts))
     for count in args.scenes:
         with tempfile.TemporaryDirectory() as folder:
@@ -120,8 +156,12 @@ def main() -> None:
                         # A later start finds the counts of the first one.
                         cache = root / f'cache-{position}-{number}'
                         starts[position].append(measure(root, name, checkout, str(cache)))
-                print(f'| {count:,} | {name} | '
-                      + ' | '.join(describe(name, single) for single in starts) + ' |', flush=True)
+                print(
+                    f'| {count:,} | {name} | '
+                    + ' | '.join(describe(name, single) for single in starts)
+                    + ' |',
+                    flush=True,
+                )
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ the bytes that the forward pass of one image, loss included, keeps for the backw
 tensor once, in float32. A frozen encoder keeps none, and its features count as input. What kernels
 need for a moment comes on top.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,10 +30,14 @@ from mapsage.commands.configs import build_model  # noqa: E402
 
 # Name, kind of model, whether the encoder is frozen.
 ROWS: Tuple[Tuple[str, str, bool], ...] = (
-    ('linear, frozen', 'linear', True), ('UPerNet 128, frozen', '128', True),
-    ('UPerNet 512, frozen', '512', True), ('PMT, frozen', 'pmt', True),
-    ('linear, fine-tuned', 'linear', False), ('UPerNet 512, fine-tuned', '512', False),
-    ('EoMT, fine-tuned', 'eomt', False))
+    ('linear, frozen', 'linear', True),
+    ('UPerNet 128, frozen', '128', True),
+    ('UPerNet 512, frozen', '512', True),
+    ('PMT, frozen', 'pmt', True),
+    ('linear, fine-tuned', 'linear', False),
+    ('UPerNet 512, fine-tuned', '512', False),
+    ('EoMT, fine-tuned', 'eomt', False),
+)
 
 
 def model_config(kind: str, frozen: bool, arch: str, side: int) -> Any:
@@ -43,9 +48,15 @@ def model_config(kind: str, frozen: bool, arch: str, side: int) -> Any:
         cfg.model.neck = None
         cfg.model.backbone.out_indices = cfg.model.backbone.out_indices[-1:]
         cfg.model.decode_head = dict(
-            type='LinearHead', in_channels=dims, channels=dims, dropout_ratio=0.1,
-            num_classes=CLASSES, norm_cfg=dict(type='SyncBN'), align_corners=False,
-            loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True))
+            type='LinearHead',
+            in_channels=dims,
+            channels=dims,
+            dropout_ratio=0.1,
+            num_classes=CLASSES,
+            norm_cfg=dict(type='SyncBN'),
+            align_corners=False,
+            loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True),
+        )
     if kind != 'eomt':
         cfg.model.backbone.frozen = frozen
     return cfg
@@ -73,8 +84,11 @@ def measure(kind: str, frozen: bool, arch: str, side: int) -> Dict[str, float]:
     del losses
     count = sum(each.numel() for each in model.parameters())
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    return dict(trained=trained / 1e6, state=(4 * count + 12 * trained) / 2**20,
-                activations=sum(each.nbytes() for each in kept.values()) / 2**20 / len(images))
+    return dict(
+        trained=trained / 1e6,
+        state=(4 * count + 12 * trained) / 2**20,
+        activations=sum(each.nbytes() for each in kept.values()) / 2**20 / len(images),
+    )
 
 
 def main() -> None:
@@ -90,10 +104,11 @@ def main() -> None:
     print('|---|---|---|---|', flush=True)
     for name, kind, frozen in ROWS:
         # A process of its own gives back what it took.
-        row = in_fork(lambda kind=kind, frozen=frozen: measure(
-            kind, frozen, args.arch, args.side))
-        print(f"| {name} | {row['trained']:.1f} | {row['state']:,.0f} | "
-              f"{row['activations']:,.0f} |", flush=True)
+        row = in_fork(lambda kind=kind, frozen=frozen: measure(kind, frozen, args.arch, args.side))
+        print(
+            f'| {name} | {row["trained"]:.1f} | {row["state"]:,.0f} | {row["activations"]:,.0f} |',
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ trained as a whole; `stock` is MMEngine's own AmpOptimWrapper on the same model.
 process of its own. MFU is the share of the device's matmul rate, measured here (bfloat16, square),
 that the products of forward and backward pass reach.
 """
+
 import argparse
 import subprocess
 import sys
@@ -51,35 +52,64 @@ def config_of(kind: str, name: str, side: int) -> Dict[str, Any]:
     backbone = dict(type='DINOv3ViT', arch=arch, frozen=kind.startswith('frozen'))
     common = dict(num_classes=CLASSES, align_corners=False)
     model = dict(
-        type='EncoderDecoder', backbone=backbone, train_cfg=dict(), test_cfg=dict(mode='whole'),
-        data_preprocessor=dict(type='SegDataPreProcessor', size=(side, side), bgr_to_rgb=True,
-                               pad_val=0, seg_pad_val=255))
+        type='EncoderDecoder',
+        backbone=backbone,
+        train_cfg=dict(),
+        test_cfg=dict(mode='whole'),
+        data_preprocessor=dict(
+            type='SegDataPreProcessor',
+            size=(side, side),
+            bgr_to_rgb=True,
+            pad_val=0,
+            seg_pad_val=255,
+        ),
+    )
     if kind == 'EoMT':
         model['type'] = 'EoMT'
-        backbone['out_indices'] = (layers - 1, )
+        backbone['out_indices'] = (layers - 1,)
         model['decode_head'] = dict(common, type='EoMTHead', in_channels=dims, num_blocks=joint)
     elif kind == 'frozen PMT':
         backbone['prefix_tokens'] = True
         model['decode_head'] = dict(
-            common, type='PMTHead', in_channels=[dims] * 4, num_heads=heads,
-            num_blocks=2 if name == 'tiny' else 6, norm_cfg=dict(type='BN1d'))
+            common,
+            type='PMTHead',
+            in_channels=[dims] * 4,
+            num_heads=heads,
+            num_blocks=2 if name == 'tiny' else 6,
+            norm_cfg=dict(type='BN1d'),
+        )
     else:
         norm, width = dict(type='BN'), 16 if name == 'tiny' else 512
         model['neck'] = dict(type='Feature2Pyramid', embed_dim=dims, norm_cfg=norm)
         model['decode_head'] = dict(
-            common, type='UPerHead', in_channels=[dims] * 4, in_index=[0, 1, 2, 3],
-            channels=width, norm_cfg=norm)
+            common,
+            type='UPerHead',
+            in_channels=[dims] * 4,
+            in_index=[0, 1, 2, 3],
+            channels=width,
+            norm_cfg=norm,
+        )
     return model
 
 
 def batch_of(count: int, side: int) -> Dict[str, Any]:
     """Return a batch as a loader gives it."""
-    meta = dict(img_path='', img_shape=(side, side), ori_shape=(side, side),
-                pad_shape=(side, side), padding_size=[0] * 4)
+    meta = dict(
+        img_path='',
+        img_shape=(side, side),
+        ori_shape=(side, side),
+        pad_shape=(side, side),
+        padding_size=[0] * 4,
+    )
     images = [torch.randint(0, 256, (3, side, side), dtype=torch.uint8) for _ in range(count)]
     coarse = [torch.randint(0, CLASSES, (1, side // 16, side // 16)) for _ in range(count)]
-    samples = [SegDataSample(metainfo=meta, gt_sem_seg=PixelData(
-        data=each.repeat_interleave(16, 1).repeat_interleave(16, 2))) for each in coarse]
+    samples = [
+        SegDataSample(
+            metainfo=meta,
+            gt_sem_seg=PixelData(data=each.repeat_interleave(16, 1).repeat_interleave(16, 2)),
+        )
+        for each in coarse
+    ]
     return dict(inputs=images, data_samples=samples)
 
 
@@ -95,8 +125,9 @@ def measure(accelerator: Accelerator, kind: str, loop: str, args: argparse.Names
     """Return a row: step time, memory, MFU, and what was compiled."""
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope('mmseg'):
-        model: Any = revert_sync_batchnorm(MODELS.build(ConfigDict(
-            config_of(kind, args.arch, args.side))))
+        model: Any = revert_sync_batchnorm(
+            MODELS.build(ConfigDict(config_of(kind, args.arch, args.side)))
+        )
     model = place_module(model, accelerator, 0).train()
     optim_wrapper = wrapper_of(loop, model)
     batch = batch_of(args.batch, args.side)
@@ -122,10 +153,12 @@ def measure(accelerator: Accelerator, kind: str, loop: str, args: argparse.Names
     most = accelerator.max_memory_allocated()
     rate = matmul_rate(accelerator, args.matrix)
     said = f'{counter.counts()}, first 3 steps {first:.0f} s' if loop == 'compiled' else ''
-    return (f'| {kind} | {loop} | {1000 * each:.1f} ms | '
-            + ('unknown' if most is None else f'{most / 2**20:.0f}')
-            + f' | {counted.get_total_flops() / each / rate:.0%} of {rate / 1e12:.2f} T/s '
-            + f'| {said} |')
+    return (
+        f'| {kind} | {loop} | {1000 * each:.1f} ms | '
+        + ('unknown' if most is None else f'{most / 2**20:.0f}')
+        + f' | {counted.get_total_flops() / each / rate:.0%} of {rate / 1e12:.2f} T/s '
+        + f'| {said} |'
+    )
 
 
 def main() -> None:
@@ -144,18 +177,24 @@ def main() -> None:
     if args.one:
         print(measure(accelerator, *args.one.split(','), args), flush=True)
         return
-    print(f'{describe_machine()}, {accelerator.name}; {args.arch}, {args.side}x{args.side}, '
-          f'batch {args.batch}, bfloat16, {args.steps} steps\n\n'
-          '| model | loop | step | MiB at most | MFU | compiled |\n|---|---|---|---|---|---|',
-          flush=True)
+    print(
+        f'{describe_machine()}, {accelerator.name}; {args.arch}, {args.side}x{args.side}, '
+        f'batch {args.batch}, bfloat16, {args.steps} steps\n\n'
+        '| model | loop | step | MiB at most | MFU | compiled |\n|---|---|---|---|---|---|',
+        flush=True,
+    )
     failed = 0
     for kind in args.models:
         # The memory of one must not count for the next; MMEngine's AMP is for cards alone.
         for loop in args.loops:
             if loop == 'stock' and accelerator.device_type == 'cpu':
                 continue
-            failed += subprocess.run([sys.executable, *sys.argv, '--one', f'{kind},{loop}'],
-                                     check=False).returncode != 0
+            failed += (
+                subprocess.run(
+                    [sys.executable, *sys.argv, '--one', f'{kind},{loop}'], check=False
+                ).returncode
+                != 0
+            )
     sys.exit(failed and f'{failed} row(s) failed')
 
 

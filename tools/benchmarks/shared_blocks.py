@@ -7,6 +7,7 @@ draws them, and groups of 2 and 4 windows inside the blocks that the first of th
 GDAL's cache then holds. Beside the processor time of a window stands what the groups do to a batch
 of four: the share of its pixels that no other window of the batch shows.
 """
+
 import argparse
 import os
 import statistics
@@ -48,7 +49,7 @@ def distinct_share(side: int, group: int, batches: int = 200) -> float:
         seen = np.zeros((side // 16, side // 16), bool)
         for _ in range(BATCH):
             row, column = (value // 16 for value in next(corners))
-            seen[row:row + WINDOW // 16, column:column + WINDOW // 16] = True
+            seen[row : row + WINDOW // 16, column : column + WINDOW // 16] = True
         shares.append(seen.sum() / (BATCH * (WINDOW // 16) ** 2))
     return statistics.mean(shares)
 
@@ -60,16 +61,32 @@ def main() -> None:
     parser.add_argument('--windows', type=int, default=48, help='windows in a round')
     parser.add_argument('--rounds', type=int, default=7)
     args = parser.parse_args()
-    print(f'GDAL_CACHEMAX={os.environ.get("GDAL_CACHEMAX")}; '
-          + '; '.join(f'groups of {group}: {distinct_share(args.side, group):.2f} of the pixels of '
-                      f'a batch are distinct' for group in GROUPS))
+    print(
+        f'GDAL_CACHEMAX={os.environ.get("GDAL_CACHEMAX")}; '
+        + '; '.join(
+            f'groups of {group}: {distinct_share(args.side, group):.2f} of the pixels of '
+            f'a batch are distinct'
+            for group in GROUPS
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         values = fast_copy.make_scene(3, 'uint8', args.side)
         paths = [Path(folder) / 'scene.tif', Path(folder) / 'labels.tif']
         for path, bands in zip(paths, (values, values[:1] // 37)):
-            with rasterio.open(path, 'w', driver='GTiff', width=args.side, height=args.side,
-                               count=len(bands), dtype='uint8', compress='deflate', tiled=True,
-                               blockxsize=BLOCK, blockysize=BLOCK, interleave='pixel') as file:
+            with rasterio.open(
+                path,
+                'w',
+                driver='GTiff',
+                width=args.side,
+                height=args.side,
+                count=len(bands),
+                dtype='uint8',
+                compress='deflate',
+                tiled=True,
+                blockxsize=BLOCK,
+                blockysize=BLOCK,
+                interleave='pixel',
+            ) as file:
                 file.write(bands)
             write_fast_copy(str(path), path.with_name(f'fast_{path.name}'))
         print('| file | independent, ms a window | groups of 2 | groups of 4 |\n|---|---|---|---|')
@@ -85,8 +102,11 @@ def main() -> None:
                         for file in files:
                             file.read(window=Window(column, row, WINDOW, WINDOW))
                     seconds.append((time.process_time() - start) / args.windows * 1e3)
-            cells = [f'{statistics.median(seconds[1:]):.2f} '
-                     f'({min(seconds[1:]):.2f}-{max(seconds[1:]):.2f})' for seconds in times]
+            cells = [
+                f'{statistics.median(seconds[1:]):.2f} '
+                f'({min(seconds[1:]):.2f}-{max(seconds[1:]):.2f})'
+                for seconds in times
+            ]
             print(f'| {name} | {" | ".join(cells)} |', flush=True)
 
 

@@ -8,6 +8,7 @@ All variants have the same small encoder, attention over dates, head, steps and 
 in the images that their dataset lists. The best single date is chosen by its mIoU on the validation
 places, in its favor. `one date six times` has as many images as the stack, and no more to tell.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,8 +30,8 @@ import mapsage  # noqa: E402, F401  (registers the classes)
 from mapsage.extras.demo import CROP_CLASSES  # noqa: E402
 
 _BANDS, _RADAR = ['B03', 'B04', 'B08', 'B11'], ['vv', 'vh']
-_MEAN = dict(s2=[1000., 1100., 3000., 2500.], s1=[-10.4, -17.8])
-_STD = dict(s2=[230., 500., 980., 650.], s1=[1.9, 2.6])
+_MEAN = dict(s2=[1000.0, 1100.0, 3000.0, 2500.0], s1=[-10.4, -17.8])
+_STD = dict(s2=[230.0, 500.0, 980.0, 650.0], s1=[1.9, 2.6])
 _CROP, _BATCH, _WIDTH = 32, 8, 16
 
 
@@ -41,12 +42,17 @@ class SmallEncoder(nn.Module):
     def __init__(self, in_channels: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(in_channels, _WIDTH, 3, padding=1), nn.GroupNorm(4, _WIDTH), nn.ReLU(),
-            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1), nn.GroupNorm(4, _WIDTH), nn.ReLU())
+            nn.Conv2d(in_channels, _WIDTH, 3, padding=1),
+            nn.GroupNorm(4, _WIDTH),
+            nn.ReLU(),
+            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1),
+            nn.GroupNorm(4, _WIDTH),
+            nn.ReLU(),
+        )
 
     def forward(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Return one level, (N, 16, H, W)."""
-        return self.layers(images),
+        return (self.layers(images),)
 
 
 def write_lists(root: Path, folder: Path, name: str, dates: Sequence[int], radar: bool) -> str:
@@ -69,8 +75,16 @@ def write_lists(root: Path, folder: Path, name: str, dates: Sequence[int], radar
                 repeated = len(set(dates)) < len(dates)
                 date = (files[position] if repeated else files[number]).stem.split('_')[1]
                 mask = root / split / 'scl' / files[number].name
-                rows.append((place, 's2', date, str(files[number].resolve()), str(mask.resolve()),
-                             str(labels.resolve())))
+                rows.append(
+                    (
+                        place,
+                        's2',
+                        date,
+                        str(files[number].resolve()),
+                        str(mask.resolve()),
+                        str(labels.resolve()),
+                    )
+                )
             for file in sorted((root / split / 's1').glob(f'{place}_*.tif')) if radar else ():
                 rows.append((place, 's1', file.stem.split('_')[1], str(file.resolve()), '', ''))
         with open(folder / f'{name}_{split}.csv', 'w', newline='') as file:
@@ -81,33 +95,64 @@ def write_lists(root: Path, folder: Path, name: str, dates: Sequence[int], radar
 def load(lists: str, sensors: Dict[str, Any], split: str) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the model's inputs (N, channels, 64, 64) and labels of all windows of a split."""
     with DefaultScope.overwrite_default_scope('mmseg'):
-        dataset = DATASETS.build(dict(
-            type='SceneStackDataset', sensors=sensors, places=lists.format(split=split), window=64,
-            metainfo=dict(classes=CROP_CLASSES, palette=[[0, 0, 0]] * len(CROP_CLASSES)),
-            pipeline=[dict(type=step) for step in (
-                'LoadSceneStack', 'LoadGeoTiffLabels', 'PackStackInputs')]))
-        preprocessor = MODELS.build(dict(
-            type='StackDataPreProcessor', sensors=sensors,
-            mean={name: _MEAN[name] for name in sensors},
-            std={name: _STD[name] for name in sensors}))
+        dataset = DATASETS.build(
+            dict(
+                type='SceneStackDataset',
+                sensors=sensors,
+                places=lists.format(split=split),
+                window=64,
+                metainfo=dict(classes=CROP_CLASSES, palette=[[0, 0, 0]] * len(CROP_CLASSES)),
+                pipeline=[
+                    dict(type=step)
+                    for step in ('LoadSceneStack', 'LoadGeoTiffLabels', 'PackStackInputs')
+                ],
+            )
+        )
+        preprocessor = MODELS.build(
+            dict(
+                type='StackDataPreProcessor',
+                sensors=sensors,
+                mean={name: _MEAN[name] for name in sensors},
+                std={name: _STD[name] for name in sensors},
+            )
+        )
         samples = [dataset[index] for index in range(len(dataset))]
-        inputs = preprocessor(dict(inputs=[sample['inputs'] for sample in samples],
-                                   data_samples=[sample['data_samples'] for sample in samples]))
+        inputs = preprocessor(
+            dict(
+                inputs=[sample['inputs'] for sample in samples],
+                data_samples=[sample['data_samples'] for sample in samples],
+            )
+        )
     return inputs['inputs'], torch.cat(
-        [sample['data_samples'].gt_sem_seg.data for sample in samples]).long()
+        [sample['data_samples'].gt_sem_seg.data for sample in samples]
+    ).long()
 
 
-def train(sensors: Dict[str, Any], data: Dict[str, Tuple[torch.Tensor, torch.Tensor]], seed: int,
-          steps: int) -> float:
+def train(
+    sensors: Dict[str, Any],
+    data: Dict[str, Tuple[torch.Tensor, torch.Tensor]],
+    seed: int,
+    steps: int,
+) -> float:
     """Train the small model; return its mIoU on the validation places."""
     torch.manual_seed(seed)
     random = np.random.RandomState(seed)
-    encoder = {name: dict(type='SmallEncoder', in_channels=len(sensor['bands']))
-               for name, sensor in sensors.items()}
-    neck = MODELS.build(dict(type='TemporalPool', sensors=sensors, channels=[_WIDTH],
-                             pool='attention', attention=dict(heads=4, width=32)))
+    encoder = {
+        name: dict(type='SmallEncoder', in_channels=len(sensor['bands']))
+        for name, sensor in sensors.items()
+    }
+    neck = MODELS.build(
+        dict(
+            type='TemporalPool',
+            sensors=sensors,
+            channels=[_WIDTH],
+            pool='attention',
+            attention=dict(heads=4, width=32),
+        )
+    )
     model = nn.Sequential(
-        MODELS.build(dict(type='StackBackbone', sensors=sensors, encoder=encoder)), neck)
+        MODELS.build(dict(type='StackBackbone', sensors=sensors, encoder=encoder)), neck
+    )
     head = nn.Conv2d(neck.out_channels[0], len(CROP_CLASSES), 1)
     parameters = [*model.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=5e-3, weight_decay=0.01)
@@ -117,14 +162,14 @@ def train(sensors: Dict[str, Any], data: Dict[str, Tuple[torch.Tensor, torch.Ten
         rows = random.randint(0, len(inputs), _BATCH)
         row, column = random.randint(0, inputs.shape[-1] - _CROP + 1, 2)
         flip = [axis for axis in (-2, -1) if random.rand() < 0.5]
-        window = np.s_[..., row:row + _CROP, column:column + _CROP]
+        window = np.s_[..., row : row + _CROP, column : column + _CROP]
         images, truth = (values[rows][window].flip(flip) for values in (inputs, labels))
         loss = functional.cross_entropy(head(model(images)[0]), truth, ignore_index=255)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-    counts = np.zeros((len(CROP_CLASSES), ) * 2)
+    counts = np.zeros((len(CROP_CLASSES),) * 2)
     model.eval()
     with torch.no_grad():
         for image, truth in zip(*data['val']):
@@ -147,8 +192,9 @@ def main() -> None:
     optical = dict(bands=_BANDS, clouds=clouds)
     start = time.process_time()
 
-    def measure(name: str, dates: Sequence[int], seeds: Sequence[int], radar: bool = False
-                ) -> List[float]:
+    def measure(
+        name: str, dates: Sequence[int], seeds: Sequence[int], radar: bool = False
+    ) -> List[float]:
         sensors = dict(s2=dict(optical, max_dates=len(dates)))
         if radar:
             sensors['s1'] = dict(bands=_RADAR, max_dates=6)
@@ -156,8 +202,10 @@ def main() -> None:
             lists = write_lists(args.root, Path(folder), 'variant', dates, radar)
             data = {split: load(lists, sensors, split) for split in ('train', 'val')}
         scores = [train(sensors, data, seed, args.steps) for seed in seeds]
-        print(f'{name:32} mIoU {np.mean(scores):5.1f}  ({", ".join(f"{s:.1f}" for s in scores)})',
-              flush=True)
+        print(
+            f'{name:32} mIoU {np.mean(scores):5.1f}  ({", ".join(f"{s:.1f}" for s in scores)})',
+            flush=True,
+        )
         return scores
 
     seeds = range(args.seeds)
@@ -167,9 +215,11 @@ def main() -> None:
     single = measure(f'best single date ({best + 1})', [best], seeds)
     repeated = measure(f'date {best + 1} six times', [best] * 6, seeds)
     measure('six dates and radar', range(6), seeds, radar=True)
-    print(f'six dates - best single date: {np.mean(stack) - np.mean(single):+.1f}, '
-          f'- one date six times: {np.mean(stack) - np.mean(repeated):+.1f}; '
-          f'{time.process_time() - start:.0f} s of processor time')
+    print(
+        f'six dates - best single date: {np.mean(stack) - np.mean(single):+.1f}, '
+        f'- one date six times: {np.mean(stack) - np.mean(repeated):+.1f}; '
+        f'{time.process_time() - start:.0f} s of processor time'
+    )
 
 
 if __name__ == '__main__':

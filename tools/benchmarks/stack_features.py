@@ -8,6 +8,7 @@ weights for every date, attention over dates and a linear head. Both runs train 
 and must have the same losses. Times are processor time of the whole epoch: loading, preprocessing,
 encoding or reading, and the training of neck and head.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,7 +35,7 @@ from mapsage.engine import MapSageRunner  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 
 SIDE, BATCH, BANDS, EPOCHS = 224, 4, 4, 3
-CONFIG = '''
+CONFIG = """
 custom_imports = dict(imports=['mapsage'])
 default_scope = 'mmseg'
 env_cfg = dict(accelerator='cpu')
@@ -63,7 +64,7 @@ train_cfg = dict(type='EpochBasedTrainLoop', max_epochs={epochs})
 default_hooks = dict(logger=dict(type='LoggerHook', interval=1),
                      checkpoint=dict(type='CheckpointHook', interval=100))
 log_level = 'ERROR'
-'''
+"""
 
 
 class Epochs(Hook):
@@ -86,18 +87,34 @@ def write_places(root: Path, windows: int, dates: int) -> None:
     (root / 's2').mkdir(parents=True)
     (root / 'labels').mkdir()
     for place in range(-(-windows // 4)):
-        grid = dict(driver='GTiff', width=side, height=side, crs='EPSG:32633', tiled=True,
-                    blockxsize=256, blockysize=256, compress='deflate', predictor=2,
-                    transform=rasterio.Affine(10, 0, 4e5 + place * 1e4, 0, -10, 5e6))
+        grid = dict(
+            driver='GTiff',
+            width=side,
+            height=side,
+            crs='EPSG:32633',
+            tiled=True,
+            blockxsize=256,
+            blockysize=256,
+            compress='deflate',
+            predictor=2,
+            transform=rasterio.Affine(10, 0, 4e5 + place * 1e4, 0, -10, 5e6),
+        )
         ground = random.randint(300, 4000, (BANDS, side // 16, side // 16))
         for date in range(dates):
-            values = (ground * random.uniform(.7, 1.3)).repeat(16, 1).repeat(16, 2) \
-                + random.randint(0, 60, (BANDS, side, side))
-            with rasterio.open(root / f's2/p{place}_2024{date + 1:02}15.tif', 'w', count=BANDS,
-                               dtype='uint16', **grid) as file:
+            values = (ground * random.uniform(0.7, 1.3)).repeat(16, 1).repeat(
+                16, 2
+            ) + random.randint(0, 60, (BANDS, side, side))
+            with rasterio.open(
+                root / f's2/p{place}_2024{date + 1:02}15.tif',
+                'w',
+                count=BANDS,
+                dtype='uint16',
+                **grid,
+            ) as file:
                 file.write(values.astype(np.uint16))
-        with rasterio.open(root / f'labels/p{place}.tif', 'w', count=1, dtype='uint8',
-                           **dict(grid, predictor=1)) as file:
+        with rasterio.open(
+            root / f'labels/p{place}.tif', 'w', count=1, dtype='uint8', **dict(grid, predictor=1)
+        ) as file:
             file.write((ground[:1] % 3).repeat(16, 1).repeat(16, 2).astype(np.uint8))
 
 
@@ -124,18 +141,37 @@ def main() -> None:
         folder = Path(name)
         write_places(folder / 'data', args.windows, args.dates)
         path = folder / 'config.py'
-        path.write_text(CONFIG.format(
-            batch=BATCH, root=str(folder / 'data'), side=SIDE, arch=args.arch, dates=args.dates,
-            dims=ARCHS[args.arch].embed_dims, epochs=EPOCHS))
+        path.write_text(
+            CONFIG.format(
+                batch=BATCH,
+                root=str(folder / 'data'),
+                side=SIDE,
+                arch=args.arch,
+                dates=args.dates,
+                dims=ARCHS[args.arch].embed_dims,
+                epochs=EPOCHS,
+            )
+        )
         start = time.process_time()
-        cache_features.main([str(path), '--folder', str(folder / 'cache'), '--work-dir',
-                             str(folder / 'work'), '--accelerator', 'cpu'])
+        cache_features.main(
+            [
+                str(path),
+                '--folder',
+                str(folder / 'cache'),
+                '--work-dir',
+                str(folder / 'work'),
+                '--accelerator',
+                'cpu',
+            ]
+        )
         making = time.process_time() - start
         encoded, losses = train(path, dict(type='Local'))
         cached, cached_losses = train(path, dict(type='Cached', folder=str(folder / 'cache')))
-    print(f'\n{describe_machine()}\n{args.arch}, {args.windows} windows of {SIDE}x{SIDE}, '
-          f'{args.dates} dates, batches of {BATCH}; making the cache took {making:.1f} s of '
-          f'processor time\n| epoch | encoded | cached | ratio |\n|---|---|---|---|')
+    print(
+        f'\n{describe_machine()}\n{args.arch}, {args.windows} windows of {SIDE}x{SIDE}, '
+        f'{args.dates} dates, batches of {BATCH}; making the cache took {making:.1f} s of '
+        f'processor time\n| epoch | encoded | cached | ratio |\n|---|---|---|---|'
+    )
     for number, (one, other) in enumerate(zip(encoded, cached), start=1):
         print(f'| {number} | {one:.2f} s | {other:.3f} s | {one / other:.1f} |')
     ratio = statistics.median(one / other for one, other in zip(encoded, cached))

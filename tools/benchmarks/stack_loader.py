@@ -9,6 +9,7 @@ reads the labels, as the stack does once. The rounds take turns on the same file
 that other work on the machine slows both. The pixels of both must be equal, or the program ends
 with status 1.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -43,15 +44,24 @@ CASES: Dict[str, Dict[str, Any]] = {
 }
 
 
-def write_dates(root: Path, size: int, bands: int, dtype: str, nodata: Optional[int] = None
-                ) -> None:
+def write_dates(
+    root: Path, size: int, bands: int, dtype: str, nodata: Optional[int] = None
+) -> None:
     """Write six images and the labels of a place."""
     random = np.random.RandomState(0)
     coarse = random.randint(1, 200, (size // 64, size // 64), np.uint8)
     smooth = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC).clip(1, 220)
-    grid = dict(driver='GTiff', height=size, width=size, tiled=True, blockxsize=512,
-                blockysize=512, compress='deflate', crs='EPSG:32650',
-                transform=rasterio.Affine(10, 0, 5e5, 0, -10, 4e6))
+    grid = dict(
+        driver='GTiff',
+        height=size,
+        width=size,
+        tiled=True,
+        blockxsize=512,
+        blockysize=512,
+        compress='deflate',
+        crs='EPSG:32650',
+        transform=rasterio.Affine(10, 0, 5e5, 0, -10, 4e6),
+    )
     for folder in ('s2', 'labels'):
         (root / folder).mkdir(parents=True)
     with rasterio.open(root / 'labels/a.tif', 'w', count=1, dtype='uint8', **grid) as file:
@@ -59,8 +69,15 @@ def write_dates(root: Path, size: int, bands: int, dtype: str, nodata: Optional[
     scale = 1 if dtype == 'uint8' else 15
     for date in range(DATES):
         values = (random.randint(1, 12, (bands, size, size)) + smooth).astype(dtype) * scale
-        with rasterio.open(root / f's2/a_2024{date + 1:02}01.tif', 'w', count=bands, dtype=dtype,
-                           nodata=nodata, interleave='pixel', **grid) as file:
+        with rasterio.open(
+            root / f's2/a_2024{date + 1:02}01.tif',
+            'w',
+            count=bands,
+            dtype=dtype,
+            nodata=nodata,
+            interleave='pixel',
+            **grid,
+        ) as file:
             file.write(values)
 
 
@@ -71,9 +88,18 @@ def loader(dataset: Dict[str, Any]) -> Iterator[Any]:
     """
     with DefaultScope.overwrite_default_scope('mmseg'):
         built = DATASETS.build(dict(dataset, window=WINDOW, stride=384, metainfo=META))
-        batches = iter(build_keyed_loader(dict(
-            dataset=built, batch_size=1, num_workers=0, collate_fn=dict(type='pseudo_collate'),
-            sampler=dict(type='InfiniteSampler', shuffle=True)), 0))
+        batches = iter(
+            build_keyed_loader(
+                dict(
+                    dataset=built,
+                    batch_size=1,
+                    num_workers=0,
+                    collate_fn=dict(type='pseudo_collate'),
+                    sampler=dict(type='InfiniteSampler', shuffle=True),
+                ),
+                0,
+            )
+        )
     for _ in range(len(built)):
         next(batches)
     return batches
@@ -84,29 +110,44 @@ def measure(root: Path, bands: int, samples: int, rounds: int) -> List[List[floa
     names = list(range(1, bands + 1))
     sensors = dict(s2=dict(scenes='s2/{place}_{date}.tif', bands=names, max_dates=DATES))
     labels = dict(type='LoadGeoTiffLabels')
-    stacks = loader(dict(
-        type='SceneStackDataset', data_root=str(root), sensors=sensors, labels='labels',
-        pipeline=[dict(type='LoadSceneStack'), labels, FLIP, dict(type='PackStackInputs')]))
+    stacks = loader(
+        dict(
+            type='SceneStackDataset',
+            data_root=str(root),
+            sensors=sensors,
+            labels='labels',
+            pipeline=[dict(type='LoadSceneStack'), labels, FLIP, dict(type='PackStackInputs')],
+        )
+    )
     singles = []
     for date, path in enumerate(sorted((root / 's2').glob('*.tif'))):
         arguments: Dict[str, Any] = dict(scenes=str(path), bands=names, data_root=str(root))
         if date == 0:
             arguments['labels'] = str(root / 'labels' / 'a.tif')
-        singles.append(loader(dict(
-            type='GeoTiffDataset', **arguments, pipeline=[
-                dict(type='LoadGeoTiffWindow'), *([labels] if date == 0 else []), FLIP,
-                dict(type='PackSegInputs')])))
+        singles.append(
+            loader(
+                dict(
+                    type='GeoTiffDataset',
+                    **arguments,
+                    pipeline=[
+                        dict(type='LoadGeoTiffWindow'),
+                        *([labels] if date == 0 else []),
+                        FLIP,
+                        dict(type='PackSegInputs'),
+                    ],
+                )
+            )
+        )
     times: List[List[float]] = [[], []]
     for number in range(rounds):
         start = time.process_time()
         stack_batches = [next(stacks)['inputs'][0] for _ in range(samples)]
         middle = time.process_time()
-        single_batches = [[next(single)['inputs'][0] for _ in range(samples)]
-                          for single in singles]
+        single_batches = [[next(single)['inputs'][0] for _ in range(samples)] for single in singles]
         end = time.process_time()
         for sample, stack in enumerate(stack_batches):
             expected = torch.cat([images[sample] for images in single_batches])
-            if not torch.equal(stack[:len(expected)].float(), expected.float()):
+            if not torch.equal(stack[: len(expected)].float(), expected.float()):
                 sys.exit(f'round {number}: sample {sample} of the stack has other pixels')
         times[0].append((middle - start) / samples * 1e3)
         times[1].append((end - middle) / samples * 1e3)
@@ -121,17 +162,21 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=40)
     args = parser.parse_args()
     cv2.setNumThreads(1)
-    print(f'{describe_machine()}, rasterio {rasterio.__version__}, GDAL '
-          f'{rasterio.__gdal_version__}\n| window of {WINDOW}, {DATES} dates | stack, ms | six '
-          f'loaders, ms | speed |\n|---|---|---|---|')
+    print(
+        f'{describe_machine()}, rasterio {rasterio.__version__}, GDAL '
+        f'{rasterio.__gdal_version__}\n| window of {WINDOW}, {DATES} dates | stack, ms | six '
+        f'loaders, ms | speed |\n|---|---|---|---|'
+    )
     for case, settings in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
             write_dates(Path(folder), args.size, **settings)
             stack, singles = measure(Path(folder), settings['bands'], args.samples, args.rounds)
         ratios = [other / one for one, other in zip(stack, singles)]
-        print(f'| {case} | {statistics.median(stack):.1f} | {statistics.median(singles):.1f} | '
-              f'{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |',
-              flush=True)
+        print(
+            f'| {case} | {statistics.median(stack):.1f} | {statistics.median(singles):.1f} | '
+            f'{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |',
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """Writes down when each step of a rank ends, on the wall clock and on its processor; see
 virtual_ranks.py."""
+
 import json
 import os
 import time

@@ -12,6 +12,7 @@ the losses of the stock runner and of MapSage's defaults are compared digit for 
 A case is model-side-batch: r18 is FCN on ResNet-18 (SGD), eff the demo's FPN on EfficientNet-Lite0
 (AdamW), with random weights. --profile times the parts of a step of MapSage's defaults instead.
 """
+
 import argparse
 import random
 import statistics
@@ -29,9 +30,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 CASES = ['r18-192-4', 'eff-256-4', 'r18-128-2', 'eff-128-2']
 BFLOAT16 = {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'}
 LAST, FUSED = {'env_cfg.channels_last': True}, {'optim_wrapper.optimizer.fused': True}
-RUNNERS = {'MMEngine': {}, 'MapSage': {}, 'bfloat16': BFLOAT16, 'channels_last': LAST,
-           'fused': FUSED, 'bfloat16, fused': {**BFLOAT16, **FUSED},
-           'all three': {**BFLOAT16, **LAST, **FUSED}, 'MMEngine again': {}}
+RUNNERS = {
+    'MMEngine': {},
+    'MapSage': {},
+    'bfloat16': BFLOAT16,
+    'channels_last': LAST,
+    'fused': FUSED,
+    'bfloat16, fused': {**BFLOAT16, **FUSED},
+    'all three': {**BFLOAT16, **LAST, **FUSED},
+    'MMEngine again': {},
+}
 WARM_UP = 4
 
 import numpy as np  # noqa: E402
@@ -58,8 +66,9 @@ class Baton(Hook):
         self._wait()
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        self.seconds.append((time.perf_counter() - self._start[0],
-                             time.process_time() - self._start[1]))
+        self.seconds.append(
+            (time.perf_counter() - self._start[0], time.process_time() - self._start[1])
+        )
         self.losses.append(float(outputs['loss'].detach()))
         self._draws = draws()
         self.next.mine.set()
@@ -87,13 +96,15 @@ def make_config(case, data, work, steps, options) -> Config:
         demo = Config.fromfile(str(ROOT / 'configs' / 'demo' / 'efficientnet_lite0_fpn_demo.py'))
         cfg.model, cfg.optim_wrapper = demo.model, demo.optim_wrapper
         cfg.model.backbone.init_cfg = None
-    cfg.model.decode_head.dropout_ratio = 0.
+    cfg.model.decode_head.dropout_ratio = 0.0
     cfg.model.data_preprocessor.size = (int(side), int(side))
     cfg.train_dataloader.batch_size = int(batch)
     cfg.train_dataloader.dataset.data_root = str(data)
     cfg.train_dataloader.dataset.pipeline = [
-        each for each in cfg.train_dataloader.dataset.pipeline
-        if each.type.startswith(('Load', 'Pack'))]
+        each
+        for each in cfg.train_dataloader.dataset.pipeline
+        if each.type.startswith(('Load', 'Pack'))
+    ]
     cfg.train_cfg.max_iters, cfg.work_dir, cfg.experiment_name = steps, str(work), work.name
     cfg.env_cfg, cfg.log_level = dict(accelerator='cpu'), 'ERROR'
     cfg.merge_from_dict(options)
@@ -116,6 +127,7 @@ def compare(case, steps) -> None:
     # What MapSage registers over: put back for as long as the stock runner is built.
     hosts = {(registry, name): registry.get(name) for registry, name in overridden()}
     from mapsage.engine import MapSageRunner
+
     ours = {(registry, name): registry.get(name) for registry, name in hosts}
     assert all(ours[key] is not host for key, host in hosts.items())
     batons, threads = {name: Baton() for name in RUNNERS}, []
@@ -128,19 +140,25 @@ def compare(case, steps) -> None:
             stock = name.startswith('MMEngine')
             cfg = make_config(case, data, Path(folder) / f'{case}_{number}', steps, options)
             register(hosts if stock else ours)
-            threads.append(start((Runner if stock else MapSageRunner).from_cfg(cfg),
-                                 batons[name]))
+            threads.append(start((Runner if stock else MapSageRunner).from_cfg(cfg), batons[name]))
         order[0].mine.set()
         for thread in threads:
             thread.join()
-    print_table(case, {name: baton.seconds[WARM_UP:] for name, baton in batons.items()},
-                {name: baton.losses for name, baton in batons.items()})
+    print_table(
+        case,
+        {name: baton.seconds[WARM_UP:] for name, baton in batons.items()},
+        {name: baton.losses for name, baton in batons.items()},
+    )
 
 
 def overridden() -> list:
     from mmseg.registry import MODELS as SEG_MODELS
-    return [(OPTIM_WRAPPERS, 'OptimWrapper'), (OPTIM_WRAPPERS, 'AmpOptimWrapper'),
-            (SEG_MODELS, 'SegDataPreProcessor')]
+
+    return [
+        (OPTIM_WRAPPERS, 'OptimWrapper'),
+        (OPTIM_WRAPPERS, 'AmpOptimWrapper'),
+        (SEG_MODELS, 'SegDataPreProcessor'),
+    ]
 
 
 def register(kinds) -> None:
@@ -151,16 +169,25 @@ def register(kinds) -> None:
 
 def print_table(case, seconds, losses) -> None:
     equal = losses['MMEngine'] == losses['MapSage']
-    print(f'\n{case}: losses of MMEngine and MapSage '
-          f"{'equal' if equal else 'DIFFER'} in {len(losses['MapSage'])} steps")
-    print('| runner | ms/step | MMEngine / this | of processor time | last loss |\n'
-          '| --- | --- | --- | --- | --- |')
+    print(
+        f'\n{case}: losses of MMEngine and MapSage '
+        f'{"equal" if equal else "DIFFER"} in {len(losses["MapSage"])} steps'
+    )
+    print(
+        '| runner | ms/step | MMEngine / this | of processor time | last loss |\n'
+        '| --- | --- | --- | --- | --- |'
+    )
     stock = seconds['MMEngine']
     for name, own in seconds.items():
-        wall, cpu = (statistics.median(one[at] / other[at] for one, other in zip(stock, own))
-                     for at in (0, 1))
-        print(f'| {name} | {1000 * statistics.median(each[0] for each in own):.1f} | {wall:.2f} '
-              f'| {cpu:.2f} | {losses[name][-1]:.6f} |', flush=True)
+        wall, cpu = (
+            statistics.median(one[at] / other[at] for one, other in zip(stock, own))
+            for at in (0, 1)
+        )
+        print(
+            f'| {name} | {1000 * statistics.median(each[0] for each in own):.1f} | {wall:.2f} '
+            f'| {cpu:.2f} | {losses[name][-1]:.6f} |',
+            flush=True,
+        )
 
 
 class Parts(Hook):
@@ -174,11 +201,15 @@ class Parts(Hook):
     def before_train(self, runner) -> None:
         model, wrapper, loop = runner.model, runner.optim_wrapper, runner.train_loop
         for owner, name, part in (
-                (model.data_preprocessor, 'forward', 'preprocessor'),
-                (model, '_run_forward', 'forward'), (wrapper, 'backward', 'backward'),
-                (wrapper, 'step', 'optimizer'), (wrapper, 'zero_grad', 'optimizer'),
-                (model, 'train_step', 'train_step'), (runner, 'call_hook', 'hooks'),
-                (loop.dataloader_iterator, '__next__', 'data')):
+            (model.data_preprocessor, 'forward', 'preprocessor'),
+            (model, '_run_forward', 'forward'),
+            (wrapper, 'backward', 'backward'),
+            (wrapper, 'step', 'optimizer'),
+            (wrapper, 'zero_grad', 'optimizer'),
+            (model, 'train_step', 'train_step'),
+            (runner, 'call_hook', 'hooks'),
+            (loop.dataloader_iterator, '__next__', 'data'),
+        ):
             if part == 'data':
                 loop.dataloader_iterator = Timed(loop.dataloader_iterator, self)
             else:
@@ -191,6 +222,7 @@ class Parts(Hook):
                 return function(*args, **kwargs)
             finally:
                 self.spent[part] += time.perf_counter() - begin
+
         return call
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
@@ -218,6 +250,7 @@ def profile(case, steps) -> None:
     """Print where a step of MapSage's defaults goes, with the pipeline of the config."""
     init_default_scope('mmseg')
     from mapsage.engine import MapSageRunner
+
     parts = Parts()
     with tempfile.TemporaryDirectory() as folder:
         data = write_tiles(Path(folder) / 'data', size=int(case.split('-')[1]))
@@ -231,7 +264,7 @@ def profile(case, steps) -> None:
     whole = statistics.median(total for total, _ in rows)
     print(f'\n{case}: {1000 * whole:.1f} ms/step\n| part | ms | of the step |\n| --- | --- | --- |')
     for part in ('data', 'preprocessor', 'forward', 'backward', 'optimizer', 'hooks'):
-        median = statistics.median(spent.get(part, 0.) for _, spent in rows)
+        median = statistics.median(spent.get(part, 0.0) for _, spent in rows)
         print(f'| {part} | {1000 * median:.2f} | {100 * median / whole:.1f} % |')
 
 
@@ -246,11 +279,22 @@ def main() -> None:
         (profile if args.profile else compare)(args.cases[0], args.steps)
         return
     bf16 = 'avx512_bf16' in Path('/proc/cpuinfo').read_text()
-    print(describe_machine(), f"avx512_bf16 {'present' if bf16 else 'MISSING'}", sep=', ',
-          flush=True)
+    print(
+        describe_machine(), f'avx512_bf16 {"present" if bf16 else "MISSING"}', sep=', ', flush=True
+    )
     for case in args.cases:  # a process each, since MapSage must not be imported before
-        subprocess.run([sys.executable, __file__, '--cases', case, '--steps', str(args.steps),
-                        *['--profile'] * args.profile], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                __file__,
+                '--cases',
+                case,
+                '--steps',
+                str(args.steps),
+                *['--profile'] * args.profile,
+            ],
+            check=True,
+        )
 
 
 if __name__ == '__main__':

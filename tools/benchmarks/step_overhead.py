@@ -14,6 +14,7 @@ share of the stock step.
 A case is model-side-batch, with `-fused` for a fused optimizer: r18 is FCN on ResNet-18 (SGD), eff
 the demo's FPN on EfficientNet-Lite0 (AdamW), mit SegFormer-B0 (AdamW, a group for every parameter).
 """
+
 import argparse
 import functools
 import statistics
@@ -44,18 +45,38 @@ from step_options import overridden, register  # noqa: E402
 MIT = dict(
     type='EncoderDecoder',
     backbone=dict(
-        type='MixVisionTransformer', in_channels=3, embed_dims=32, num_stages=4,
-        num_layers=[2, 2, 2, 2], num_heads=[1, 2, 5, 8], patch_sizes=[7, 3, 3, 3],
-        sr_ratios=[8, 4, 2, 1], out_indices=(0, 1, 2, 3), mlp_ratio=4, qkv_bias=True),
+        type='MixVisionTransformer',
+        in_channels=3,
+        embed_dims=32,
+        num_stages=4,
+        num_layers=[2, 2, 2, 2],
+        num_heads=[1, 2, 5, 8],
+        patch_sizes=[7, 3, 3, 3],
+        sr_ratios=[8, 4, 2, 1],
+        out_indices=(0, 1, 2, 3),
+        mlp_ratio=4,
+        qkv_bias=True,
+    ),
     decode_head=dict(
-        type='SegformerHead', in_channels=[32, 64, 160, 256], in_index=[0, 1, 2, 3], channels=256,
-        dropout_ratio=0.1, num_classes=7, norm_cfg=dict(type='BN'), align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss')),
-    train_cfg=dict(), test_cfg=dict(mode='whole'))
+        type='SegformerHead',
+        in_channels=[32, 64, 160, 256],
+        in_index=[0, 1, 2, 3],
+        channels=256,
+        dropout_ratio=0.1,
+        num_classes=7,
+        norm_cfg=dict(type='BN'),
+        align_corners=False,
+        loss_decode=dict(type='CrossEntropyLoss'),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode='whole'),
+)
 # As in MMSegmentation's configs of SegFormer: a group of the optimizer for every parameter.
 MIT_OPTIMIZER = dict(
-    type='OptimWrapper', optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.01),
-    paramwise_cfg=dict(custom_keys=dict(norm=dict(decay_mult=0.), head=dict(lr_mult=10.))))
+    type='OptimWrapper',
+    optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.01),
+    paramwise_cfg=dict(custom_keys=dict(norm=dict(decay_mult=0.0), head=dict(lr_mult=10.0))),
+)
 
 
 class Baton(Hook):
@@ -68,7 +89,7 @@ class Baton(Hook):
         self.next: Baton = self
         # Processor time of each step, and of its kernels.
         self.seconds: List[Tuple[float, float]] = []
-        self._start = self._kernels = 0.
+        self._start = self._kernels = 0.0
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Wait for the first turn."""
@@ -76,8 +97,9 @@ class Baton(Hook):
         model.loss = timed(model.loss)
         self._wait()
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         """Note the time of the step, and let the next runner work."""
         self.seconds.append((time.process_time() - self._start, KERNELS[0] - self._kernels))
         self.next.turn.set()
@@ -92,11 +114,12 @@ class Baton(Hook):
 
 
 # Processor time of all kernels so far. Only one runner works at a time.
-KERNELS = [0.]
+KERNELS = [0.0]
 
 
 def timed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that adds its processor time to ``KERNELS``."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         start = time.process_time()
@@ -104,11 +127,13 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         finally:
             KERNELS[0] += time.process_time() - start
+
     return call
 
 
 def timed_hook(register: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``Tensor.register_hook`` for hooks that do not count as kernels."""
+
     def register_timed(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
         def call(gradient: torch.Tensor) -> Any:
             start = time.process_time()
@@ -116,7 +141,9 @@ def timed_hook(register: Callable[..., Any]) -> Callable[..., Any]:
                 return hook(gradient)
             finally:
                 KERNELS[0] -= time.process_time() - start
+
         return register(tensor, call)
+
     return register_timed
 
 
@@ -138,8 +165,9 @@ def make_config(case: str, data: Path, work: Path, steps: int) -> Config:
     cfg.train_dataloader.batch_size = int(batch)
     cfg.train_dataloader.dataset.data_root = str(data)
     cfg.train_cfg.max_iters, cfg.work_dir, cfg.experiment_name = steps, str(work), work.name
-    cfg.visualizer = dict(type='SegLocalVisualizer', name=work.name,
-                          vis_backends=[dict(type='LocalVisBackend')])
+    cfg.visualizer = dict(
+        type='SegLocalVisualizer', name=work.name, vis_backends=[dict(type='LocalVisBackend')]
+    )
     return cfg
 
 
@@ -163,6 +191,7 @@ def time_steps(case: str, steps: int) -> Dict[str, List[Tuple[float, float]]]:
     # What MapSage registers over: put back for as long as a stock runner is built.
     hosts = {(registry, name): registry.get(name) for registry, name in overridden()}
     from mapsage.engine import MapSageRunner
+
     ours = {(registry, name): registry.get(name) for registry, name in hosts}
     batons, threads = [Baton() for _ in RUNNERS], []
     for baton, following in zip(batons, batons[1:] + batons[:1]):
@@ -182,6 +211,7 @@ def time_steps(case: str, steps: int) -> Dict[str, List[Tuple[float, float]]]:
 
 def print_row(case: str, seconds: Dict[str, List[Tuple[float, float]]]) -> None:
     """Print the row of a case."""
+
     def pairs(name: str) -> List[Tuple[float, float]]:
         """Return the time of each step and of what is no kernel, the mean of both runners."""
         both = zip(seconds[name], seconds[f'{name} again'])
@@ -191,20 +221,27 @@ def print_row(case: str, seconds: Dict[str, List[Tuple[float, float]]]) -> None:
     whole = statistics.median(step for step, _ in stock)
     ratios = [a / b for (a, _), (b, _) in zip(ours, stock)]
     control = statistics.median(
-        a / b for (a, _), (b, _) in zip(seconds['MMEngine again'], seconds['MMEngine']))
+        a / b for (a, _), (b, _) in zip(seconds['MMEngine again'], seconds['MMEngine'])
+    )
     # Means over as many steps as lie between two lines of the log, so that it counts.
     costs = []
     for first in range(0, len(stock) - BLOCK + 1, BLOCK):
         block = range(first, first + BLOCK)
         costs.append((sum(ours[n][1] for n in block) - sum(stock[n][1] for n in block)) / BLOCK)
     cost = statistics.median(costs) if costs else float('nan')
-    spread = ' to '.join(f'{100 * edge / whole:.1f}' for edge in (min(costs), max(costs))
-                         ) if costs else '-'
+    spread = (
+        ' to '.join(f'{100 * edge / whole:.1f}' for edge in (min(costs), max(costs)))
+        if costs
+        else '-'
+    )
     rest = statistics.median(other for _, other in stock)
     quarters = statistics.quantiles(ratios, n=4)
-    print(f'| {case} | {1000 * whole:.1f} | {1000 * rest:.2f} | {1000 * cost:+.2f} | '
-          f'{100 * cost / whole:+.1f} % ({spread}) | {statistics.median(ratios):.3f} '
-          f'({quarters[0]:.3f}-{quarters[2]:.3f}) | {control:.3f} |', flush=True)
+    print(
+        f'| {case} | {1000 * whole:.1f} | {1000 * rest:.2f} | {1000 * cost:+.2f} | '
+        f'{100 * cost / whole:+.1f} % ({spread}) | {statistics.median(ratios):.3f} '
+        f'({quarters[0]:.3f}-{quarters[2]:.3f}) | {control:.3f} |',
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -216,7 +253,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.Tensor.backward = timed(torch.Tensor.backward)  # type: ignore[method-assign]
     torch.Tensor.register_hook = timed_hook(  # type: ignore[method-assign]
-        torch.Tensor.register_hook)
+        torch.Tensor.register_hook
+    )
     for name in ('sgd', 'adam'):
         # torch.optim hides its modules.
         module = sys.modules[f'torch.optim.{name}']
@@ -225,9 +263,12 @@ def main() -> None:
         print_row(args.cases[0], time_steps(args.cases[0], args.steps))
         return
     print(describe_machine())
-    print('| case | stock step, ms | of it no kernels | MapSage adds, ms | share, median '
-          f'of {BLOCK} steps (range) | MapSage / stock, whole steps (quartiles) | MMEngine again / '
-          f'MMEngine |\n|{"---|" * 7}', flush=True)
+    print(
+        '| case | stock step, ms | of it no kernels | MapSage adds, ms | share, median '
+        f'of {BLOCK} steps (range) | MapSage / stock, whole steps (quartiles) | MMEngine again / '
+        f'MMEngine |\n|{"---|" * 7}',
+        flush=True,
+    )
     for case in args.cases:
         command = [sys.executable, __file__, '--cases', case, '--steps', str(args.steps)]
         rows = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

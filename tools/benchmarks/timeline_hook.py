@@ -1,4 +1,5 @@
 """Writes down when a rank passes each phase of its start; see launch_time.py."""
+
 import json
 import os
 import time

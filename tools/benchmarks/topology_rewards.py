@@ -10,6 +10,7 @@ cross-entropy for as many steps as the rewards took. The table has
 means over the seeds with the largest distance from the mean, in percent. Results are appended to
 ``--out`` as they come, and runs that it holds are not run again.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,8 +31,10 @@ sys.path.insert(0, str(ROOT))
 WAYS = ('cross-entropy', 'centerline Dice', 'rewards')
 FEW_STEPS = 'cross-entropy, few'
 ROAD, BUILDING = 2, 1
-REWARDS = [dict(type='UnbrokenLength', classes=[ROAD]),
-           dict(type='ComponentsFound', classes=[BUILDING])]
+REWARDS = [
+    dict(type='UnbrokenLength', classes=[ROAD]),
+    dict(type='ComponentsFound', classes=[BUILDING]),
+]
 METRICS = ('UnbrokenLength', 'ComponentsFound', 'mIoU', 'mBoundaryIoU', 'ECE')
 # Steps that measure the speed of a way; the first ones are slower.
 _WARM_UP, _TIMED = 2, 6
@@ -40,18 +43,30 @@ _WARM_UP, _TIMED = 2, 6
 def config_of(way: str, seed: int, steps: int, data: str, checkpoint: str) -> Any:
     """Return the config of a run; with an empty ``checkpoint``, of the first 200 steps."""
     from mmengine.config import Config
+
     cfg = Config.fromfile(str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py'))
-    cfg.merge_from_dict({
-        'train_cfg.max_iters': steps, 'train_cfg.val_interval': 10 * steps,
-        'train_dataloader.batch_size': 16, 'train_dataloader.dataset.data_root': data,
-        'val_dataloader.dataset.data_root': data, 'randomness.seed': seed,
-        'default_hooks.checkpoint.interval': steps, 'default_hooks.logger.interval': 50,
-        'env_cfg.accelerator': 'cpu', 'env_cfg.virtual_ranks': None, 'param_scheduler.1.end': steps,
-        'custom_hooks': [dict(type='ProgressBarHook', refresh_interval=1e9)]})
+    cfg.merge_from_dict(
+        {
+            'train_cfg.max_iters': steps,
+            'train_cfg.val_interval': 10 * steps,
+            'train_dataloader.batch_size': 16,
+            'train_dataloader.dataset.data_root': data,
+            'val_dataloader.dataset.data_root': data,
+            'randomness.seed': seed,
+            'default_hooks.checkpoint.interval': steps,
+            'default_hooks.logger.interval': 50,
+            'env_cfg.accelerator': 'cpu',
+            'env_cfg.virtual_ranks': None,
+            'param_scheduler.1.end': steps,
+            'custom_hooks': [dict(type='ProgressBarHook', refresh_interval=1e9)],
+        }
+    )
     cfg.visualizer.vis_backends = [dict(type='LocalVisBackend')]
     cfg.val_evaluator = [
         dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU']),
-        dict(type='MeanReward', rewards=REWARDS), dict(type='CalibrationError')]
+        dict(type='MeanReward', rewards=REWARDS),
+        dict(type='CalibrationError'),
+    ]
     cfg.test_evaluator, cfg.test_dataloader = cfg.val_evaluator, cfg.val_dataloader
     cfg.runner_type, cfg.launcher = 'MapSageRunner', 'none'
     if not checkpoint:
@@ -62,19 +77,34 @@ def config_of(way: str, seed: int, steps: int, data: str, checkpoint: str) -> An
     if way == 'centerline Dice':
         cfg.model.decode_head.loss_decode = [
             dict(type='CrossEntropyLoss', loss_weight=0.7, avg_non_ignore=True),
-            dict(type='CenterlineDiceLoss', classes=[ROAD], iterations=4, loss_weight=0.3)]
+            dict(type='CenterlineDiceLoss', classes=[ROAD], iterations=4, loss_weight=0.3),
+        ]
     if way == 'rewards':
-        cfg.custom_hooks.append(dict(
-            type='DynamicSamplingHook', validity=dict(eps=0), max_age=0, shortfall='pad',
-            score=dict(type='GroupRewardTuning', rewards=REWARDS, weights=[0.5, 0.5], maps=8,
-                       region=4, anchor=0.7)))
+        cfg.custom_hooks.append(
+            dict(
+                type='DynamicSamplingHook',
+                validity=dict(eps=0),
+                max_age=0,
+                shortfall='pad',
+                score=dict(
+                    type='GroupRewardTuning',
+                    rewards=REWARDS,
+                    weights=[0.5, 0.5],
+                    maps=8,
+                    region=4,
+                    anchor=0.7,
+                ),
+            )
+        )
     return cfg
 
 
-def run_one(way: str, seed: int, steps: int, data: str, checkpoint: str, work_dir: str
-            ) -> Dict[str, Any]:
+def run_one(
+    way: str, seed: int, steps: int, data: str, checkpoint: str, work_dir: str
+) -> Dict[str, Any]:
     """Train and evaluate in this process; return scores in percent, steps and seconds."""
     from mapsage.commands.cli import build_runner
+
     cfg = config_of(way, seed, steps, data, checkpoint)
     cfg.work_dir = work_dir
     runner = build_runner(cfg)
@@ -90,23 +120,40 @@ def run_one(way: str, seed: int, steps: int, data: str, checkpoint: str, work_di
         if steps > _WARM_UP + _TIMED:
             scores = loop.run()
     scores = {key.split('/')[-1]: value for key, value in scores.items()}
-    return dict({name: float(scores[name]) for name in METRICS if name in scores},
-                way=way, seed=seed, steps=steps, seconds=round(seconds, 1))
+    return dict(
+        {name: float(scores[name]) for name in METRICS if name in scores},
+        way=way,
+        seed=seed,
+        steps=steps,
+        seconds=round(seconds, 1),
+    )
 
 
 def run_apart(*arguments: Any) -> Dict[str, Any]:
     """Return the result of :func:`run_one` in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, 'result.json')
-        subprocess.run([sys.executable, __file__, '--run', json.dumps([*arguments, folder]),
-                        '--out', str(result)], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                __file__,
+                '--run',
+                json.dumps([*arguments, folder]),
+                '--out',
+                str(result),
+            ],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
         return json.loads(result.read_text())
 
 
 def seconds_of_a_step(way: str, data: str, checkpoint: str) -> float:
     """Return the processor time of a step."""
-    short, long = (run_apart(way, 0, steps, data, checkpoint)['seconds']
-                   for steps in (_WARM_UP, _WARM_UP + _TIMED))
+    short, long = (
+        run_apart(way, 0, steps, data, checkpoint)['seconds']
+        for steps in (_WARM_UP, _WARM_UP + _TIMED)
+    )
     return (long - short) / _TIMED
 
 
@@ -137,6 +184,7 @@ def main() -> None:
         # Once in ten runs, a thread of a library aborted the interpreter's end.
         os._exit(0)
     from mapsage.extras.demo import write_demo_data
+
     args.out.mkdir(parents=True, exist_ok=True)
     data, results = args.out / 'data', args.out / 'results.jsonl'
     if not data.exists():
@@ -158,9 +206,11 @@ def main() -> None:
     for way in (*WAYS, FEW_STEPS):
         seeds = set(args.seeds) - {row['seed'] for row in rows if row['way'] == way}
         if seeds:
-            steps = ([row['steps'] for row in rows if row['way'] == 'rewards'][0]
-                     if way == FEW_STEPS else round(
-                         args.seconds / seconds_of_a_step(way, str(data), str(checkpoint))))
+            steps = (
+                [row['steps'] for row in rows if row['way'] == 'rewards'][0]
+                if way == FEW_STEPS
+                else round(args.seconds / seconds_of_a_step(way, str(data), str(checkpoint)))
+            )
             for seed in sorted(seeds):
                 keep(run_apart(way, seed, steps, str(data), str(checkpoint)))
     print(table(rows))

@@ -8,6 +8,7 @@ is before and after each round, and the choice is compared with the best of them
 processor time of the main thread, which takes part in all computations. The cases are those of
 `step_overhead.py`.
 """
+
 import argparse
 import os
 import statistics
@@ -37,33 +38,44 @@ def compare(case: str, threads: int, rounds: int, budget: float) -> str:
     from mapsage.accelerator import resolve_accelerator, set_current_accelerator
     from mapsage.extras.forensics.tuning.command import Tuning
     from mapsage.extras.forensics.tuning.options import Variant, combine, step_options
+
     with tempfile.TemporaryDirectory() as folder:
         data = write_tiles(Path(folder) / 'data', size=int(case.split('-')[1]))
         cfg = make_config(case, data, Path(folder) / 'work', 1)
         accelerator = set_current_accelerator(resolve_accelerator('cpu'))
         accelerator.set_device(0)
         args = argparse.Namespace(config=case, tune_compile=False, cfg_options=None)
-        tuning = Tuning(args, cfg, accelerator, time.perf_counter(), budget,
-                        lambda text: print(text, file=sys.stderr))
+        tuning = Tuning(
+            args,
+            cfg,
+            accelerator,
+            time.perf_counter(),
+            budget,
+            lambda text: print(text, file=sys.stderr),
+        )
         tuning.bench.calibrate(tuning.base)
         options = step_options(cfg, tuning.bench.model, accelerator)
         _, chosen = tuning.choose_options(options, tuning.base)
         variants = [tuning.base, *combine(options, threads)]
         seconds: Dict[Variant, List[float]] = {variant: [] for variant in variants}
         for number in range(rounds):
-            for variant in (variants if number % 2 else variants[::-1]):
+            for variant in variants if number % 2 else variants[::-1]:
                 seconds[variant].append(tuning.bench.visit(variant).seconds)
     medians = {variant: statistics.median(times) for variant, times in seconds.items()}
     best, choice = min(variants, key=lambda variant: medians[variant]), chosen or tuning.base
     ratios = sorted(a / b for a, b in zip(seconds[choice], seconds[best]))
-    spread = max(abs(time_ - medians[choice]) / medians[choice]
-                 for time_ in statistics.quantiles(seconds[choice], n=4))
+    spread = max(
+        abs(time_ - medians[choice]) / medians[choice]
+        for time_ in statistics.quantiles(seconds[choice], n=4)
+    )
     behind = medians[choice] / medians[best] - 1
-    verdict = 'yes' if behind <= max(.1, spread) else '**no**'
-    return (f'| {case} | {threads} | {1000 * medians[tuning.base]:.1f} | {choice.name}, '
-            f'{medians[tuning.base] / medians[choice]:.2f} | {best.name}, '
-            f'{medians[tuning.base] / medians[best]:.2f} | {100 * behind:.1f} % '
-            f'({ratios[0]:.2f}-{ratios[-1]:.2f}) | {spread:.2f} | {verdict} |')
+    verdict = 'yes' if behind <= max(0.1, spread) else '**no**'
+    return (
+        f'| {case} | {threads} | {1000 * medians[tuning.base]:.1f} | {choice.name}, '
+        f'{medians[tuning.base] / medians[choice]:.2f} | {best.name}, '
+        f'{medians[tuning.base] / medians[best]:.2f} | {100 * behind:.1f} % '
+        f'({ratios[0]:.2f}-{ratios[-1]:.2f}) | {spread:.2f} | {verdict} |'
+    )
 
 
 def main() -> None:
@@ -72,21 +84,39 @@ def main() -> None:
     parser.add_argument('--cases', nargs='+', default=CASES)
     parser.add_argument('--threads', nargs='+', type=int, default=[1, 2])
     parser.add_argument('--rounds', type=int, default=6)
-    parser.add_argument('--budget', type=float, default=115., help='seconds of --tune')
+    parser.add_argument('--budget', type=float, default=115.0, help='seconds of --tune')
     args = parser.parse_args()
     if len(args.cases) == 1 and len(args.threads) == 1:
         warnings.simplefilter('ignore')
         print(compare(args.cases[0], args.threads[0], args.rounds, args.budget))
         return
     print(f'{describe_machine()}, --tune with {args.budget:.0f} s, then {args.rounds} rounds')
-    print('| case | threads | as configured, ms | choice of --tune, speed | best, speed | choice '
-          f'behind the best (rounds) | spread | within 10 % or it |\n|{"---|" * 8}', flush=True)
+    print(
+        '| case | threads | as configured, ms | choice of --tune, speed | best, speed | choice '
+        f'behind the best (rounds) | spread | within 10 % or it |\n|{"---|" * 8}',
+        flush=True,
+    )
     for case in args.cases:
         for threads in args.threads:
-            command = [sys.executable, __file__, '--cases', case, '--threads', str(threads),
-                       '--rounds', str(args.rounds), '--budget', str(args.budget)]
-            rows = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
-                                  env={**os.environ, 'OMP_NUM_THREADS': str(threads)}).stdout
+            command = [
+                sys.executable,
+                __file__,
+                '--cases',
+                case,
+                '--threads',
+                str(threads),
+                '--rounds',
+                str(args.rounds),
+                '--budget',
+                str(args.budget),
+            ]
+            rows = subprocess.run(
+                command,
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, 'OMP_NUM_THREADS': str(threads)},
+            ).stdout
             print('\n'.join(row for row in rows.splitlines() if row.startswith('|')), flush=True)
 
 

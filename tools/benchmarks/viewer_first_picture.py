@@ -8,6 +8,7 @@ It needs Debian's Chromium, which draws by WebGL in software. FOLDER keeps the m
 opens the map alone and the map with all of them; time runs from the request for the page until
 everything is drawn. The copies for the browser (docs/how-to/maps.md) are there before.
 """
+
 import argparse
 import os
 import shutil
@@ -33,8 +34,15 @@ from mapsage.geo import ClassMapWriter, MapInfo, confidence_path, write_cog  # n
 from mapsage.geo.gdal_files import open_file  # noqa: E402
 
 PATTERN = 5000  # side in pixels of the content, which repeats
-COLORS = [(255, 255, 255), (255, 0, 0), (255, 255, 0), (0, 0, 255), (159, 129, 183), (0, 255, 0),
-          (255, 195, 128)]
+COLORS = [
+    (255, 255, 255),
+    (255, 0, 0),
+    (255, 255, 0),
+    (0, 0, 255),
+    (159, 129, 183),
+    (0, 255, 0),
+    (255, 195, 128),
+]
 PLACE = dict(crs='EPSG:32631', transform=from_origin(300000, 5000000, 0.3, 0.3))
 
 
@@ -60,11 +68,19 @@ def write_maps(folder: Path, side: int) -> None:
         (folder / name).mkdir(parents=True)
     columns = np.arange(side) % PATTERN
     working = folder / 'working.tif'
-    profile = dict(driver='GTiff', width=side, height=side, dtype='uint8', compress='deflate',
-                   zlevel=1, bigtiff='IF_SAFER', **PLACE)
-    with ClassMapWriter(working, side, side, info, True) as writer, \
-            open_file(folder / 'scenes' / 'large.tif', 'w', count=3, **profile) as photo, \
-            open_file(folder / 'labels' / 'large.tif', 'w', count=1, **profile) as labels:
+    profile = dict(
+        driver='GTiff',
+        width=side,
+        height=side,
+        dtype='uint8',
+        compress='deflate',
+        zlevel=1,
+        bigtiff='IF_SAFER',
+        **PLACE,
+    )
+    with ClassMapWriter(working, side, side, info, True) as writer, open_file(
+        folder / 'scenes' / 'large.tif', 'w', count=3, **profile
+    ) as photo, open_file(folder / 'labels' / 'large.tif', 'w', count=1, **profile) as labels:
         for row in range(0, side, 500):
             rows = np.arange(row, min(side, row + 500)) % PATTERN
             strip = np.ix_(rows, columns)
@@ -107,16 +123,31 @@ def processor_seconds() -> float:
 
 def first_picture(url: str, play: Any) -> Opening:
     """Open a page in a fresh browser, and wait until all is drawn."""
-    browser = play.chromium.launch(executable_path=shutil.which('chromium'), args=[
-        '--no-sandbox', '--use-angle=swiftshader', '--enable-unsafe-swiftshader',
-        '--ignore-gpu-blocklist', '--disable-background-networking'])
+    browser = play.chromium.launch(
+        executable_path=shutil.which('chromium'),
+        args=[
+            '--no-sandbox',
+            '--use-angle=swiftshader',
+            '--enable-unsafe-swiftshader',
+            '--ignore-gpu-blocklist',
+            '--disable-background-networking',
+        ],
+    )
     page = browser.new_page(viewport=dict(width=1280, height=800))
     asked: List[str] = []
     sizes: List[int] = []
-    page.on('request', lambda request: asked.append(request.url)
-            if request.url.startswith('http') else None)
-    page.on('response', lambda answer: sizes.append(int(answer.headers.get('content-length', 0)))
-            if answer.url.startswith('http') else None)
+    page.on(
+        'request',
+        lambda request: asked.append(request.url) if request.url.startswith('http') else None,
+    )
+    page.on(
+        'response',
+        lambda answer: (
+            sizes.append(int(answer.headers.get('content-length', 0)))
+            if answer.url.startswith('http')
+            else None
+        ),
+    )
     start, computed = time.perf_counter(), processor_seconds()
     page.goto(url)
     page.wait_for_function('document.body.dataset.ready', timeout=120000)
@@ -136,8 +167,9 @@ def serve(maps: Sequence[Path], *beside: Any) -> ViewServer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--folder', type=Path, required=True, help='folder of the maps')
     parser.add_argument('--side', type=int, default=20000, help='side of the map in pixels')
     parser.add_argument('--rounds', type=int, default=5, help='number of times that each is opened')
@@ -149,9 +181,12 @@ def main() -> None:
     alone.mkdir(exist_ok=True)
     if not (alone / 'large.tif').exists():
         shutil.copy(args.folder / 'maps' / 'large.tif', alone)
-    servers = {'map': serve([alone]),
-               'map, confidence, scene, labels': serve(
-                   [args.folder / 'maps'], args.folder / 'scenes', args.folder / 'labels')}
+    servers = {
+        'map': serve([alone]),
+        'map, confidence, scene, labels': serve(
+            [args.folder / 'maps'], args.folder / 'scenes', args.folder / 'labels'
+        ),
+    }
     taken: Any = {name: [] for name in servers}
     with sync_playwright() as play:
         for _ in range(args.rounds):
@@ -162,10 +197,12 @@ def main() -> None:
     print('|---|---|---|---|---|---|')
     for name, rounds in taken.items():
         seconds = [each.seconds for each in rounds]
-        print(f'| {name} | {statistics.median(seconds):.1f} '
-              f'| {min(seconds):.1f}, {max(seconds):.1f} '
-              f'| {statistics.median(each.processor for each in rounds):.1f} '
-              f'| {max(len(each.asked) for each in rounds)} | {rounds[-1].size / 1e6:.1f} |')
+        print(
+            f'| {name} | {statistics.median(seconds):.1f} '
+            f'| {min(seconds):.1f}, {max(seconds):.1f} '
+            f'| {statistics.median(each.processor for each in rounds):.1f} '
+            f'| {max(len(each.asked) for each in rounds)} | {rounds[-1].size / 1e6:.1f} |'
+        )
     print('\nrequests of the last round:')
     for url in taken[name][-1].asked:
         print('  ' + url.split('/', 3)[-1])

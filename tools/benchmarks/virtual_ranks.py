@@ -7,6 +7,7 @@ its data in its own processes (no workers) and computes with one thread. For eac
 median step on the wall clock and the processor time of a step, summed over the processes: the
 second tells the two apart where other programs use the core as well.
 """
+
 import argparse
 import json
 import os
@@ -22,7 +23,7 @@ WARM_UP = 3  # steps
 
 from _common import describe_machine  # noqa: E402
 
-TIMED = '''
+TIMED = """
 _base_ = [{base!r}]
 custom_imports = dict(imports=['mapsage', 'step_clock_hook'])
 custom_hooks = [dict(type='StepClockHook')]
@@ -31,7 +32,7 @@ train_cfg = dict(max_iters={steps})
 val_dataloader = val_cfg = val_evaluator = None
 train_dataloader = dict(num_workers=0, persistent_workers=False)
 default_hooks = dict(checkpoint=dict(interval=100000, save_last=False))
-'''
+"""
 
 
 def run(args: argparse.Namespace, processes: int, core: int) -> tuple:
@@ -40,19 +41,49 @@ def run(args: argparse.Namespace, processes: int, core: int) -> tuple:
         clocks = Path(folder) / 'clocks'
         clocks.mkdir()
         config = Path(folder) / 'timed.py'
-        config.write_text(TIMED.format(base=str(Path(args.config).resolve()), steps=args.steps,
-                                       count=args.virtual_ranks))
-        program = [str(ROOT / 'tools' / 'train.py'), str(config), '--accelerator', 'cpu',
-                   '--work-dir', f'{folder}/work']
+        config.write_text(
+            TIMED.format(
+                base=str(Path(args.config).resolve()), steps=args.steps, count=args.virtual_ranks
+            )
+        )
+        program = [
+            str(ROOT / 'tools' / 'train.py'),
+            str(config),
+            '--accelerator',
+            'cpu',
+            '--work-dir',
+            f'{folder}/work',
+        ]
         if processes > 1:
-            program = [str(ROOT / 'tools' / 'launch.py'), '--nnodes', '1', '--nproc_per_node',
-                       str(processes), '--rdzv_backend', 'c10d', '--rdzv_endpoint', 'localhost:0',
-                       *program, '--launcher', 'pytorch']
+            program = [
+                str(ROOT / 'tools' / 'launch.py'),
+                '--nnodes',
+                '1',
+                '--nproc_per_node',
+                str(processes),
+                '--rdzv_backend',
+                'c10d',
+                '--rdzv_endpoint',
+                'localhost:0',
+                *program,
+                '--launcher',
+                'pytorch',
+            ]
         ended = subprocess.run(
-            [sys.executable, *program], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-            env=dict(os.environ, OMP_NUM_THREADS='1', MKL_NUM_THREADS='1',
-                     PYTHONPATH=str(Path(__file__).parent), MAPSAGE_STEP_CLOCK=str(clocks)))
+            [sys.executable, *program],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            env=dict(
+                os.environ,
+                OMP_NUM_THREADS='1',
+                MKL_NUM_THREADS='1',
+                PYTHONPATH=str(Path(__file__).parent),
+                MAPSAGE_STEP_CLOCK=str(clocks),
+            ),
+        )
         if ended.returncode:
             sys.exit(ended.stdout[-4000:])
         ranks = [json.loads(path.read_text())[WARM_UP:] for path in clocks.iterdir()]
@@ -63,28 +94,38 @@ def run(args: argparse.Namespace, processes: int, core: int) -> tuple:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('config', nargs='?',
-                        default=str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py'))
+    parser.add_argument(
+        'config', nargs='?', default=str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py')
+    )
     parser.add_argument('--virtual-ranks', type=int, default=8)
     parser.add_argument('--steps', type=int, default=12)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--core', type=int, help='core that all runs use (default: the last)')
     args = parser.parse_args()
-    subprocess.run([sys.executable, str(ROOT / 'tools' / 'make_demo_data.py'), 'data/demo'],
-                   cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, str(ROOT / 'tools' / 'make_demo_data.py'), 'data/demo'],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     core = max(os.sched_getaffinity(0)) if args.core is None else args.core
     print(f'{describe_machine()}; load {os.getloadavg()[0]:.1f} at the start')
     several, one = [], []
     for number in range(args.rounds):
         several.append(run(args, args.virtual_ranks, core))
         one.append(run(args, 1, core))
-        print(f'round {number + 1}: {args.virtual_ranks} processes {several[-1][0]:.3f} s a step, '
-              f'processor {several[-1][1]:.3f} s; one process {one[-1][0]:.3f} s, '
-              f'{one[-1][1]:.3f} s', flush=True)
+        print(
+            f'round {number + 1}: {args.virtual_ranks} processes {several[-1][0]:.3f} s a step, '
+            f'processor {several[-1][1]:.3f} s; one process {one[-1][0]:.3f} s, '
+            f'{one[-1][1]:.3f} s',
+            flush=True,
+        )
     for place, name in enumerate(('wall clock', 'processor')):
         many, single = (statistics.median(each[place] for each in runs) for runs in (several, one))
-        print(f'{name}: one process / {args.virtual_ranks} processes = {single:.3f} s / '
-              f'{many:.3f} s = {single / many:.3f}')
+        print(
+            f'{name}: one process / {args.virtual_ranks} processes = {single:.3f} s / '
+            f'{many:.3f} s = {single / many:.3f}'
+        )
 
 
 if __name__ == '__main__':

@@ -4,13 +4,15 @@ Houses are built, forest is felled, land is flooded; sun, camera and crops diffe
 change. Write them with ``python tools/make_demo_data.py data/change --change``, or set
 MAPSAGE_CHANGE to where they are. docs/how-to/change.md says what to change for pairs of your own.
 """
+
 # One sensor with two dates. Dataset, data_preprocessor and backbone have the same sensors.
 sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
 dataset = dict(
     type='ChangeDataset',
     data_root='{{$MAPSAGE_CHANGE:data/change}}',
     sensors=sensors,
-    max_shift=1.0)  # pixels; a larger shift between the dates is a warning
+    max_shift=1.0,
+)  # pixels; a larger shift between the dates is a warning
 train_pipeline = [
     dict(type='LoadChangePair'),
     dict(type='LoadChangeLabels'),
@@ -20,19 +22,23 @@ train_pipeline = [
     dict(type='ExchangeDates', prob=0.5),
     dict(type='ShiftDate', pixels=2),
     dict(type='JitterDates'),
-    dict(type='PackStackInputs')
+    dict(type='PackStackInputs'),
 ]
 test_pipeline = [
     dict(type='LoadChangePair'),
     dict(type='LoadChangeLabels'),
-    dict(type='PackStackInputs')
+    dict(type='PackStackInputs'),
 ]
 tta_pipeline = [
     dict(type='LoadChangePair'),
     dict(
         type='TestTimeAug',
-        transforms=[[dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
-                    [dict(type='LoadChangeLabels')], [dict(type='PackStackInputs')]])
+        transforms=[
+            [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0.0, 1.0)],
+            [dict(type='LoadChangeLabels')],
+            [dict(type='PackStackInputs')],
+        ],
+    ),
 ]
 train_dataloader = dict(
     batch_size=8,
@@ -41,8 +47,11 @@ train_dataloader = dict(
     dataset=dict(
         **dataset,
         data_prefix=dict(
-            img_path_from='train/A', img_path_to='train/B', seg_map_path='train/label'),
-        pipeline=train_pipeline))
+            img_path_from='train/A', img_path_to='train/B', seg_map_path='train/label'
+        ),
+        pipeline=train_pipeline,
+    ),
+)
 val_dataloader = dict(
     batch_size=8,
     num_workers=0,
@@ -51,7 +60,9 @@ val_dataloader = dict(
         **dataset,
         data_prefix=dict(img_path_from='val/A', img_path_to='val/B', seg_map_path='val/label'),
         test_mode=True,
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = val_dataloader
 val_evaluator = dict(type='ChangeMetric')
 test_evaluator = val_evaluator

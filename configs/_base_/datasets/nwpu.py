@@ -5,6 +5,7 @@ Tested on whole images, also at half size; the scores are at full size.
 Expects ``images/``, ``train.json`` and ``val.json`` in data/nwpu_polygons, or in the folder that
 the environment variable MAPSAGE_NWPU names.
 """
+
 dataset_type = 'NWPUPolygonDataset'
 data_root = '{{$MAPSAGE_NWPU:data/nwpu_polygons}}'
 crop_size = (256, 256)
@@ -17,21 +18,25 @@ train_pipeline = [
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='RandomFlip', prob=0.5, direction='vertical'),
     dict(type='PhotoMetricDistortion'),
-    dict(type='PackSegInputs')
+    dict(type='PackSegInputs'),
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(667, 400), keep_ratio=True),
     dict(type='LoadPolygonAnnotations'),
-    dict(type='PackSegInputs')
+    dict(type='PackSegInputs'),
 ]
 tta_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(
         type='TestTimeAug',
-        transforms=[[dict(type='Resize', scale_factor=r, keep_ratio=True) for r in (0.5, 0.75)],
-                    [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
-                    [dict(type='LoadPolygonAnnotations')], [dict(type='PackSegInputs')]])
+        transforms=[
+            [dict(type='Resize', scale_factor=r, keep_ratio=True) for r in (0.5, 0.75)],
+            [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0.0, 1.0)],
+            [dict(type='LoadPolygonAnnotations')],
+            [dict(type='PackSegInputs')],
+        ],
+    ),
 ]
 train_dataloader = dict(
     batch_size=4,
@@ -43,7 +48,9 @@ train_dataloader = dict(
         data_root=data_root,
         ann_file='train.json',
         data_prefix=dict(img_path='images'),
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 val_dataloader = dict(
     batch_size=1,
     num_workers=2,
@@ -54,10 +61,12 @@ val_dataloader = dict(
         data_root=data_root,
         ann_file='val.json',
         data_prefix=dict(img_path='images'),
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = val_dataloader
 val_evaluator = [
     dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
-    dict(type='SingleClassBaseline')  # baseline for the mIoU
+    dict(type='SingleClassBaseline'),  # baseline for the mIoU
 ]
 test_evaluator = val_evaluator

@@ -4,6 +4,7 @@ Six classes with clutter, boundaries (0) ignored: MMSeg's protocol. Prepare it w
 tools/prepare_data.py vaihingen SOURCE --out data/vaihingen``, or in the folder that the environment
 variable MAPSAGE_VAIHINGEN names.
 """
+
 dataset_type = 'ISPRSDataset'
 data_root = '{{$MAPSAGE_VAIHINGEN:data/vaihingen}}'
 crop_size = (512, 512)
@@ -15,23 +16,28 @@ train_pipeline = [
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='RandomFlip', prob=0.5, direction='vertical'),
     dict(type='PhotoMetricDistortion'),
-    dict(type='PackSegInputs')
+    dict(type='PackSegInputs'),
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(512, 512), keep_ratio=True),
     dict(type='LoadAnnotations'),
-    dict(type='PackSegInputs')
+    dict(type='PackSegInputs'),
 ]
 tta_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(
         type='TestTimeAug',
-        transforms=[[
-            dict(type='Resize', scale_factor=r, keep_ratio=True)
-            for r in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-        ], [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
-                    [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])
+        transforms=[
+            [
+                dict(type='Resize', scale_factor=r, keep_ratio=True)
+                for r in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+            ],
+            [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0.0, 1.0)],
+            [dict(type='LoadAnnotations')],
+            [dict(type='PackSegInputs')],
+        ],
+    ),
 ]
 train_dataloader = dict(
     batch_size=2,
@@ -42,7 +48,9 @@ train_dataloader = dict(
         type=dataset_type,
         data_root=data_root,
         data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train'),
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 val_dataloader = dict(
     batch_size=1,
     num_workers=4,
@@ -52,10 +60,12 @@ val_dataloader = dict(
         type=dataset_type,
         data_root=data_root,
         data_prefix=dict(img_path='img_dir/val', seg_map_path='ann_dir/val'),
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = val_dataloader
 val_evaluator = [
     dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
-    dict(type='SingleClassBaseline')  # baseline for the mIoU
+    dict(type='SingleClassBaseline'),  # baseline for the mIoU
 ]
 test_evaluator = val_evaluator

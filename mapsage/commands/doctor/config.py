@@ -1,4 +1,5 @@
 """Checks of a config that need no run: files of the data, misspelled keys, the learning rates."""
+
 from __future__ import annotations
 
 import copy
@@ -31,12 +32,19 @@ def check_data(cfg: Config) -> List[Finding]:
     findings: List[Finding] = []
     for loader in LOADERS:
         dataset = (cfg.get(loader) or {}).get('dataset')
-        missing = [path for config in _unwrapped_datasets(dataset)
-                   for path in _missing_paths(config)]
+        missing = [
+            path for config in _unwrapped_datasets(dataset) for path in _missing_paths(config)
+        ]
         level = 'note' if loader == 'test_dataloader' else 'problem'
-        findings += [Finding(level, f'{loader}: {path} does not exist',
-                             'put the data there, or point data_root and data_prefix at it '
-                             '(docs/reference/datasets.md)') for path in dict.fromkeys(missing)]
+        findings += [
+            Finding(
+                level,
+                f'{loader}: {path} does not exist',
+                'put the data there, or point data_root and data_prefix at it '
+                '(docs/reference/datasets.md)',
+            )
+            for path in dict.fromkeys(missing)
+        ]
         if dataset is not None and not missing:
             findings.append(Finding('ok', f'{loader}: its folders exist'))
     return findings
@@ -46,7 +54,8 @@ def check_keys(cfg: Config) -> List[Finding]:
     """Return a note about keys that look like typos, and a problem for each missing tracker."""
     note = misspelling_note(cfg)
     return [Finding('note', text) for text in [note] if text] + [
-        Finding('problem', text) for text in missing_trackers(cfg.get('visualizer'))]
+        Finding('problem', text) for text in missing_trackers(cfg.get('visualizer'))
+    ]
 
 
 def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
@@ -56,8 +65,11 @@ def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
     if not isinstance(wrapper.get('optimizer'), dict):
         return []
     # Without the settings of precision and device, which this machine may lack.
-    plain = {key: copy.deepcopy(value) for key, value in wrapper.items()
-             if key in ('optimizer', 'constructor', 'paramwise_cfg')}
+    plain = {
+        key: copy.deepcopy(value)
+        for key, value in wrapper.items()
+        if key in ('optimizer', 'constructor', 'paramwise_cfg')
+    }
     # Old versions of torch do not have it.
     plain['optimizer'].pop('fused', None)
     try:

@@ -4,6 +4,7 @@
 launcher compare theirs (`ranks.py`), builds the run, and decides the exit status. Rank 0 prints; a
 single process is rank 0.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -62,7 +63,8 @@ class Doctor:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.sections: Dict[str, List[Finding]] = {
-            title: [] for title in ('installed', 'accelerators', 'strategy', 'environment')}
+            title: [] for title in ('installed', 'accelerators', 'strategy', 'environment')
+        }
         self.env = EnvCfg(accelerator=args.accelerator or 'auto')
         self.config: Optional[Config] = None
         self.accelerator: Optional[Accelerator] = None
@@ -80,16 +82,21 @@ class Doctor:
             self.sections['strategy'].append(Finding('no', 'not decided without an accelerator'))
         else:
             self._examine_strategy(self.accelerator, needed_bytes)
-        self.sections['environment'] += check_environment(self.environ, self.accelerator,
-                                                          args.launcher)
+        self.sections['environment'] += check_environment(
+            self.environ, self.accelerator, args.launcher
+        )
         if not self.sections['environment']:
             self.sections['environment'] = [Finding('ok', 'nothing that contradicts the run')]
 
     @property
     def problems(self) -> List[Finding]:
         """Findings that keep a training from starting."""
-        return [finding for findings in self.sections.values() for finding in findings
-                if finding.level == 'problem']
+        return [
+            finding
+            for findings in self.sections.values()
+            for finding in findings
+            if finding.level == 'problem'
+        ]
 
     @property
     def joins(self) -> bool:
@@ -110,9 +117,13 @@ class Doctor:
             return False
         if cleared:
             stale = ', '.join(f'{name}={value}' for name, value in cleared.items())
-            self.sections['environment'].append(Finding(
-                'note', f'left over from another launcher, cleared by a run: {stale}',
-                f"unset {' '.join(cleared)}"))
+            self.sections['environment'].append(
+                Finding(
+                    'note',
+                    f'left over from another launcher, cleared by a run: {stale}',
+                    f'unset {" ".join(cleared)}',
+                )
+            )
         return True
 
     def _examine_config(self) -> Optional[int]:
@@ -143,13 +154,21 @@ class Doctor:
             return None
         needed_bytes = estimate_training_bytes(model, cfg.get('optim_wrapper'))
         count = sum(parameter.numel() for parameter in model.parameters())
-        findings.append(Finding(
-            'ok', f'model {type(model).__name__}: {count:,} parameters, '
-            f'{format_bytes(needed_bytes)} with gradients and optimizer state; activations come on '
-            f'top'))
+        findings.append(
+            Finding(
+                'ok',
+                f'model {type(model).__name__}: {count:,} parameters, '
+                f'{format_bytes(needed_bytes)} with gradients and optimizer state; activations come on '
+                f'top',
+            )
+        )
         findings += check_encoder_rate(cfg, model)
-        levels = {name: finding.level for finding in findings for name in LOADERS
-                  if finding.text.startswith(f'{name}:')}
+        levels = {
+            name: finding.level
+            for finding in findings
+            for name in LOADERS
+            if finding.text.startswith(f'{name}:')
+        }
         for number, loader in enumerate(LOADERS):
             is_repeated = any(cfg.get(loader) == cfg.get(earlier) for earlier in LOADERS[:number])
             if levels.get(loader) == 'ok' and not is_repeated:
@@ -179,12 +198,18 @@ class Doctor:
             memory = accelerator.memory_total()
             if self._identified:
                 strategy = resolve_strategy(
-                    self.env.use_model_parallel, os.environ, accelerator.device_count(),
-                    launcher=self.args.launcher, needed_bytes=needed_bytes, device_bytes=memory)
+                    self.env.use_model_parallel,
+                    os.environ,
+                    accelerator.device_count(),
+                    launcher=self.args.launcher,
+                    needed_bytes=needed_bytes,
+                    device_bytes=memory,
+                )
                 findings.append(Finding('ok', f'{strategy.name}: {strategy.reason}'))
             backend = resolve_backend(accelerator, self.env.backend)
-            purpose = ('gradients and control traffic' if self.launched
-                       else 'not used by one process')
+            purpose = (
+                'gradients and control traffic' if self.launched else 'not used by one process'
+            )
             findings.append(Finding('ok', f'backend {backend}: {purpose}'))
             self.device = str(accelerator.device(rank))
             self.card = card_identity(accelerator, rank)
@@ -193,14 +218,16 @@ class Doctor:
             return
         size = '' if memory is None else f', {format_bytes(memory)}'
         findings += [Finding('problem', text) for text in check_device(accelerator, rank)] or [
-            Finding('ok', f'{self.device} allocates and computes{size}')]
+            Finding('ok', f'{self.device} allocates and computes{size}')
+        ]
         probes = accelerator.describe_probes()
         if probes and findings[-1].level == 'ok':
             findings.append(Finding('ok', probes))
 
 
-def diagnose(args: argparse.Namespace,
-             say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
+def diagnose(
+    args: argparse.Namespace, say: Callable[[str], None] = functools.partial(print, flush=True)
+) -> int:
     """Print the report and return the exit status: 0 if a training would start.
 
     Under a launcher every rank examines itself, rank 0 prints, and all ranks test their
@@ -218,10 +245,17 @@ def diagnose(args: argparse.Namespace,
     ranks = Ranks() if doctor.launched else None
     findings = doctor.problems
     if ranks is not None:
-        rank_findings = ranks.compare(dict(
-            host=socket.gethostname(), device=doctor.device, card=doctor.card, joins=doctor.joins,
-            torch=torch.__version__, mapsage=__version__,
-            problems=[finding.text for finding in findings]))
+        rank_findings = ranks.compare(
+            dict(
+                host=socket.gethostname(),
+                device=doctor.device,
+                card=doctor.card,
+                joins=doctor.joins,
+                torch=torch.__version__,
+                mapsage=__version__,
+                problems=[finding.text for finding in findings],
+            )
+        )
         if doctor.printing:
             say(_section('ranks', rank_findings))
         collectives = [Finding('no', 'not tested: not every rank has a device and a strategy')]
@@ -229,10 +263,14 @@ def diagnose(args: argparse.Namespace,
             collectives = ranks.try_collectives(doctor.accelerator, doctor.env)
         findings += rank_findings + collectives
     else:
-        collectives = [Finding('no', 'not tested in one process',
-                               f'{script("doctor")} [CONFIG] tests those of NPROC_PER_NODE ranks')]
-    run_findings = _try_run(doctor, ranks,
-                            all(finding.level != 'problem' for finding in findings))
+        collectives = [
+            Finding(
+                'no',
+                'not tested in one process',
+                f'{script("doctor")} [CONFIG] tests those of NPROC_PER_NODE ranks',
+            )
+        ]
+    run_findings = _try_run(doctor, ranks, all(finding.level != 'problem' for finding in findings))
     findings += run_findings
     problems = {finding.text for finding in findings if finding.level == 'problem'}
     well = not problems and (ranks is None or ranks.all_join)
@@ -240,8 +278,14 @@ def diagnose(args: argparse.Namespace,
         say(_section('collectives', collectives))
         if run_findings:
             say(_section('run', run_findings))
-        say('\nresult: ' + ('training would start' if well else
-                            f'training would not start, {len(problems)} problem(s)'))
+        say(
+            '\nresult: '
+            + (
+                'training would start'
+                if well
+                else f'training would not start, {len(problems)} problem(s)'
+            )
+        )
         if not well:
             note_for_launcher(f'doctor: {len(problems)} problem(s), see its report above')
     if ranks is not None:
@@ -256,8 +300,11 @@ def _try_run(doctor: Doctor, ranks: Optional[Ranks], well: bool) -> List[Finding
     if doctor.config is None or not well:
         return []
     obstacle = run_obstacle(doctor.config)
-    return [Finding('ok', RUN_IS_BUILT) if obstacle is None else
-            Finding('problem', f'the run cannot be built: {obstacle}')]
+    return [
+        Finding('ok', RUN_IS_BUILT)
+        if obstacle is None
+        else Finding('problem', f'the run cannot be built: {obstacle}')
+    ]
 
 
 def _reason_against(kind: Type[Accelerator]) -> str:

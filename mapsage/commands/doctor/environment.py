@@ -2,6 +2,7 @@
 
 The launcher's variables are not checked here but by `mapsage.distributed.resolve_strategy`.
 """
+
 from __future__ import annotations
 
 from typing import Iterator, List, Mapping, Optional
@@ -25,8 +26,9 @@ _UNREAD = {
 _SCRIPTS_ONLY = {'ACCELERATOR': '--accelerator', 'WORK_DIR': '--work-dir'}
 
 
-def check_environment(environ: Mapping[str, str], accelerator: Optional[Accelerator],
-                      launcher: str = 'none') -> List[Finding]:
+def check_environment(
+    environ: Mapping[str, str], accelerator: Optional[Accelerator], launcher: str = 'none'
+) -> List[Finding]:
     """Return wrong or misleading variables; empty if there are none.
 
     Args:
@@ -42,27 +44,47 @@ def check_environment(environ: Mapping[str, str], accelerator: Optional[Accelera
             findings.append(Finding('problem', problem))
     for name, instead in _UNREAD.items():
         if name in environ:
-            findings.append(Finding(
-                'note', f'{name}={environ[name]}: no Enflame software that we know reads this',
-                f'unset it; {instead}'))
+            findings.append(
+                Finding(
+                    'note',
+                    f'{name}={environ[name]}: no Enflame software that we know reads this',
+                    f'unset it; {instead}',
+                )
+            )
     if 'ENFLAME_VISIBLE_DEVICES' in environ:
-        findings.append(Finding(
-            'note', f"ENFLAME_VISIBLE_DEVICES={environ['ENFLAME_VISIBLE_DEVICES']}: read by the "
-            f'container runtime only', 'inside the container TOPS_VISIBLE_DEVICES hides devices'))
+        findings.append(
+            Finding(
+                'note',
+                f'ENFLAME_VISIBLE_DEVICES={environ["ENFLAME_VISIBLE_DEVICES"]}: read by the '
+                f'container runtime only',
+                'inside the container TOPS_VISIBLE_DEVICES hides devices',
+            )
+        )
     if launcher == 'none':
         for name, option in _SCRIPTS_ONLY.items():
             if environ.get(name):
-                findings.append(Finding('note', f'{name}={environ[name]}: for scripts/*.sh only',
-                                        f'give {option} {environ[name]} here'))
+                findings.append(
+                    Finding(
+                        'note',
+                        f'{name}={environ[name]}: for scripts/*.sh only',
+                        f'give {option} {environ[name]} here',
+                    )
+                )
     if accelerator is not None and accelerator.simulated and environ.get('MAPSAGE_SIM_FAULTS'):
-        findings.append(Finding(
-            'note', f"MAPSAGE_SIM_FAULTS={environ['MAPSAGE_SIM_FAULTS']}: the simulator will fail "
-            f'on purpose', 'unset it to train'))
+        findings.append(
+            Finding(
+                'note',
+                f'MAPSAGE_SIM_FAULTS={environ["MAPSAGE_SIM_FAULTS"]}: the simulator will fail '
+                f'on purpose',
+                'unset it to train',
+            )
+        )
     return findings
 
 
-def _check_masks(environ: Mapping[str, str], accelerator: Accelerator,
-                 launcher: str) -> Iterator[Finding]:
+def _check_masks(
+    environ: Mapping[str, str], accelerator: Accelerator, launcher: str
+) -> Iterator[Finding]:
     """Yield a finding for each variable that hides devices from the ranks of this machine."""
     per_node = environ.get('LOCAL_WORLD_SIZE', '1')
     ranks = int(per_node) if launcher != 'none' and per_node.isdecimal() else 1
@@ -71,15 +93,21 @@ def _check_masks(environ: Mapping[str, str], accelerator: Accelerator,
             continue
         devices = [device.strip() for device in environ[name].split(',') if device.strip()]
         if len(set(devices)) < len(devices):
-            yield Finding('problem', f'{name}={environ[name]} names a device twice',
-                          'name each once')
+            yield Finding(
+                'problem', f'{name}={environ[name]} names a device twice', 'name each once'
+            )
         elif len(devices) == 1 < ranks:
-            yield Finding('ok', f'{name}={environ[name]} shows this rank one card, which no other '
-                          f'rank of this machine may have')
+            yield Finding(
+                'ok',
+                f'{name}={environ[name]} shows this rank one card, which no other '
+                f'rank of this machine may have',
+            )
         elif len(devices) < ranks:
             yield Finding(
-                'problem', f'{name}={environ[name]} shows {len(devices)} device(s) to each of the '
+                'problem',
+                f'{name}={environ[name]} shows {len(devices)} device(s) to each of the '
                 f'{ranks} ranks of this machine',
-                f'name {ranks} devices, unset it, or start NPROC_PER_NODE={max(1, len(devices))}')
+                f'name {ranks} devices, unset it, or start NPROC_PER_NODE={max(1, len(devices))}',
+            )
         else:
             yield Finding('ok', f'{name}={environ[name]}')

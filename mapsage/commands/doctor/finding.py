@@ -1,4 +1,5 @@
 """One line of the doctor's report."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

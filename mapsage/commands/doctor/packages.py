@@ -1,4 +1,5 @@
 """Installed packages: present, missing, or installed twice under different names."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -30,13 +31,19 @@ def check_installed() -> Iterator[Finding]:
         versions = _versions(distributions)
         installed = ', '.join(f'{name} {version}' for name, version in versions.items())
         if len(versions) > 1:
-            yield Finding('problem', f'{installed}: each brings the module {module}',
-                          'pip uninstall all of them, then install one (requirements.txt)')
+            yield Finding(
+                'problem',
+                f'{installed}: each brings the module {module}',
+                'pip uninstall all of them, then install one (requirements.txt)',
+            )
         elif versions or importlib.util.find_spec(module):
             yield Finding('ok', installed or f'{module}, not from a package')
         else:
-            yield Finding('problem', f'{module} is not installed', 'bash scripts/setup_env.sh, or '
-                          f'pip install {distributions[0]}')
+            yield Finding(
+                'problem',
+                f'{module} is not installed',
+                f'bash scripts/setup_env.sh, or pip install {distributions[0]}',
+            )
     try:
         check_distutils()
     except DistutilsError as error:

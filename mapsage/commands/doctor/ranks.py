@@ -4,6 +4,7 @@ Reports travel over the rendezvous store and not over a process group: a rank wi
 cannot enter a group, and the others would wait for it. Only `try_collectives` and `try_run` start a
 group, after every rank has reported that it can join.
 """
+
 from __future__ import annotations
 
 import json
@@ -62,8 +63,9 @@ class Ranks:
         """
         reports = self._gather('report', report)
         if self.rank == 0:
-            self.all_join = all(rank in reports and reports[rank]['joins']
-                                for rank in range(self.world_size))
+            self.all_join = all(
+                rank in reports and reports[rank]['joins'] for rank in range(self.world_size)
+            )
             self._store.set('verdict', 'join' if self.all_join else 'stay')
             # The store may live in this process, which must not end before all ranks have read.
             self._wait_for([f'read{rank}' for rank in range(1, self.world_size)])
@@ -80,22 +82,31 @@ class Ranks:
             init_process_group(accelerator, env.backend, seconds)
         except (RuntimeError, ValueError) as error:
             problems = {
-                'init_process_group': f'the process group does not start: {error_text(error)}'}
+                'init_process_group': f'the process group does not start: {error_text(error)}'
+            }
         else:
             problems = check_collectives(accelerator, local_rank(), seconds)
         reports = self._gather('collectives', problems)
         if self.rank > 0:
             return []
         findings = _late(reports, self.world_size) + _group_by_text(
-            reports, '', 'check the network between the machines (GLOO_SOCKET_IFNAME), or take '
-                         "env_cfg.dist_cfg.backend='gloo'")
+            reports,
+            '',
+            'check the network between the machines (GLOO_SOCKET_IFNAME), or take '
+            "env_cfg.dist_cfg.backend='gloo'",
+        )
         if findings:
             return findings
         if uses_native_group(accelerator):
-            return [Finding('ok', "the vendor's process group starts"),
-                    Finding('no', 'its collectives are not tested')]
-        return [Finding('ok', f'{self.world_size} ranks got the right answers over '
-                        f'{dist.get_backend()}')]
+            return [
+                Finding('ok', "the vendor's process group starts"),
+                Finding('no', 'its collectives are not tested'),
+            ]
+        return [
+            Finding(
+                'ok', f'{self.world_size} ranks got the right answers over {dist.get_backend()}'
+            )
+        ]
 
     def try_run(self, cfg: Optional[Config], well: bool) -> List[Finding]:
         """Build the run on all ranks if rank 0 has no problem; return the findings on rank 0.
@@ -114,7 +125,8 @@ class Ranks:
         if self.rank > 0:
             return []
         return _late(reports, self.world_size) + _group_by_text(
-            reports, 'the run cannot be built there: ') or [Finding('ok', RUN_IS_BUILT)]
+            reports, 'the run cannot be built there: '
+        ) or [Finding('ok', RUN_IS_BUILT)]
 
     def wait_for_print(self) -> None:
         """Wait until rank 0 has printed; rank 0 calls this when it has.
@@ -149,20 +161,30 @@ class Ranks:
         return reports
 
 
-def _group_by_text(reports: Mapping[int, Mapping[str, str]], prefix: str,
-                   next_step: str = '') -> List[Finding]:
+def _group_by_text(
+    reports: Mapping[int, Mapping[str, str]], prefix: str, next_step: str = ''
+) -> List[Finding]:
     """Return a problem for each different text in the reports, with the ranks that have it."""
     texts = dict.fromkeys(text for report in reports.values() for text in report.values())
-    ranks = {text: [rank for rank, report in reports.items() if text in report.values()]
-             for text in texts}
-    return [Finding('problem', f'on rank(s) {ranks[text]}: {prefix}{text}', next_step)
-            for text in texts]
+    ranks = {
+        text: [rank for rank, report in reports.items() if text in report.values()]
+        for text in texts
+    }
+    return [
+        Finding('problem', f'on rank(s) {ranks[text]}: {prefix}{text}', next_step) for text in texts
+    ]
 
 
 def _late(reports: Mapping[int, object], world_size: int) -> List[Finding]:
-    return [Finding('problem', f'rank {rank} has not reported within {_REPORT_SECONDS} s',
-                    'look at its machine and its output')
-            for rank in range(world_size) if rank not in reports]
+    return [
+        Finding(
+            'problem',
+            f'rank {rank} has not reported within {_REPORT_SECONDS} s',
+            'look at its machine and its output',
+        )
+        for rank in range(world_size)
+        if rank not in reports
+    ]
 
 
 def compare_reports(reports: Mapping[int, Mapping[str, Any]], world_size: int) -> List[Finding]:
@@ -177,25 +199,41 @@ def compare_reports(reports: Mapping[int, Mapping[str, Any]], world_size: int) -
     ranks_of: Dict[str, List[int]] = {}
     for rank, report in sorted(reports.items()):
         count = len(report['problems'])
-        findings.append(Finding('no' if count else 'ok',
-                                f"rank {rank} on {report['host']}: {report['device']}"
-                                + (f', {count} problem(s)' if count else '')))
+        findings.append(
+            Finding(
+                'no' if count else 'ok',
+                f'rank {rank} on {report["host"]}: {report["device"]}'
+                + (f', {count} problem(s)' if count else ''),
+            )
+        )
         for text in report['problems']:
             ranks_of.setdefault(text, []).append(rank)
     for name in _EQUAL:
         expected = reports[0][name]
-        different = {rank: report[name] for rank, report in reports.items()
-                     if report[name] != expected}
+        different = {
+            rank: report[name] for rank, report in reports.items() if report[name] != expected
+        }
         if different:
-            findings.append(Finding(
-                'problem', f'{name} is {expected} on rank 0 and {different} by rank',
-                'install the same on every machine'))
+            findings.append(
+                Finding(
+                    'problem',
+                    f'{name} is {expected} on rank 0 and {different} by rank',
+                    'install the same on every machine',
+                )
+            )
     cards = [reports[rank]['card'] if rank in reports else None for rank in range(world_size)]
     for rank, sharing_ranks in shared_cards(cards).items():
         if rank < min(sharing_ranks):
-            findings.append(Finding(
-                'problem', f'ranks {[rank, *sharing_ranks]} are on one card',
-                'start one rank per card, and give each rank of a machine a different LOCAL_RANK'))
+            findings.append(
+                Finding(
+                    'problem',
+                    f'ranks {[rank, *sharing_ranks]} are on one card',
+                    'start one rank per card, and give each rank of a machine a different LOCAL_RANK',
+                )
+            )
     # Rank 0 has printed its own problems already.
-    return findings + [Finding('problem', f'on rank(s) {ranks}: {text}')
-                       for text, ranks in ranks_of.items() if 0 not in ranks]
+    return findings + [
+        Finding('problem', f'on rank(s) {ranks}: {text}')
+        for text, ranks in ranks_of.items()
+        if 0 not in ranks
+    ]

@@ -4,6 +4,7 @@ A failure here is a failure of the training: the dataset is built, samples are l
 and the model computes a loss (training data) or a prediction (other data). The state of all random
 generators is restored afterwards.
 """
+
 from __future__ import annotations
 
 import logging
@@ -38,7 +39,7 @@ from .scene_copies import check_fast_copies, without_fast_copies
 # A step of a larger model takes minutes on a CPU, and more memory than the model itself.
 MOST_PARAMETERS = 10**9
 # Samples that are loaded in any case, and the time for a look at the headers of all other files.
-_FIRST, _SECONDS = 2, 5.
+_FIRST, _SECONDS = 2, 5.0
 
 
 def try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
@@ -74,16 +75,20 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
         dataset = build_checked(build_dataset, dataset_config)
         for scenes in datasets_of_scenes(dataset) if loader != 'train_dataloader' else ():
             scenes.score_once()
-        findings = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
-                    for importance, text in notes_on_scenes(dataset)]
+        findings = [
+            Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
+            for importance, text in notes_on_scenes(dataset)
+        ]
         findings += check_fast_copies(loader, datasets_of_scenes(dataset), settings)
     # A user's dataset may raise anything; a training would end with it.
     except Exception as error:
         return [Finding(level, f'{loader}: {error_text(explain_config_error(error))}')]
     if not hasattr(dataset, '__len__') or config.get('collate_fn'):
         return [*findings, Finding('no', f'{loader}: no step was tried with its samples')]
-    findings += [Finding(level if fails else 'note', f'{loader}: {text}')
-                 for fails, text in head_differences(model, dataset)]
+    findings += [
+        Finding(level if fails else 'note', f'{loader}: {text}')
+        for fails, text in head_differences(model, dataset)
+    ]
     if any(finding.level == 'problem' for finding in findings):
         return findings
     samples = []
@@ -93,21 +98,32 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
             check_labels(dataset, index, samples[-1])
         # A user's transform may raise anything.
         except Exception as error:
-            return [*findings, Finding(level, f'{loader}: '
-                                       f'{error_text(explain_error(dataset, index, error))}')]
+            return [
+                *findings,
+                Finding(level, f'{loader}: {error_text(explain_error(dataset, index, error))}'),
+            ]
     trains = loader == 'train_dataloader'
     step = 'one step' if trains else 'one prediction'
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         return [*findings, Finding('no', f'{loader}: {step} was not tried with so large a model')]
-    batch = samples[:min(config.get('batch_size') or 1, _FIRST)] if trains else samples[:1]
+    batch = samples[: min(config.get('batch_size') or 1, _FIRST)] if trains else samples[:1]
     try:
         _run_step(revert_sync_batchnorm(model), pseudo_collate(batch), trains)
     # A user's model may raise anything.
     except Exception as error:
-        shape = tuple(getattr(samples[0].get('inputs'), 'shape', ())) if isinstance(
-            samples[0], Mapping) else ''
-        return [*findings, Finding(level, f'{loader}: {step} with its first sample (C, H, W = '
-                                   f'{shape}) fails: {error_text(error)}')]
+        shape = (
+            tuple(getattr(samples[0].get('inputs'), 'shape', ()))
+            if isinstance(samples[0], Mapping)
+            else ''
+        )
+        return [
+            *findings,
+            Finding(
+                level,
+                f'{loader}: {step} with its first sample (C, H, W = '
+                f'{shape}) fails: {error_text(error)}',
+            ),
+        ]
     return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
 
 
@@ -120,8 +136,10 @@ def _chosen_samples(dataset: Any) -> List[int]:
     end = time.monotonic() + _SECONDS
     for index in range(len(chosen), len(dataset)):
         inner, inner_index = innermost(dataset, index)
-        if not (lists_samples(inner) and loads_images(inner) and loads_masks(inner)) \
-                or time.monotonic() > end:
+        if (
+            not (lists_samples(inner) and loads_images(inner) and loads_masks(inner))
+            or time.monotonic() > end
+        ):
             break
         info = inner.get_data_info(inner_index)
         sizes = [_stored_size(info.get(key)) for key in ('img_path', 'seg_map_path')]

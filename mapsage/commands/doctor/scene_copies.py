@@ -3,6 +3,7 @@
 The doctor makes no copies, since they take long and much disk space. For a dataset with `fast_copy`
 it estimates their size; for a dataset without, it reads a few windows of a scene both ways.
 """
+
 from __future__ import annotations
 
 import copy
@@ -44,8 +45,9 @@ def without_fast_copies(config: Any) -> Tuple[Any, List[Any]]:
     return config, settings
 
 
-def check_fast_copies(loader: str, datasets: Sequence[GeoTiffDataset], settings: Sequence[Any]
-                      ) -> List[Finding]:
+def check_fast_copies(
+    loader: str, datasets: Sequence[GeoTiffDataset], settings: Sequence[Any]
+) -> List[Finding]:
     """Return findings about the fast copies that a training makes, or could make.
 
     Args:
@@ -66,9 +68,17 @@ def check_fast_copies(loader: str, datasets: Sequence[GeoTiffDataset], settings:
         except (GeoError, RasterBlockError) as error:
             findings.append(Finding('problem', f'{loader}: {error}'))
             continue
-        findings.append(Finding('ok', f'{loader}: ' + (
-            f'the start makes {count} fast copies, about {size / 1e6:,.0f} MB, in {copies.folder}'
-            if count else f'all fast copies are in {copies.folder}')))
+        findings.append(
+            Finding(
+                'ok',
+                f'{loader}: '
+                + (
+                    f'the start makes {count} fast copies, about {size / 1e6:,.0f} MB, in {copies.folder}'
+                    if count
+                    else f'all fast copies are in {copies.folder}'
+                ),
+            )
+        )
     return findings
 
 
@@ -84,8 +94,12 @@ def _recommend(loader: str, dataset: GeoTiffDataset) -> List[Finding]:
         return []
     rows, columns = Raster(scene).blocks
     clock = 'elapsed time' if times.is_remote else 'processor time'
-    return [Finding(
-        'note', f'{loader}: {without_secrets(scene)} has blocks of {columns} x {rows} pixels; '
-        f'reading a window of {dataset.window} takes {times.original * 1e3:.1f} ms of {clock}, and '
-        f'{times.copy * 1e3:.1f} ms from a fast copy ({gain:.1f} times faster)',
-        "set fast_copy=dict(folder='/local/copies') in the dataset (docs/tutorials/scenes.md)")]
+    return [
+        Finding(
+            'note',
+            f'{loader}: {without_secrets(scene)} has blocks of {columns} x {rows} pixels; '
+            f'reading a window of {dataset.window} takes {times.original * 1e3:.1f} ms of {clock}, and '
+            f'{times.copy * 1e3:.1f} ms from a fast copy ({gain:.1f} times faster)',
+            "set fast_copy=dict(folder='/local/copies') in the dataset (docs/tutorials/scenes.md)",
+        )
+    ]

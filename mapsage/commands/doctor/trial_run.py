@@ -3,6 +3,7 @@
 The run of the config is built with a temporary work dir, without trackers and without weights.
 Parts that need the data are not built; their arguments are compared with the signatures instead.
 """
+
 from __future__ import annotations
 
 import copy
@@ -35,13 +36,16 @@ def run_obstacle(cfg: Config) -> Optional[str]:
     cfg = copy.deepcopy(cfg)
     # MMEngine caches loggers and visualizers by the name of their run, so every build needs a new
     # name.
-    cfg.update(resume=False, load_from=None, log_level='ERROR',
-               experiment_name=f'doctor-{next(_builds)}',
-               visualizer=dict(type='Visualizer', vis_backends=None))
+    cfg.update(
+        resume=False,
+        load_from=None,
+        log_level='ERROR',
+        experiment_name=f'doctor-{next(_builds)}',
+        visualizer=dict(type='Visualizer', vis_backends=None),
+    )
     if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
         cfg.pop('feature_source')
-    with tempfile.TemporaryDirectory(prefix='mapsage-doctor-') as folder, \
-            warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(prefix='mapsage-doctor-') as folder, warnings.catch_warnings():
         # The run shows these warnings.
         warnings.simplefilter('ignore')
         cfg.work_dir = folder
@@ -62,15 +66,19 @@ def _build_lazy_parts(runner: MapSageRunner, cfg: Config) -> None:
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     schedulers = cfg.get('param_scheduler')
     if isinstance(schedulers, (dict, list)) and not any(
-            scheduler.get('convert_to_iter_based') for scheduler in _dicts(schedulers)):
+        scheduler.get('convert_to_iter_based') for scheduler in _dicts(schedulers)
+    ):
         runner.build_param_scheduler(copy.deepcopy(schedulers))
     if cfg.get('val_evaluator'):
         runner.build_evaluator(copy.deepcopy(cfg.val_evaluator))
 
 
 def _dicts(configs: object) -> List[Mapping[str, Any]]:
-    return [config for config in (configs if isinstance(configs, list) else [configs])
-            if isinstance(config, Mapping)]
+    return [
+        config
+        for config in (configs if isinstance(configs, list) else [configs])
+        if isinstance(config, Mapping)
+    ]
 
 
 def _unknown_arguments(runner: MapSageRunner, cfg: Config) -> Iterator[str]:
@@ -78,12 +86,18 @@ def _unknown_arguments(runner: MapSageRunner, cfg: Config) -> Iterator[str]:
 
     These are built with the data or on the device, so only their signatures are read here.
     """
-    configs: List[Tuple[Registry, Any]] = [(LOOPS, cfg.get(f'{name}_cfg'))
-                                           for name in ('train', 'val', 'test')]
-    configs += [(DATA_SAMPLERS, (cfg.get(f'{name}_dataloader') or {}).get('sampler'))
-                for name in ('train', 'val')]
-    configs += [(MODELS, getattr(hook, 'ema_cfg', None)) for hook in runner.hooks
-                if isinstance(hook, EMAHook)]
+    configs: List[Tuple[Registry, Any]] = [
+        (LOOPS, cfg.get(f'{name}_cfg')) for name in ('train', 'val', 'test')
+    ]
+    configs += [
+        (DATA_SAMPLERS, (cfg.get(f'{name}_dataloader') or {}).get('sampler'))
+        for name in ('train', 'val')
+    ]
+    configs += [
+        (MODELS, getattr(hook, 'ema_cfg', None))
+        for hook in runner.hooks
+        if isinstance(hook, EMAHook)
+    ]
     for registry, config in configs:
         kind = config.get('type') if isinstance(config, Mapping) else None
         with registry.switch_scope_and_registry(None) as scoped:

@@ -5,6 +5,7 @@
 With --image (http://images.cocodataset.org/val2017/000000039769.jpg) the features are compared with
 the published features. The exit status is 1 if the file or its features are wrong.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -21,27 +22,35 @@ _IMAGE = 'http://images.cocodataset.org/val2017/000000039769.jpg'
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     parser = argparse.ArgumentParser(description='Check a DINOv3 weight file.')
-    parser.add_argument('checkpoint',
-                        help='hub file, safetensors file, Hugging Face folder or timm file')
-    parser.add_argument('--arch', choices=_ARCHS,
-                        help='variant of the model (default: recognized from the file)')
-    parser.add_argument('--prefix', default='',
-                        help="prefix of the keys, for example 'backbone.'")
+    parser.add_argument(
+        'checkpoint', help='hub file, safetensors file, Hugging Face folder or timm file'
+    )
+    parser.add_argument(
+        '--arch', choices=_ARCHS, help='variant of the model (default: recognized from the file)'
+    )
+    parser.add_argument('--prefix', default='', help="prefix of the keys, for example 'backbone.'")
     parser.add_argument('--image', help=f'path of {_IMAGE}, to compare its features')
     args = parser.parse_args(argv)
     from mapsage.models.backbones import dinov3_reference as reference
     from mapsage.models.backbones import dinov3_weights as weights
+
     state = weights.read_checkpoint(args.checkpoint, args.prefix)
     arch = args.arch or weights.variant_of(weights.convert(state))
     data, source = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
     cfg = dict(type='Pretrained', checkpoint=args.checkpoint, prefix=args.prefix)
-    model = reference.DINOv3ViT(arch, out_indices=(weights.ARCHS[arch].num_layers - 1, ),
-                                normalization=data or 'web', init_cfg=cfg)
+    model = reference.DINOv3ViT(
+        arch,
+        out_indices=(weights.ARCHS[arch].num_layers - 1,),
+        normalization=data or 'web',
+        init_cfg=cfg,
+    )
     model.init_weights()
     count = sum(parameter.numel() for parameter in model.parameters())
-    print(f'{args.checkpoint}\n  format        {weights.detect_format(state)}, {len(state)} keys, '
-          f'each accounted for\n  variant       {arch}, {count / 1e6:.1f} M parameters\n'
-          f'  trained on    {data or "unknown: set normalization in the config"} ({source})')
+    print(
+        f'{args.checkpoint}\n  format        {weights.detect_format(state)}, {len(state)} keys, '
+        f'each accounted for\n  variant       {arch}, {count / 1e6:.1f} M parameters\n'
+        f'  trained on    {data or "unknown: set normalization in the config"} ({source})'
+    )
     if not args.image:
         print('  features      not compared: give --image')
         return 0
@@ -54,6 +63,7 @@ def compare(model: DINOv3ViT, name: str, path: str) -> int:
 
     from mapsage.models.backbones import dinov3_reference as reference
     from mapsage.models.backbones.dinov3_weights import WeightsError
+
     if name not in reference.PUBLISHED:
         print(f'  features      none are published for {name}')
         return 0
@@ -62,9 +72,11 @@ def compare(model: DINOv3ViT, name: str, path: str) -> int:
         raise WeightsError(f'{path} cannot be read as an image')
     best = reference.compare(model, name, image[..., ::-1])[0]
     is_equal = best.difference <= reference.TOLERANCE
-    print(f'  features      {"as published" if is_equal else "NOT as published"}: off by at most '
-          f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalized as '
-          f'{best.normalization}')
+    print(
+        f'  features      {"as published" if is_equal else "NOT as published"}: off by at most '
+        f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalized as '
+        f'{best.normalization}'
+    )
     if not is_equal:
         print(f'    published   {reference.PUBLISHED[name]}\n    here        {best.computed}')
     return 0 if is_equal else 1
@@ -73,4 +85,5 @@ def compare(model: DINOv3ViT, name: str, path: str) -> int:
 def run() -> None:
     """Run the command line and exit."""
     from mapsage.commands import cli
+
     cli.run(main)

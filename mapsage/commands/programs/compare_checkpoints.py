@@ -6,6 +6,7 @@ Prints the number of tensors that are equal bit for bit, and the largest differe
 size (root mean square) of its tensor. The exit status is 0 if this difference is at most the
 tolerance; by default all bits must be equal.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -17,11 +18,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
     parser.add_argument('first', help='checkpoint of a run (.pth)')
     parser.add_argument('second', help='checkpoint to compare it with')
-    parser.add_argument('--tolerance', type=float, default=0.0,
-                        help='largest relative difference that is accepted (default: 0, all bits)')
+    parser.add_argument(
+        '--tolerance',
+        type=float,
+        default=0.0,
+        help='largest relative difference that is accepted (default: 0, all bits)',
+    )
     args = parser.parse_args(argv)
 
     from mapsage.commands.compare_checkpoints import compare_checkpoints
+
     comparison = compare_checkpoints(args.first, args.second)
     print(comparison)
     if args.tolerance:
@@ -32,4 +38,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def run() -> None:
     """Run the command line and exit."""
     from mapsage.commands import cli
+
     cli.run(main)

@@ -1,11 +1,12 @@
 """Tell whether a training would start here, and the reasons. Exit status 0 if it would.
 
-    python tools/doctor.py [CONFIG] [--accelerator NAME]    one process
-    bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate
-    python tools/doctor.py CONFIG --operators               what a card leaves to the CPU
-    python tools/doctor.py CONFIG --compare                 which kernels of a card are wrong
-    python tools/doctor.py CONFIG --tune                    which options make its step faster here
+python tools/doctor.py [CONFIG] [--accelerator NAME]    one process
+bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate
+python tools/doctor.py CONFIG --operators               what a card leaves to the CPU
+python tools/doctor.py CONFIG --compare                 which kernels of a card are wrong
+python tools/doctor.py CONFIG --tune                    which options make its step faster here
 """
+
 from __future__ import annotations
 
 from typing import Optional, Sequence
@@ -26,10 +27,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if extension.is_asked(args):
             return extension.run(args)
     from mapsage.commands.doctor.diagnosis import diagnose
+
     return diagnose(args)
 
 
 def run() -> None:
     """Run the command line and exit."""
     from mapsage.commands import cli
+
     cli.run(main)

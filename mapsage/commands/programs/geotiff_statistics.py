@@ -1,8 +1,9 @@
 """Print statistics of the bands of scenes, with mean and std as a config needs them.
 
-    python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
-    python tools/geotiff_statistics.py --config CONFIG     the sensors of its SceneStackDataset
+python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
+python tools/geotiff_statistics.py --config CONFIG     the sensors of its SceneStackDataset
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,16 +20,28 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
     accept_any_text()
     parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
-    parser.add_argument('scenes', nargs='*', help='files, folders of them, and other names that '
-                        'GDAL opens')
-    parser.add_argument('--bands', nargs='+', type=int,
-                        help='bands counted from 1, in the order of the config (default: all but '
-                        'alpha)')
-    parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
-                        help='largest number of pixels to read (default: 50,000,000)')
-    parser.add_argument('--config', metavar='CONFIG',
-                        help='config whose train_dataloader has a SceneStackDataset, in place of '
-                        'scenes; clouded pixels do not count')
+    parser.add_argument(
+        'scenes', nargs='*', help='files, folders of them, and other names that GDAL opens'
+    )
+    parser.add_argument(
+        '--bands',
+        nargs='+',
+        type=int,
+        help='bands counted from 1, in the order of the config (default: all but alpha)',
+    )
+    parser.add_argument(
+        '--samples',
+        type=int,
+        default=50000000,
+        metavar='PIXELS',
+        help='largest number of pixels to read (default: 50,000,000)',
+    )
+    parser.add_argument(
+        '--config',
+        metavar='CONFIG',
+        help='config whose train_dataloader has a SceneStackDataset, in place of '
+        'scenes; clouded pixels do not count',
+    )
     args = parser.parse_args(argv)
     if bool(args.scenes) == bool(args.config) or (args.config and args.bands):
         parser.error('expected SCENE..., or --config CONFIG without --bands')
@@ -36,6 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         _print_sensors(args.config, args.samples)
         return
     from mapsage.geo import GeoError, RasterBlockError, band_statistics, match
+
     paths = [path for scene in args.scenes for path in match(scene)]
     try:
         statistics = band_statistics(paths, args.bands, args.samples)
@@ -49,6 +63,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 def _print_sensors(config: str, samples: int) -> None:
     """Print the statistics of the sensors of a config's training places."""
     from mapsage.commands.stack_statistics import statistics_of_config
+
     statistics, text = statistics_of_config(config, samples)
     for sensor, result in statistics.items():
         print(f'{sensor}: {result.pixels:,} valid pixels')
@@ -57,15 +72,21 @@ def _print_sensors(config: str, samples: int) -> None:
 
 
 def _print_table(statistics: BandStatistics) -> None:
-    columns = [statistics.mean, statistics.std, statistics.minimum, statistics.percentile_2,
-               statistics.percentile_98, statistics.maximum]
+    columns = [
+        statistics.mean,
+        statistics.std,
+        statistics.minimum,
+        statistics.percentile_2,
+        statistics.percentile_98,
+        statistics.maximum,
+    ]
     print('band' + ''.join(f'{name:>12}' for name in ('mean', 'std', 'min', '2 %', '98 %', 'max')))
     for band, row in zip(statistics.bands, zip(*columns)):
         print(f'{band:4}' + ''.join(f'{value:12.6g}' for value in row))
 
 
 def _as_list(values: Iterable[float]) -> str:
-    return f"[{', '.join(f'{value:.6g}' for value in values)}]"
+    return f'[{", ".join(f"{value:.6g}" for value in values)}]'
 
 
 def run() -> None:

@@ -6,6 +6,7 @@
 
 Other programs accept the listed name of a config, and the path of a copy.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,25 +20,35 @@ from mapsage_launcher.shipped import ShippedError, copy_configs, list_configs
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
     accept_any_text()
-    parser = argparse.ArgumentParser(description='List the configs that come with MapSage, or copy '
-                                     'them.', **examples(__doc__))
+    parser = argparse.ArgumentParser(
+        description='List the configs that come with MapSage, or copy them.', **examples(__doc__)
+    )
     parser.add_argument('word', nargs='?', default='', help='part of the names to list')
-    parser.add_argument('--copy', metavar='DIR', help='copy all configs into this folder; files '
-                        'there are never overwritten')
+    parser.add_argument(
+        '--copy',
+        metavar='DIR',
+        help='copy all configs into this folder; files there are never overwritten',
+    )
     args = parser.parse_args(argv)
     if args.copy is not None:
         if args.word:
-            parser.error(f'--copy takes all configs, since they inherit from each other; leave '
-                         f'{args.word!r} out')
+            parser.error(
+                f'--copy takes all configs, since they inherit from each other; leave '
+                f'{args.word!r} out'
+            )
         try:
             copies = copy_configs(args.copy)
         except (OSError, ShippedError) as error:
             sys.exit(f'error: {error}')
-        print(f'{args.copy}: {len(copies)} files written' if copies else
-              f'{args.copy}: already complete')
+        print(
+            f'{args.copy}: {len(copies)} files written'
+            if copies
+            else f'{args.copy}: already complete'
+        )
         return
-    descriptions = {name: description for name, description in list_configs().items()
-                    if args.word in name}
+    descriptions = {
+        name: description for name, description in list_configs().items() if args.word in name
+    }
     if not descriptions:
         sys.exit(f'error: no config has {args.word!r} in its name; without a word all are listed')
     for name, description in descriptions.items():

@@ -1,7 +1,8 @@
 """Draw charts of a training's dynamic sampling over its iterations, and examples of samples.
 
-    python tools/plot_sampling.py WORK_DIR [--out PATH]
+python tools/plot_sampling.py WORK_DIR [--out PATH]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,10 +17,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     accept_any_text()
     parser = argparse.ArgumentParser(description='Draw what dynamic sampling did in a training.')
     parser.add_argument('work_dir', help='work dir of a training with DynamicSamplingHook')
-    parser.add_argument('--out', help='PNG file to write (default: '
-                        'WORK_DIR/dynamic_sampling.png)')
+    parser.add_argument('--out', help='PNG file to write (default: WORK_DIR/dynamic_sampling.png)')
     args = parser.parse_args(argv)
     from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling
+
     try:
         print(plot_sampling(args.work_dir, args.out))
     except (OSError, SamplingPlotError) as error:

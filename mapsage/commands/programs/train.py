@@ -1,8 +1,9 @@
 """Train a config: on one device, or as one rank of a launcher.
 
-    python tools/train.py configs/demo/efficientnet_lite0_fpn_demo.py
-    bash scripts/start_8card_training.sh CONFIG [options of this program]
+python tools/train.py configs/demo/efficientnet_lite0_fpn_demo.py
+bash scripts/start_8card_training.sh CONFIG [options of this program]
 """
+
 from __future__ import annotations
 
 from typing import Optional, Sequence
@@ -17,9 +18,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = options.build_parser('Train a segmentation model.', doc=__doc__)
     options.add_resume(parser)
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
-    parser.add_argument('--encoders', type=int, metavar='N',
-                        help='number of ranks that only compute the features of the frozen '
-                        "backbone (feature_source of type 'Streamed')")
+    parser.add_argument(
+        '--encoders',
+        type=int,
+        metavar='N',
+        help='number of ranks that only compute the features of the frozen '
+        "backbone (feature_source of type 'Streamed')",
+    )
     extensions = extensions_of('train')
     for extension in extensions:
         extension.add_options(parser)
@@ -27,6 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     for extension in extensions:
         extension.check_options(parser, args)
     from mapsage.commands import cli
+
     cfg = cli.load_config(args)
     if args.encoders is not None:
         cli.stream_features(cfg, args.encoders)
@@ -46,4 +52,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 def run() -> None:
     """Run the command line and exit."""
     from mapsage.commands import cli
+
     cli.run(main)

@@ -4,6 +4,7 @@
 `split.py` and `area.py` restrict the pixels that count, `windows.py` draws random windows,
 `shared_scan.py` caches what is known about a scene, and `summary.py` writes the log at the start.
 """
+
 from .dataset import GeoTiffDataset
 from .transforms import LoadGeoTiffLabels, LoadGeoTiffWindow
 

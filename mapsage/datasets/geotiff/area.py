@@ -3,6 +3,7 @@
 The polygons are read and burned by `mapsage/geo/aoi.py`. This module remembers which scenes the
 polygons do not touch, because that is often a wrong file or CRS.
 """
+
 from __future__ import annotations
 
 import logging
@@ -52,9 +53,15 @@ class SceneAreas:
         """
         lines = list(self._missed.values())
         if lines and len(lines) == len(self._areas):
-            raise GeoError(f'{lines[0]}. Check that the files of aoi= and scenes= belong together '
-                           'and that each has the CRS it was made in.')
+            raise GeoError(
+                f'{lines[0]}. Check that the files of aoi= and scenes= belong together '
+                'and that each has the CRS it was made in.'
+            )
         if lines and not get_dist_info()[0]:
-            print_log(f'{lines[0]}: no window of this scene' + (
-                f' and {len(lines) - 1} more' * (len(lines) > 1)) + ' is used.', logger='current',
-                level=logging.WARNING)
+            print_log(
+                f'{lines[0]}: no window of this scene'
+                + (f' and {len(lines) - 1} more' * (len(lines) > 1))
+                + ' is used.',
+                logger='current',
+                level=logging.WARNING,
+            )

@@ -3,6 +3,7 @@
 The numbers are megabytes of decoded values and include the copies that other processes make, for
 which this process waits. `fast_copies.py` uses it.
 """
+
 from __future__ import annotations
 
 import sys
@@ -33,8 +34,9 @@ class CopyProgress:
     _bars: Optional[TerminalBars] = None
     _bar: TaskID
 
-    def __init__(self, sources: Sequence[str], folder: Path,
-                 say: Optional[Callable[[str], None]]) -> None:
+    def __init__(
+        self, sources: Sequence[str], folder: Path, say: Optional[Callable[[str], None]]
+    ) -> None:
         self._sizes = {source: decoded_bytes(source) for source in sources}
         self._done = dict.fromkeys(sources, 0)
         self._folder, self._say = folder, say
@@ -45,12 +47,15 @@ class CopyProgress:
             if sys.stdout.isatty():
                 # Rich is imported only where a bar may be drawn.
                 from mapsage.terminal_bars import TerminalBars, can_redraw
+
                 if can_redraw(sys.stdout):
                     self._bars = TerminalBars(sys.stdout)
                     self._bar = self._bars.add('fast copies, MB', _megabytes(self._sizes))
             if self._bars is None:
-                self._say(f'{len(self._sizes)} fast copies are made in {self._folder}, of '
-                          f'{_megabytes(self._sizes):,} MB')
+                self._say(
+                    f'{len(self._sizes)} fast copies are made in {self._folder}, of '
+                    f'{_megabytes(self._sizes):,} MB'
+                )
         return self
 
     def __exit__(self, *exception: object) -> None:

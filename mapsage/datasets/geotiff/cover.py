@@ -4,6 +4,7 @@ The checks at the start of a run use it to find ground that training and validat
 (`mapsage/engine/loading/ground_checks.py`). Ground is sampled in squares, so a scene of any size
 needs little memory.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -58,7 +59,8 @@ class SceneCover:
             # A square counts if its middle lies in the window, hence the rounding up.
             (left, top), (right, bottom) = (
                 [max(0, -(-(start + size - step // 2) // step)) for start in corner]
-                for size in (0, self.dataset.window))
+                for size in (0, self.dataset.window)
+            )
             covered[top:bottom, left:right] = True
         if scene['part'] is not None:
             covered &= scene['part'].mask(0, 0, shape[1], shape[0], step)

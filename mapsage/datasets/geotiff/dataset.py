@@ -8,6 +8,7 @@ Shapes:
     image                   (side, side, bands)
     mask                    (side, side) uint8, class index or 255
 """
+
 from __future__ import annotations
 
 import logging
@@ -117,31 +118,36 @@ class GeoTiffDataset(BaseSegDataset):
             the file, its content and what to do.
     """
 
-    def __init__(self,
-                 scenes: Union[str, Sequence[str]],
-                 window: int,
-                 labels: Optional[str] = None,
-                 stride: Optional[int] = None,
-                 bands: Optional[Sequence[int]] = None,
-                 class_field: str = 'class_name',
-                 outside: int = 0,
-                 label_nodata: Union[None, int, str] = 'file',
-                 split: Optional[Dict[str, Any]] = None,
-                 windows: Optional[Dict[str, Any]] = None,
-                 aoi: Optional[str] = None,
-                 layer: Optional[str] = None,
-                 default_class: Union[None, int, str] = None,
-                 fast_copy: Optional[Dict[str, Any]] = None,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        scenes: Union[str, Sequence[str]],
+        window: int,
+        labels: Optional[str] = None,
+        stride: Optional[int] = None,
+        bands: Optional[Sequence[int]] = None,
+        class_field: str = 'class_name',
+        outside: int = 0,
+        label_nodata: Union[None, int, str] = 'file',
+        split: Optional[Dict[str, Any]] = None,
+        windows: Optional[Dict[str, Any]] = None,
+        aoi: Optional[str] = None,
+        layer: Optional[str] = None,
+        default_class: Union[None, int, str] = None,
+        fast_copy: Optional[Dict[str, Any]] = None,
+        **kwargs: Any,
+    ) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
-        self.window, self.stride = _integers('window and stride', (
-            window, window if stride is None else stride))
+        self.window, self.stride = _integers(
+            'window and stride', (window, window if stride is None else stride)
+        )
         if self.window < 1 or self.stride < 1:
             raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
         self._grid = WindowGrid(self.window, self.stride)
         if windows is not None and stride is not None:
-            raise GeoError(f'stride={stride} is the step of a grid, and windows={windows} has no '
-                           'grid; leave one of them out.')
+            raise GeoError(
+                f'stride={stride} is the step of a grid, and windows={windows} has no '
+                'grid; leave one of them out.'
+            )
         self.windows = windows
         self.bands = None if bands is None else _integers('bands', bands)
         self.class_field, self.layer, self.outside = class_field, layer, outside
@@ -169,8 +175,9 @@ class GeoTiffDataset(BaseSegDataset):
         counts: Dict[int, str] = {}
         rasters: List[Raster] = []
         area = SceneAreas(self.data_root, self.aoi)
-        label_files = (None if self.labels is None
-                       else LabelFiles(locate(self.data_root, self.labels)))
+        label_files = (
+            None if self.labels is None else LabelFiles(locate(self.data_root, self.labels))
+        )
         for scene in self._open_scenes():
             with scene:
                 rasters.append(scene)
@@ -180,10 +187,15 @@ class GeoTiffDataset(BaseSegDataset):
                 self.dtypes.setdefault(str(scene.dtype), scene.path)
                 counts.setdefault(len(scene.bands), scene.path)
                 scene_part = None if self.split is None else self.split.of_scene(scene)
-                self.scene_facts.append(dict(self._pixel_facts(scene), part=scene_part,
-                                             labels=self._labels_of(scene, label_files),
-                                             area=area.of(scene),
-                                             scene_shape=(scene.height, scene.width)))
+                self.scene_facts.append(
+                    dict(
+                        self._pixel_facts(scene),
+                        part=scene_part,
+                        labels=self._labels_of(scene, label_files),
+                        area=area.of(scene),
+                        scene_shape=(scene.height, scene.width),
+                    )
+                )
         area.check()
         self._use_fast_copies()
         for vector in self.vector_labels.values():
@@ -196,21 +208,29 @@ class GeoTiffDataset(BaseSegDataset):
         if self.windows is not None:
             entries = self._random_entries(rasters, self.windows)
         else:
-            entries = [dict(scene=number, corner=corner)
-                       for number, corners in enumerate(self._grid.corners(rasters))
-                       for corner in corners if self._is_in_limits(number, corner)]
+            entries = [
+                dict(scene=number, corner=corner)
+                for number, corners in enumerate(self._grid.corners(rasters))
+                for corner in corners
+                if self._is_in_limits(number, corner)
+            ]
         if not entries:
-            raise GeoError(f'{len(self.scene_facts)} scene(s), the first '
-                           f'{self.scene_facts[0]["scene"]}, hold no valid pixel: '
-                           f'{self._explain_no_data()}' + (
-                               '' if self.split is None else ' Or choose another split: perhaps '
-                               f'only the blocks of part {self.split.part!r} have no data.'))
+            raise GeoError(
+                f'{len(self.scene_facts)} scene(s), the first '
+                f'{self.scene_facts[0]["scene"]}, hold no valid pixel: '
+                f'{self._explain_no_data()}'
+                + (
+                    ''
+                    if self.split is None
+                    else ' Or choose another split: perhaps '
+                    f'only the blocks of part {self.split.part!r} have no data.'
+                )
+            )
         return entries
 
     def _explain_no_data(self) -> str:
         """Return why scenes may have no valid pixel, and what to check."""
-        return ('all is no-data. Check the no-data value and the alpha band (rio info shows '
-                'them).')
+        return 'all is no-data. Check the no-data value and the alpha band (rio info shows them).'
 
     def get_data_info(self, idx: int) -> Dict[str, Any]:
         """Return the facts that the pipeline needs to load window ``idx``.
@@ -253,8 +273,12 @@ class GeoTiffDataset(BaseSegDataset):
         """
         if self.labels is None:
             return np.full((side, side), self.ignore_index, np.uint8)
-        info = dict(self._facts(dict(scene=number), column, row), window=(column, row, side),
-                    valid=np.ones((side, side), bool), counted=None)
+        info = dict(
+            self._facts(dict(scene=number), column, row),
+            window=(column, row, side),
+            valid=np.ones((side, side), bool),
+            counted=None,
+        )
         return LoadGeoTiffLabels().transform(info)['gt_seg_map']
 
     @property
@@ -269,20 +293,32 @@ class GeoTiffDataset(BaseSegDataset):
             GeoError: If windows are drawn at random, so that they do not cover the scenes.
         """
         if self.windows is not None:
-            raise GeoError(f'windows={self.windows} is for training; scores need each pixel '
-                           'once, leave windows out in the datasets of validation and test.')
+            raise GeoError(
+                f'windows={self.windows} is for training; scores need each pixel '
+                'once, leave windows out in the datasets of validation and test.'
+            )
         self.test_mode = True
 
     def _facts(self, info: Dict[str, Any], column: int, row: int) -> Dict[str, Any]:
         """Return ``info`` with all keys that the loading transforms read."""
         scene = self.scene_facts[info['scene']]
         height, width = scene['scene_shape']
-        counted = (*self._grid.share(row, height), *self._grid.share(column, width)
-                   ) if self.test_mode else None
-        return dict(info, **scene, window=(column, row, self.window), counted=counted,
-                    ignore_index=self.ignore_index, num_classes=len(self.file_classes()),
-                    label_map=self.label_map, reduce_zero_label=self.reduce_zero_label,
-                    seg_fields=[])
+        counted = (
+            (*self._grid.share(row, height), *self._grid.share(column, width))
+            if self.test_mode
+            else None
+        )
+        return dict(
+            info,
+            **scene,
+            window=(column, row, self.window),
+            counted=counted,
+            ignore_index=self.ignore_index,
+            num_classes=len(self.file_classes()),
+            label_map=self.label_map,
+            reduce_zero_label=self.reduce_zero_label,
+            seg_fields=[],
+        )
 
     def _random_entries(self, scenes: List[Raster], config: Dict[str, Any]) -> List[Dict[str, Any]]:
         """Count the labels of all scenes, and return one entry per window of an epoch."""
@@ -292,10 +328,12 @@ class GeoTiffDataset(BaseSegDataset):
         self.random_windows = RandomWindows(config, self.window, classes, self.ignore_index)
         numbers = {scene.path: number for number, scene in enumerate(scenes)}
 
-        def masks(scene: Raster, column: int, row: int, side: int, valid: np.ndarray
-                  ) -> np.ndarray:
-            info = dict(self._facts(dict(scene=numbers[scene.path]), column, row),
-                        window=(column, row, side), valid=valid)
+        def masks(scene: Raster, column: int, row: int, side: int, valid: np.ndarray) -> np.ndarray:
+            info = dict(
+                self._facts(dict(scene=numbers[scene.path]), column, row),
+                window=(column, row, side),
+                valid=valid,
+            )
             if self.labels is not None:
                 return LoadGeoTiffLabels().transform(info)['gt_seg_map']
             counted = valid
@@ -314,13 +352,29 @@ class GeoTiffDataset(BaseSegDataset):
                     labels.close()
 
         # Everything that the counts depend on, apart from the scenes: the key of the cache.
-        settings = [self.random_windows.cell, self.ignore_index, self.file_classes(),
-                    self.class_field, self.layer, self.default_class, self.outside,
-                    self.label_nodata, self.reduce_zero_label, repr(self.label_map)]
+        settings = [
+            self.random_windows.cell,
+            self.ignore_index,
+            self.file_classes(),
+            self.class_field,
+            self.layer,
+            self.default_class,
+            self.outside,
+            self.label_nodata,
+            self.reduce_zero_label,
+            repr(self.label_map),
+        ]
         stamps = _stamps({scene['labels'].path for scene in self.scene_facts if scene['labels']})
-        counts = [scan(scene) for scene in scenes] if stamps is None else scan_scenes(
-            scenes, ('labels', *settings), scan, [self._label_facts(scene, stamps)
-                                                  for scene in self.scene_facts])
+        counts = (
+            [scan(scene) for scene in scenes]
+            if stamps is None
+            else scan_scenes(
+                scenes,
+                ('labels', *settings),
+                scan,
+                [self._label_facts(scene, stamps) for scene in self.scene_facts],
+            )
+        )
         for scene, cells in zip(scenes, counts):
             self.random_windows.add(scene, cells)
         self.random_windows.finish()
@@ -364,44 +418,59 @@ class GeoTiffDataset(BaseSegDataset):
         for pattern in self.scenes:
             paths += match(locate(self.data_root, pattern))
         if not paths:
-            raise GeoError(f'no scenes in {self.scenes} (data_root={self.data_root!r}); expected '
-                           f'a file, a folder or a pattern of {", ".join(SCENE_SUFFIXES)}.')
+            raise GeoError(
+                f'no scenes in {self.scenes} (data_root={self.data_root!r}); expected '
+                f'a file, a folder or a pattern of {", ".join(SCENE_SUFFIXES)}.'
+            )
         return paths
 
-    def _labels_of(self, scene: Raster, label_files: Optional[LabelFiles]
-                   ) -> Union[None, RasterLabels, BurntLabels]:
+    def _labels_of(
+        self, scene: Raster, label_files: Optional[LabelFiles]
+    ) -> Union[None, RasterLabels, BurntLabels]:
         """Return the labels of a scene, or None if the dataset has no labels."""
         if label_files is None:
             return None
         classes = self.file_classes()
         if not classes:
-            raise GeoError("metainfo has no classes; set metainfo=dict(classes=('background', "
-                           '...)).')
+            raise GeoError(
+                "metainfo has no classes; set metainfo=dict(classes=('background', ...))."
+            )
         if not (0 <= self.outside < len(classes) or self.outside == self.ignore_index):
-            raise GeoError(f'outside={self.outside}, expected a class index 0 to '
-                           f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
+            raise GeoError(
+                f'outside={self.outside}, expected a class index 0 to '
+                f'{len(classes) - 1}, or {self.ignore_index} to ignore.'
+            )
         path = self._label_path(scene, label_files)
         if suffix_of(path) not in VECTOR_SUFFIXES:
-            for name, value, lacking in (('layer', self.layer, 'layers'),
-                                         ('default_class', self.default_class, 'polygons')):
+            for name, value, lacking in (
+                ('layer', self.layer, 'layers'),
+                ('default_class', self.default_class, 'polygons'),
+            ):
                 if value is not None:
-                    raise GeoError(f'{name}={value!r}, but the labels {path} are a raster, which '
-                                   f'has no {lacking}: leave it out.')
+                    raise GeoError(
+                        f'{name}={value!r}, but the labels {path} are a raster, which '
+                        f'has no {lacking}: leave it out.'
+                    )
             return RasterLabels(path, scene, self.label_nodata)
         if self.reduce_zero_label:
-            raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
-                           'polygons name their class, leave it out.')
+            raise GeoError(
+                f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
+                'polygons name their class, leave it out.'
+            )
         if path not in self.vector_labels:
-            self.vector_labels[path] = VectorLabels(path, self.class_field, classes,
-                                                    self.ignore_index, self.layer,
-                                                    self.default_class)
+            self.vector_labels[path] = VectorLabels(
+                path, self.class_field, classes, self.ignore_index, self.layer, self.default_class
+            )
         return self.vector_labels[path].for_scene(scene, self.outside)
 
     def read_rasters(self) -> List[str]:
         """Return the paths of all rasters that samples are read from: scenes and label rasters."""
         paths = [scene['scene'] for scene in self.scene_facts]
-        paths += [scene['labels'].path for scene in self.scene_facts
-                  if isinstance(scene['labels'], RasterLabels)]
+        paths += [
+            scene['labels'].path
+            for scene in self.scene_facts
+            if isinstance(scene['labels'], RasterLabels)
+        ]
         return list(dict.fromkeys(paths))
 
     def _use_fast_copies(self) -> None:
@@ -414,7 +483,8 @@ class GeoTiffDataset(BaseSegDataset):
             return
         is_shown = get_dist_info()[0] == 0
         report = self.fast_copies.make(
-            self.read_rasters(), partial(print_log, logger='current') if is_shown else None)
+            self.read_rasters(), partial(print_log, logger='current') if is_shown else None
+        )
         for scene in self.scene_facts:
             self._read_copies(scene, report.copies)
             if isinstance(scene['labels'], RasterLabels):
@@ -433,18 +503,27 @@ class GeoTiffDataset(BaseSegDataset):
             return
         classes = self.file_classes()
         labels = [scene['labels'] for scene in self.scene_facts]
-        hiding = [raster for raster in labels if isinstance(raster, RasterLabels)
-                  and raster.nodata is not None and 0 <= float(raster.nodata) < len(classes)]
+        hiding = [
+            raster
+            for raster in labels
+            if isinstance(raster, RasterLabels)
+            and raster.nodata is not None
+            and 0 <= float(raster.nodata) < len(classes)
+        ]
         pixels = self._count_unlabeled(hiding)
         if pixels:
             first = hiding[0]
             value = int(first.nodata)  # type: ignore[arg-type]
             print_log(
-                f'labels {first.path}' + f' and {len(hiding) - 1} more' * (len(hiding) > 1)
+                f'labels {first.path}'
+                + f' and {len(hiding) - 1} more' * (len(hiding) > 1)
                 + f' name {value} as their no-data value, which is the index of class '
                 f'{classes[value]!r}: {pixels:,} pixels are ignored, not of that class. Set '
                 f'label_nodata=None if they are of that class, label_nodata={value} if they '
-                f'have no label.', logger='current', level=logging.WARNING)
+                f'have no label.',
+                logger='current',
+                level=logging.WARNING,
+            )
 
     @staticmethod
     def _count_unlabeled(rasters: Sequence[RasterLabels]) -> int:
@@ -458,15 +537,20 @@ class GeoTiffDataset(BaseSegDataset):
             finally:
                 labels.close()
 
-        counts = scan_scenes([labels.raster for labels in by_path.values()], ('unlabeled',), scan,
-                             [labels.settings for labels in by_path.values()])
+        counts = scan_scenes(
+            [labels.raster for labels in by_path.values()],
+            ('unlabeled',),
+            scan,
+            [labels.settings for labels in by_path.values()],
+        )
         return sum(int(count) for count in counts)
 
     def _is_in_limits(self, scene: int, corner: Tuple[int, int]) -> bool:
         """Return whether a window contains a pixel that counts in ``split`` and one in ``aoi``."""
         limits = self.scene_facts[scene]['part'], self.scene_facts[scene]['area']
-        return all(limit is None or limit.meets(*corner, self.window, self.window)
-                   for limit in limits)
+        return all(
+            limit is None or limit.meets(*corner, self.window, self.window) for limit in limits
+        )
 
 
 def _integers(name: str, values: Iterable[Any]) -> List[int]:

@@ -6,6 +6,7 @@ under another name and renamed, so whatever has the final name is complete. The 
 copies divide them by claims (`mapsage/folder_claims.py`), which end with their process. How a copy
 is written is in `mapsage/geo/fast_copy.py`.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -126,10 +127,15 @@ class FastCopies:
         Raises:
             FastCopyError: If the config has other keys, or no folder.
         """
-        if not isinstance(config, Mapping) or not isinstance(config.get('folder'), str) \
-                or not config.keys() <= {'folder', 'max_size'}:
-            raise FastCopyError(f"fast_copy={config!r}, expected dict(folder='...'), with or "
-                                f"without max_size='{DEFAULT_SIZE}'.")
+        if (
+            not isinstance(config, Mapping)
+            or not isinstance(config.get('folder'), str)
+            or not config.keys() <= {'folder', 'max_size'}
+        ):
+            raise FastCopyError(
+                f"fast_copy={config!r}, expected dict(folder='...'), with or "
+                f"without max_size='{DEFAULT_SIZE}'."
+            )
         return cls(**config)
 
     def plan(self, sources: Sequence[str]) -> Tuple[List[FastCopy], Dict[str, str]]:
@@ -147,8 +153,9 @@ class FastCopies:
                 wanted.append(copy)
         return wanted, originals
 
-    def make(self, sources: Sequence[str], say: Optional[Callable[[str], None]] = None
-             ) -> FastCopyReport:
+    def make(
+        self, sources: Sequence[str], say: Optional[Callable[[str], None]] = None
+    ) -> FastCopyReport:
         """Make the copies that are missing, together with other processes that need them.
 
         Args:
@@ -175,8 +182,9 @@ class FastCopies:
             sources = [copy.source for copy in missing]
             with CopyProgress(sources, self.folder, say) as progress, _write_errors(self.folder):
                 report.written = self._make_missing(missing, progress, originals)
-        report.copies.update((copy.source, str(copy.path)) for copy in wanted
-                             if copy.source not in originals)
+        report.copies.update(
+            (copy.source, str(copy.path)) for copy in wanted if copy.source not in originals
+        )
         self._mark_in_use()
         return report
 
@@ -205,9 +213,11 @@ class FastCopies:
             return None
         path_key, content_key = (
             hashlib.sha256(json.dumps(key).encode()).hexdigest()[:length]
-            for key, length in ((stamps[0][0], 8), ([_FORMAT, facts, stamps], 16)))
-        return FastCopy(source, self.folder / f'{output_name(source)}-{path_key}-{content_key}',
-                        stamps)
+            for key, length in ((stamps[0][0], 8), ([_FORMAT, facts, stamps], 16))
+        )
+        return FastCopy(
+            source, self.folder / f'{output_name(source)}-{path_key}-{content_key}', stamps
+        )
 
     def _create_folder(self) -> None:
         try:
@@ -219,16 +229,18 @@ class FastCopies:
             raise FastCopyError(
                 f'fast copies are missing, and {self.folder} cannot be written ({error}). Name a '
                 'folder that can be written in fast_copy=dict(folder=...), or let a user who may '
-                'write it run `mapsage prepare scenes`.') from error
+                'write it run `mapsage prepare scenes`.'
+            ) from error
 
     def _remove_abandoned(self) -> None:
         """Remove what killed processes left: partial copies that no process claims."""
         for partial in self.folder.glob(f'{_PARTIAL}*'):
-            name = partial.name[len(_PARTIAL):].rpartition('-')[0]
+            name = partial.name[len(_PARTIAL) :].rpartition('-')[0]
             if not _COPY.fullmatch(name):
                 continue
-            with contextlib.suppress(FolderClaimedError), \
-                    claimed(self.folder, [name], '', patience=0.0):
+            with contextlib.suppress(FolderClaimedError), claimed(
+                self.folder, [name], '', patience=0.0
+            ):
                 shutil.rmtree(str(partial), ignore_errors=True)
 
     def _check_room(self, missing: List[FastCopy], sizes: Mapping[str, int]) -> None:
@@ -243,8 +255,11 @@ class FastCopies:
         """
         existing = {folder.name: _size(folder) for folder in self._existing()}
         # Another process may have completed a copy in the meantime, which then counts once.
-        needs = [sizes[copy.source] for copy in missing
-                 if copy.source in sizes and copy.folder.name not in existing]
+        needs = [
+            sizes[copy.source]
+            for copy in missing
+            if copy.source in sizes and copy.folder.name not in existing
+        ]
         needed, count, used = sum(needs), len(needs), sum(existing.values())
         if used + needed > self.max_size:
             raise FastCopyError(
@@ -252,19 +267,23 @@ class FastCopies:
                 f'{self.folder} has {used:,} bytes of others: together more than max_size = '
                 f'{self.max_size:,} bytes. Set fast_copy=dict(folder=..., max_size='
                 f"'{-(-(used + needed) // 10**9)}G'), or remove copies there that no run needs. "
-                'Nothing was written.')
+                'Nothing was written.'
+            )
         parent = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
         # The bytes of a partial copy are among those that it needs.
         free = shutil.disk_usage(str(parent)).free + sum(
-            _size(partial) for partial in self.folder.glob(f'{_PARTIAL}*'))
+            _size(partial) for partial in self.folder.glob(f'{_PARTIAL}*')
+        )
         if needed > free:
             raise FastCopyError(
                 f'{count} fast cop{"y" if count == 1 else "ies"} need about {needed:,} bytes, and '
                 f'{free:,} bytes are free in {parent}. Free space there, or name a folder on '
-                'another disk in fast_copy=dict(folder=...). Nothing was written.')
+                'another disk in fast_copy=dict(folder=...). Nothing was written.'
+            )
 
-    def _make_missing(self, missing: List[FastCopy], progress: CopyProgress,
-                      originals: Dict[str, str]) -> int:
+    def _make_missing(
+        self, missing: List[FastCopy], progress: CopyProgress, originals: Dict[str, str]
+    ) -> int:
         """Write copies until all exist, and wait for those that other processes write.
 
         Returns:
@@ -303,12 +322,14 @@ class FastCopies:
                 partial.mkdir()
             write_fast_copy(copy.source, path, lambda count: progress.advance(copy.source, count))
             if self._copy_of(copy.source) != copy:
-                raise FastCopyError(f'{copy.source} changed while it was copied. Start again when '
-                                    'it is complete.')
+                raise FastCopyError(
+                    f'{copy.source} changed while it was copied. Start again when it is complete.'
+                )
             with _write_errors(self.folder):
                 self._check_written(copy, path.stat().st_size)
-                description = dict(source=copy.stamps[0][0], stamps=copy.stamps,
-                                   bytes=path.stat().st_size)
+                description = dict(
+                    source=copy.stamps[0][0], stamps=copy.stamps, bytes=path.stat().st_size
+                )
                 (partial / _SOURCE).write_text(json.dumps(description), encoding='utf-8')
                 for file in partial.iterdir():
                     _flush(file)
@@ -326,12 +347,16 @@ class FastCopies:
             raise FastCopyError(
                 f'the fast copy of {copy.source} has {size:,} bytes, more than estimated: with '
                 f'{used:,} bytes of others in {self.folder} it exceeds max_size = '
-                f'{self.max_size:,}. Raise max_size; the copies that are complete stay.')
+                f'{self.max_size:,}. Raise max_size; the copies that are complete stay.'
+            )
 
     def _existing(self) -> List[Path]:
         """Return the folders of complete copies."""
-        return [path.parent for path in sorted(self.folder.glob(f'[!.]*/{_SOURCE}'))
-                if _COPY.fullmatch(path.parent.name)]
+        return [
+            path.parent
+            for path in sorted(self.folder.glob(f'[!.]*/{_SOURCE}'))
+            if _COPY.fullmatch(path.parent.name)
+        ]
 
     def _drop_changed(self, wanted: List[FastCopy]) -> int:
         """Remove copies whose source has changed, unless another run uses the folder.
@@ -341,8 +366,9 @@ class FastCopies:
         """
         current = {copy.stamps[0][0]: copy.folder.name for copy in wanted}
         with self._exclusive() as alone:
-            changed = [folder for folder in self._existing() if alone
-                       and _has_changed(folder, current)]
+            changed = [
+                folder for folder in self._existing() if alone and _has_changed(folder, current)
+            ]
             for folder in changed:
                 self._remove(folder)
         return len(changed)
@@ -404,8 +430,9 @@ def _has_changed(folder: Path, current: Mapping[str, str]) -> bool:
     if current.get(str(description.get('source')), folder.name) != folder.name:
         return True
     try:
-        return any(os.path.exists(old[0]) and stamp(old[0]) != old
-                   for old in description.get('stamps', ()))
+        return any(
+            os.path.exists(old[0]) and stamp(old[0]) != old for old in description.get('stamps', ())
+        )
     # The description is not what this module writes, or the source has just been removed.
     except (OSError, TypeError, IndexError, KeyError):
         return False
@@ -442,8 +469,10 @@ def _write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FastCopyError(f'cannot write into {folder}: {error}. Free space there or give write '
-                            'permission; the copies that are complete stay.') from error
+        raise FastCopyError(
+            f'cannot write into {folder}: {error}. Free space there or give write '
+            'permission; the copies that are complete stay.'
+        ) from error
 
 
 def _parse_size(value: object) -> int:
@@ -460,8 +489,12 @@ def _parse_size(value: object) -> int:
 
 def describe_report(report: FastCopyReport, folder: Path) -> List[str]:
     """Return lines about what was copied and what was not."""
-    lines = [f'{len(report.copies)} raster(s) are read from their fast copies in {folder}'
-             + (f'; {report.dropped} of changed sources were removed' if report.dropped else '')]
-    lines += [f'no fast copy of {without_secrets(source)}: {reason}'
-              for source, reason in report.originals.items()]
+    lines = [
+        f'{len(report.copies)} raster(s) are read from their fast copies in {folder}'
+        + (f'; {report.dropped} of changed sources were removed' if report.dropped else '')
+    ]
+    lines += [
+        f'no fast copy of {without_secrets(source)}: {reason}'
+        for source, reason in report.originals.items()
+    ]
     return lines

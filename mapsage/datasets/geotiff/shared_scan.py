@@ -4,6 +4,7 @@ A scan finds out where a scene has data or labels. Locks divide the scenes among
 machine; they only save work, and every process falls back to scanning by itself. So a missing lock,
 a full disk or a killed process costs time, never a wrong result.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -38,9 +39,12 @@ _LOG_AFTER = 5.0
 _TRIM_AFTER = 8
 
 
-def scan_scenes(scenes: Sequence[Raster], settings: Sequence[object],
-                scan: Callable[[Raster], np.ndarray],
-                settings_of_scenes: Sequence[object] = ()) -> List[np.ndarray]:
+def scan_scenes(
+    scenes: Sequence[Raster],
+    settings: Sequence[object],
+    scan: Callable[[Raster], np.ndarray],
+    settings_of_scenes: Sequence[object] = (),
+) -> List[np.ndarray]:
     """Return ``scan(scene)`` for each scene, from the cache if it has been computed before.
 
     Processes of one machine that call this at the same time scan different scenes, and then wait
@@ -65,8 +69,10 @@ def scan_scenes(scenes: Sequence[Raster], settings: Sequence[object],
     folder = cache_folder()
     results: List[Optional[np.ndarray]] = []
     common = json.dumps(list(settings))
-    paths = [None if folder is None else _entry(folder, scene, common, scene_settings)
-             for scene, scene_settings in zip(scenes, settings_of_scenes or [None] * len(scenes))]
+    paths = [
+        None if folder is None else _entry(folder, scene, common, scene_settings)
+        for scene, scene_settings in zip(scenes, settings_of_scenes or [None] * len(scenes))
+    ]
     notice = _SlowScanNotice(len(scenes), folder)
     scans = 0
     for scene, path in zip(scenes, paths):
@@ -81,8 +87,10 @@ def scan_scenes(scenes: Sequence[Raster], settings: Sequence[object],
         notice.update()
         results.append(result)
     deadline = time.monotonic() + _PATIENCE
-    return [_wait(scene, path, scan, deadline) if result is None else result
-            for scene, path, result in zip(scenes, paths, results)]
+    return [
+        _wait(scene, path, scan, deadline) if result is None else result
+        for scene, path, result in zip(scenes, paths, results)
+    ]
 
 
 def cache_folder() -> Optional[Path]:
@@ -102,8 +110,7 @@ def cache_folder() -> Optional[Path]:
     return None
 
 
-def _entry(folder: Path, scene: Raster, settings: str, scene_settings: object
-           ) -> Optional[Path]:
+def _entry(folder: Path, scene: Raster, settings: str, scene_settings: object) -> Optional[Path]:
     """Return the path of a scene's cached result.
 
     Returns None if one of the scene's files has no stamp, so that a change would not be noticed.
@@ -127,8 +134,9 @@ def _load(path: Path) -> Optional[np.ndarray]:
         return None
 
 
-def _scan_and_save(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray]
-                   ) -> np.ndarray:
+def _scan_and_save(
+    scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray]
+) -> np.ndarray:
     # Another process may have written the result before this one got the lock.
     result = None if path is None else _load(path)
     if result is None:
@@ -144,8 +152,9 @@ def _scan_and_save(scene: Raster, path: Optional[Path], scan: Callable[[Raster],
     return result
 
 
-def _wait(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray],
-          deadline: float) -> np.ndarray:
+def _wait(
+    scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray], deadline: float
+) -> np.ndarray:
     """Return the result of a scene for which another process had the lock.
 
     If that process ends without a result, or the deadline passes, scan the scene here.
@@ -173,8 +182,11 @@ class _ScanLock:
     """
 
     def __init__(self, path: Optional[Path]) -> None:
-        self._name = None if path is None else os.path.join(
-            gettempdir(), f'mapsage-{os.getuid()}-{path.stem}.lock')
+        self._name = (
+            None
+            if path is None
+            else os.path.join(gettempdir(), f'mapsage-{os.getuid()}-{path.stem}.lock')
+        )
         self._file: Optional[int] = None
 
     def __enter__(self) -> bool:
@@ -212,8 +224,10 @@ class _SlowScanNotice:
 
     def __init__(self, count: int, folder: Optional[Path]) -> None:
         self._start: Optional[float] = time.monotonic()
-        self._text = (f'{count} scene(s) are read once, to find where they have data or labels; '
-                      f'the result is kept in {folder} for later starts')
+        self._text = (
+            f'{count} scene(s) are read once, to find where they have data or labels; '
+            f'the result is kept in {folder} for later starts'
+        )
 
     def update(self) -> None:
         """Write the line if the scan has taken too long by now."""

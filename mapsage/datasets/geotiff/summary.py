@@ -3,6 +3,7 @@
 Each function from `_scenes` to `_leaks` yields messages on one subject; `summarize` collects them.
 Little is read, so the figures of large scenes are estimates from samples.
 """
+
 from __future__ import annotations
 
 import logging
@@ -64,23 +65,33 @@ def summarize(dataset: GeoTiffDataset) -> List[Message]:
 
 def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
     scenes = dataset.scene_facts
-    yield logging.INFO, (
-        f'{_title(dataset)}: {len(scenes)} scene(s), {dataset.describe_images()}, '
-        f'{len(dataset):,} windows of {dataset.window} pixels')
+    yield (
+        logging.INFO,
+        (
+            f'{_title(dataset)}: {len(scenes)} scene(s), {dataset.describe_images()}, '
+            f'{len(dataset):,} windows of {dataset.window} pixels'
+        ),
+    )
     small = [scene for scene in scenes if min(scene['scene_shape']) < dataset.window]
     if small:
         height, width = small[0]['scene_shape']
-        yield logging.WARNING, (
-            f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
-            f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
-            f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
-            f'less, or join the scenes (gdalbuildvrt).')
+        yield (
+            logging.WARNING,
+            (
+                f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
+                f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
+                f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
+                f'less, or join the scenes (gdalbuildvrt).'
+            ),
+        )
 
 
 def _title(dataset: GeoTiffDataset) -> str:
     """Return the name of a dataset in messages: its class and its first scene."""
-    return f'{type(dataset).__name__} {os.path.join(dataset.data_root or "", dataset.scenes[0])}' \
+    return (
+        f'{type(dataset).__name__} {os.path.join(dataset.data_root or "", dataset.scenes[0])}'
         + f' and {len(dataset.scenes) - 1} more' * (len(dataset.scenes) > 1)
+    )
 
 
 def _labels(dataset: GeoTiffDataset) -> Iterator[Message]:
@@ -105,31 +116,49 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
     pixels = sum(scene['scene_shape'][0] * scene['scene_shape'][1] for scene in scenes)
     drawn = set(areas)
     areas[dataset.outside] += max(0.0, pixels - sum(areas.values()))
-    by_scene = ', '.join(f'{os.path.basename(path)} {count:,}'
-                         for path, count in counts.items()) \
-        if len(counts) <= _LISTED else f'{min(counts.values()):,} to {max(counts.values()):,} each'
-    yield logging.INFO, (
-        f'{_title(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
-        f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
-    yield from ((logging.INFO, vector.guess) for vector in dataset.vector_labels.values()
-                if vector.guess)
+    by_scene = (
+        ', '.join(f'{os.path.basename(path)} {count:,}' for path, count in counts.items())
+        if len(counts) <= _LISTED
+        else f'{min(counts.values()):,} to {max(counts.values()):,} each'
+    )
+    yield (
+        logging.INFO,
+        (
+            f'{_title(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
+            f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}'
+        ),
+    )
+    yield from (
+        (logging.INFO, vector.guess) for vector in dataset.vector_labels.values() if vector.guess
+    )
     defaults = sum(vector.defaults for vector in dataset.vector_labels.values())
     if defaults:
         name = dataset.default_class
         if isinstance(name, int):
             name = dict(enumerate(dataset.file_classes())).get(name, 'ignored')
-        yield logging.INFO, (
-            f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
-            f'(default_class): their file has no field {dataset.class_field!r}, or it is empty')
+        yield (
+            logging.INFO,
+            (
+                f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
+                f'(default_class): their file has no field {dataset.class_field!r}, or it is empty'
+            ),
+        )
     bare = [path for path, count in counts.items() if not count]
     if bare:
         classes = dataset.file_classes()
-        fate = 'they are ignored' if dataset.outside == dataset.ignore_index else \
-            f'all their pixels have the class {classes[dataset.outside]!r}'
-        yield logging.WARNING, (
-            f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
-            f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
-            f'label files.')
+        fate = (
+            'they are ignored'
+            if dataset.outside == dataset.ignore_index
+            else f'all their pixels have the class {classes[dataset.outside]!r}'
+        )
+        yield (
+            logging.WARNING,
+            (
+                f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
+                f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
+                f'label files.'
+            ),
+        )
 
 
 def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
@@ -143,32 +172,50 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
         pixels += labels.size
     shift = int(dataset.reduce_zero_label)
     unlabeled = [dataset.ignore_index] + [0] * shift
-    areas = Counter({value - shift: float(count) for value, count in pixel_counts.items()
-                     if value not in unlabeled})
+    areas = Counter(
+        {
+            value - shift: float(count)
+            for value, count in pixel_counts.items()
+            if value not in unlabeled
+        }
+    )
     ignored = pixels - sum(areas.values())
     known = range(len(dataset.file_classes()))
     sample = f'{len(boxes)} squares of {_SIDE} pixels' if len(boxes) > len(scenes) else 'all pixels'
     if ignored:
         areas[dataset.ignore_index] = ignored
-    yield logging.INFO, (
-        f'{_title(dataset)}: {len(scenes)} label raster(s); shares, from {sample}: '
-        f'{_shares(dataset, areas, pixels, set(known))}')
-    unknown = sorted(value + shift for value in areas
-                     if value not in known and value != dataset.ignore_index)
+    yield (
+        logging.INFO,
+        (
+            f'{_title(dataset)}: {len(scenes)} label raster(s); shares, from {sample}: '
+            f'{_shares(dataset, areas, pixels, set(known))}'
+        ),
+    )
+    unknown = sorted(
+        value + shift for value in areas if value not in known and value != dataset.ignore_index
+    )
     if unknown:
-        yield logging.WARNING, (
-            f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
-            f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
-            f'Correct the labels, or the classes in metainfo.')
+        yield (
+            logging.WARNING,
+            (
+                f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
+                f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
+                f'Correct the labels, or the classes in metainfo.'
+            ),
+        )
     if pixels and ignored == pixels:
-        yield logging.WARNING, (
-            f'no pixel of the label rasters has a label ({sample} examined, the first file is '
-            f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.')
+        yield (
+            logging.WARNING,
+            (
+                f'no pixel of the label rasters has a label ({sample} examined, the first file is '
+                f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.'
+            ),
+        )
 
 
 def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, int, int, int]]]:
     """Yield the number of a scene and a window of it: all scenes whole, or squares in them."""
-    if sum(height * width for height, width in shapes) <= _SQUARES * _SIDE ** 2:
+    if sum(height * width for height, width in shapes) <= _SQUARES * _SIDE**2:
         for number, (height, width) in enumerate(shapes):
             yield number, (0, 0, width, height)
         return
@@ -181,8 +228,7 @@ def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, 
         yield number, (column, row, min(_SIDE, width), min(_SIDE, height))
 
 
-def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float,
-            drawn: Container[int]) -> str:
+def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Container[int]) -> str:
     """Return text on the share of each class.
 
     Args:
@@ -194,11 +240,11 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float,
     texts = []
     for index, name in enumerate(dataset.file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
-        texts.append(f'{name} {100 * areas[index] / max(pixels, 1):.3g} %'
-                     + ' (no polygon)' * bare)
+        texts.append(f'{name} {100 * areas[index] / max(pixels, 1):.3g} %' + ' (no polygon)' * bare)
     ignored = areas[dataset.ignore_index]
-    return ', '.join(texts) + (f', ignored {100 * ignored / max(pixels, 1):.3g} %' if ignored
-                               else '')
+    return ', '.join(texts) + (
+        f', ignored {100 * ignored / max(pixels, 1):.3g} %' if ignored else ''
+    )
 
 
 def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
@@ -208,28 +254,45 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
     """
     classes = dataset.file_classes()
     palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
-        'palette')
+        'palette'
+    )
     for labels in {scene['labels'].path: scene['labels'] for scene in scenes[:_EXAMINED]}.values():
         table = labels.colors()
         colored = {value: color for value, color in table.items() if len(set(color)) > 1}
         # A table of shades of gray says nothing about classes.
         if not colored:
             continue
-        texts = list(_color_differences(table, colored, classes, palette,
-                                        int(dataset.reduce_zero_label), dataset.ignore_index))
+        texts = list(
+            _color_differences(
+                table,
+                colored,
+                classes,
+                palette,
+                int(dataset.reduce_zero_label),
+                dataset.ignore_index,
+            )
+        )
         if texts:
-            yield logging.WARNING, (
-                f'labels {labels.path} have a color table that disagrees with metainfo: '
-                f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
-                f'decide, not colors: check that metainfo has the classes in the order of the '
-                f'file.')
+            yield (
+                logging.WARNING,
+                (
+                    f'labels {labels.path} have a color table that disagrees with metainfo: '
+                    f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
+                    f'decide, not colors: check that metainfo has the classes in the order of the '
+                    f'file.'
+                ),
+            )
             return
 
 
-def _color_differences(table: Dict[int, Tuple[int, int, int]],
-                       colored: Dict[int, Tuple[int, int, int]], classes: Sequence[str],
-                       palette: Optional[Sequence[Sequence[int]]], shift: int, ignore: int
-                       ) -> Iterator[str]:
+def _color_differences(
+    table: Dict[int, Tuple[int, int, int]],
+    colored: Dict[int, Tuple[int, int, int]],
+    classes: Sequence[str],
+    palette: Optional[Sequence[Sequence[int]]],
+    shift: int,
+    ignore: int,
+) -> Iterator[str]:
     """Yield text on each difference between a file's color table and the palette.
 
     Args:
@@ -240,15 +303,20 @@ def _color_differences(table: Dict[int, Tuple[int, int, int]],
         shift: Value of the first class in the file.
         ignore: Value of ignored pixels.
     """
-    colors = [tuple(map(int, color)) for color in palette or ()][:len(classes)]
+    colors = [tuple(map(int, color)) for color in palette or ()][: len(classes)]
     for index, color in enumerate(colors):
         file_color = table.get(index + shift)
         if file_color is not None and _differ(file_color, color):
-            same = [classes[number] for number, class_color in enumerate(colors)
-                    if not _differ(file_color, class_color)]
-            yield (f'value {index + shift} is {file_color} there' + (
-                f', which is the color of {same[0]!r}' if same else '')
-                + f', and {classes[index]!r} is {color} here')
+            same = [
+                classes[number]
+                for number, class_color in enumerate(colors)
+                if not _differ(file_color, class_color)
+            ]
+            yield (
+                f'value {index + shift} is {file_color} there'
+                + (f', which is the color of {same[0]!r}' if same else '')
+                + f', and {classes[index]!r} is {color} here'
+            )
     extra = [value for value in colored if value >= len(classes) + shift and value != ignore]
     # Some programs fill all 256 entries with colors; such entries are not classes.
     if len(colored) < 200:
@@ -263,9 +331,13 @@ def _differ(color_a: Sequence[int], color_b: Sequence[int]) -> bool:
 def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
     if len(dataset.dtypes) > 1:
         types = ', '.join(f'{dtype} ({path})' for dtype, path in dataset.dtypes.items())
-        yield logging.WARNING, (
-            f'scenes differ in their type of values: {types}. One mean and deviation is used for '
-            f'all: convert them to one type and scale, or make a dataset for each type.')
+        yield (
+            logging.WARNING,
+            (
+                f'scenes differ in their type of values: {types}. One mean and deviation is used for '
+                f'all: convert them to one type and scale, or make a dataset for each type.'
+            ),
+        )
 
 
 def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
@@ -273,11 +345,15 @@ def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
         raster = Raster(scene['scene'], scene['bands'])
         bands, hidden = list(raster.bands), hidden_data_band(raster)
         if hidden is not None:
-            yield logging.WARNING, (
-                f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
-                f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
-                f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
-                f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.')
+            yield (
+                logging.WARNING,
+                (
+                    f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
+                    f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
+                    f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
+                    f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.'
+                ),
+            )
             return
 
 
@@ -289,22 +365,34 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
     if dataset.split is None or dataset.split.part == 'train':
         return
     blocks, window = dataset.split.blocks, dataset.window
-    pixel = 1.0 if blocks.unit == 'pixels' else max(
-        pixel_side(Raster(scene['scene'])) for scene in dataset.scene_facts[:_EXAMINED])
+    pixel = (
+        1.0
+        if blocks.unit == 'pixels'
+        else max(pixel_side(Raster(scene['scene'])) for scene in dataset.scene_facts[:_EXAMINED])
+    )
     size, margin = blocks.size / pixel, blocks.margin / pixel
     small, narrow = size < _EXACT * window, margin < _EXACT * window / 2
-    reasons = [f'blocks of {blocks.size:g} {blocks.unit} are {size:.3g} pixels, less than a window '
-               f'of {window}'] * small + [
-               f'margin={blocks.margin:g} {blocks.unit} is {margin:.3g} pixels, less than half a '
-               f'window of {window}'] * narrow
+    reasons = [
+        f'blocks of {blocks.size:g} {blocks.unit} are {size:.3g} pixels, less than a window '
+        f'of {window}'
+    ] * small + [
+        f'margin={blocks.margin:g} {blocks.unit} is {margin:.3g} pixels, less than half a '
+        f'window of {window}'
+    ] * narrow
     if reasons:
-        advice = f'size={2 * window * pixel:.4g} or more (two windows), ' * small + \
-            f'margin={math.ceil(window * pixel / 2)} or more'
-        yield logging.WARNING, (
-            f'split: {"; ".join(reasons)}. Windows of training show ground that part '
-            f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
-            f'ground. Set {advice} in the split of all datasets, or use other scenes '
-            f'(docs/reference/datasets.md).')
+        advice = (
+            f'size={2 * window * pixel:.4g} or more (two windows), ' * small
+            + f'margin={math.ceil(window * pixel / 2)} or more'
+        )
+        yield (
+            logging.WARNING,
+            (
+                f'split: {"; ".join(reasons)}. Windows of training show ground that part '
+                f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
+                f'ground. Set {advice} in the split of all datasets, or use other scenes '
+                f'(docs/reference/datasets.md).'
+            ),
+        )
 
 
 def _some(things: Sequence[object]) -> str:

@@ -9,6 +9,7 @@ Shapes:
     valid       (side, side) bool
     gt_seg_map  (side, side) uint8
 """
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -42,14 +43,18 @@ class LoadGeoTiffWindow(BaseTransform):
         """
         column, row, side = results['window']
         values, valid = open_raster(results['pixels'], results['bands']).read(
-            column, row, side, side)
+            column, row, side, side
+        )
         image = bands_last(values if values.dtype == np.uint8 else values.astype(np.float32))
         scene = Path(results['scene'])
         results['img'] = image
         results['valid'] = valid
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        results['img_path'] = str(scene.with_name(
-            f'{output_name(results["scene"])}_{column}_{row}{suffix_of(results["scene"])}'))
+        results['img_path'] = str(
+            scene.with_name(
+                f'{output_name(results["scene"])}_{column}_{row}{suffix_of(results["scene"])}'
+            )
+        )
         return results
 
 
@@ -70,8 +75,10 @@ class LoadGeoTiffLabels(BaseTransform):
             GeoError: If the dataset has no labels, or a label is not a class.
         """
         if results['labels'] is None:
-            raise GeoError(f'{results["scene"]} was given without labels; set labels= of the '
-                           'dataset, or leave LoadGeoTiffLabels out.')
+            raise GeoError(
+                f'{results["scene"]} was given without labels; set labels= of the '
+                'dataset, or leave LoadGeoTiffLabels out.'
+            )
         column, row, side = results['window']
         values, labeled = results['labels'].read(column, row, side, side)
         counts = labeled & results['valid']
@@ -82,9 +89,12 @@ class LoadGeoTiffLabels(BaseTransform):
             top, bottom, left, right = results['counted']
             counts[:top] = counts[bottom:] = False
             counts[:, :left] = counts[:, right:] = False
-        table = _label_table(results['num_classes'], results['ignore_index'],
-                             int(results['reduce_zero_label']),
-                             tuple((results['label_map'] or {}).items()))
+        table = _label_table(
+            results['num_classes'],
+            results['ignore_index'],
+            int(results['reduce_zero_label']),
+            tuple((results['label_map'] or {}).items()),
+        )
         if values.dtype == np.uint8 and values.max() < table.unchanged:
             mask = values
         else:
@@ -110,7 +120,8 @@ class LoadGeoTiffLabels(BaseTransform):
                 f'window (column, row, width, height) = {(column, row, side, side)} '
                 f'({int(bad.sum())} pixels); {count} classes allow {shift} to {count - 1 + shift}'
                 f'{", 0 for no data" if shift else ""}, and {results["ignore_index"]} for ignored '
-                'pixels. Correct the labels, or the classes in metainfo.')
+                'pixels. Correct the labels, or the classes in metainfo.'
+            )
 
 
 class _LabelTable(NamedTuple):
@@ -147,8 +158,9 @@ class _LabelTable(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int, int], ...]
-                 ) -> _LabelTable:
+def _label_table(
+    count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int, int], ...]
+) -> _LabelTable:
     """Return the table of a dataset with ``count`` classes.
 
     Args:
@@ -168,16 +180,17 @@ def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int
     for old, new in label_map:
         indices[old] = new
     if indices.max() > 255 or (ignored not in (ignore, 255) and ignored in indices):
-        raise GeoError(f'{count} classes and ignore_index={ignore}: a mask is uint8, in which the '
-                       f'ignored pixels are {ignored} and a class is at most 254. Set '
-                       'ignore_index=255, and join classes with label_map if there are more.')
-    classes[shift:shift + count] = indices.astype(np.uint8)
-    refused[:shift + count] = refused[size + 1] = 0
+        raise GeoError(
+            f'{count} classes and ignore_index={ignore}: a mask is uint8, in which the '
+            f'ignored pixels are {ignored} and a class is at most 254. Set '
+            'ignore_index=255, and join classes with label_map if there are more.'
+        )
+    classes[shift : shift + count] = indices.astype(np.uint8)
+    refused[: shift + count] = refused[size + 1] = 0
     if 0 <= ignore < size:
         classes[ignore], refused[ignore] = ignored, 0
     changed = np.flatnonzero((classes[:256] != np.arange(256)) | (refused[:256] != 0))
-    return _LabelTable(classes, refused, ignore, ignored,
-                       int(changed[0]) if len(changed) else 256)
+    return _LabelTable(classes, refused, ignore, ignored, int(changed[0]) if len(changed) else 256)
 
 
 def _look_up(table: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 To find out which windows have data, scenes with gaps are read once at a low resolution, and
 `shared_scan.py` caches the result. In tests every pixel counts in one window only.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -38,14 +39,24 @@ class WindowGrid:
         Raises:
             GeoError: If a scene cannot be read.
         """
+
         def scan(scene: Raster) -> np.ndarray:
             with scene:
                 return np.array(list(self._scan(scene)), np.int32).reshape(-1, 2)
 
-        scanned = iter(scan_scenes([scene for scene in scenes if scene.may_have_gaps],
-                                   ('windows', self._window, self._stride), scan))
-        return [list(map(tuple, next(scanned).tolist())) if scene.may_have_gaps
-                else list(self._scan(scene)) for scene in scenes]
+        scanned = iter(
+            scan_scenes(
+                [scene for scene in scenes if scene.may_have_gaps],
+                ('windows', self._window, self._stride),
+                scan,
+            )
+        )
+        return [
+            list(map(tuple, next(scanned).tolist()))
+            if scene.may_have_gaps
+            else list(self._scan(scene))
+            for scene in scenes
+        ]
 
     def share(self, start: int, size: int) -> Tuple[int, int]:
         """Return which pixels of a window along a side count, as (start, end), the end excluded.
@@ -58,8 +69,11 @@ class WindowGrid:
         """
         starts, window = self._starts(size), self._window
         number = bisect.bisect_left(starts, start)
-        cuts = [(starts[i - 1] + window + starts[i]) // 2 - start
-                for i in (number, number + 1) if 0 < i < len(starts)]
+        cuts = [
+            (starts[i - 1] + window + starts[i]) // 2 - start
+            for i in (number, number + 1)
+            if 0 < i < len(starts)
+        ]
         first = max(0, cuts[0]) if number > 0 else 0
         last = min(window, cuts[-1]) if number + 1 < len(starts) else window
         return first, last
@@ -79,9 +93,11 @@ class WindowGrid:
                 rows = min(self._window, scene.height - row)
                 valid = np.logical_or.reduce(scene.read_reduced(factor, row, rows)[1])
             for column in self._starts(scene.width):
-                if valid is None or valid[
-                        _reduced_window(column, self._window, scene.width, len(valid))].any() \
-                        or scene.read(column, row, self._window, self._window)[1].any():
+                if (
+                    valid is None
+                    or valid[_reduced_window(column, self._window, scene.width, len(valid))].any()
+                    or scene.read(column, row, self._window, self._window)[1].any()
+                ):
                     yield column, row
 
 

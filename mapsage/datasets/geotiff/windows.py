@@ -8,6 +8,7 @@ Shapes:
     cells of a scene   (N, 4) int32: row, column, class, number of pixels
     cells of all       (N, 5): number of the scene, then as above
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -68,8 +69,9 @@ class RandomWindows:
         GeoError: If a setting is unknown or out of its range.
     """
 
-    def __init__(self, config: Mapping[str, Any], window: int, classes: Sequence[str],
-                 ignore: int) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], window: int, classes: Sequence[str], ignore: int
+    ) -> None:
         _check(config, classes)
         self.redraw = bool(config.get('redraw', True))
         self.per_epoch: int = config.get('per_epoch') or 0
@@ -89,8 +91,10 @@ class RandomWindows:
     def add(self, scene: Raster, cells: np.ndarray) -> None:
         """Add the next scene, with the cells that ``count`` returned for it."""
         self._counts.append(np.insert(cells, 0, len(self._shapes), 1))
-        self._digest.update(f'{os.path.basename(scene.path)} {scene.bands} {_size(scene.path)} '
-                            f'{hashlib.blake2b(cells.tobytes()).hexdigest()}'.encode())
+        self._digest.update(
+            f'{os.path.basename(scene.path)} {scene.bands} {_size(scene.path)} '
+            f'{hashlib.blake2b(cells.tobytes()).hexdigest()}'.encode()
+        )
         self._shapes.append((scene.height, scene.width))
 
     def finish(self) -> None:
@@ -101,18 +105,22 @@ class RandomWindows:
         """
         cells, self._counts = np.concatenate(self._counts), []
         if not len(cells):
-            raise GeoError(f'no pixel of {len(self._shapes)} scene(s) has data and a label, so '
-                           'there is no place for random windows; check the labels, the no-data '
-                           'values and split.')
+            raise GeoError(
+                f'no pixel of {len(self._shapes)} scene(s) has data and a label, so '
+                'there is no place for random windows; check the labels, the no-data '
+                'values and split.'
+            )
         self._cells, self._name = cells[:, :3], self._digest.hexdigest()
         # A digest cannot be pickled.
         del self._digest
         pixels = np.bincount(cells[:, 3], cells[:, 4], max(len(self._classes), 1)).astype(np.int64)
         if not self.per_epoch:
-            self.per_epoch = max(1, round(int(pixels.sum()) / self._window ** 2))
+            self.per_epoch = max(1, round(int(pixels.sum()) / self._window**2))
         shares = self._shares(pixels)
-        self._tables = [_build_table(np.flatnonzero(cells[:, 3] == number), cells)
-                        for number in np.flatnonzero(shares)]
+        self._tables = [
+            _build_table(np.flatnonzero(cells[:, 3] == number), cells)
+            for number in np.flatnonzero(shares)
+        ]
         # The last table, of all cells, is for windows drawn by area.
         self._tables.append(_build_table(np.arange(len(cells)), cells))
         self._ends = np.cumsum(shares[shares > 0])
@@ -130,8 +138,11 @@ class RandomWindows:
         pixel = random.randint(0, ends[-1], dtype=np.int64)
         scene, row, column = self._cells[rows[np.searchsorted(ends, pixel, 'right')]]
         height, width = self._shapes[scene]
-        return (int(scene), self._start(int(column), width, random),
-                self._start(int(row), height, random))
+        return (
+            int(scene),
+            self._start(int(column), width, random),
+            self._start(int(row), height, random),
+        )
 
     def draw_fixed(self, index: int) -> Tuple[int, int, int]:
         """Return scene, column and row of window ``index``, the same in every epoch."""
@@ -147,14 +158,18 @@ class RandomWindows:
         labeled = np.zeros((-(-height // self.cell), -(-width // self.cell)), bool)
         _, row, column = self._cells[self._cells[:, 0] == number].T
         labeled[row, column] = True
-        middles = [np.minimum(np.arange(count) * step + step // 2, side - 1) // self.cell
-                   for count, side in zip(shape, (height, width))]
+        middles = [
+            np.minimum(np.arange(count) * step + step // 2, side - 1) // self.cell
+            for count, side in zip(shape, (height, width))
+        ]
         return labeled[middles[0]][:, middles[1]]
 
     def __repr__(self) -> str:
         # The text identifies cached samples, so it must be the same in every process.
-        return (f'RandomWindows({self._window}, {self._balance}, {self.redraw}, {self._seed}, '
-                f'{self._name})')
+        return (
+            f'RandomWindows({self._window}, {self._balance}, {self.redraw}, {self._seed}, '
+            f'{self._name})'
+        )
 
     def __deepcopy__(self, memo: object) -> RandomWindows:
         # The object does not change after `finish`, and a copy of a sample must not copy its
@@ -176,17 +191,22 @@ class RandomWindows:
         if self._balance == 'classes':
             missing = [name for name, count in zip(self._classes, pixels) if not count]
             if missing and not get_dist_info()[0]:
-                print_log(f'no pixel is labeled {", ".join(map(repr, missing))}: random windows '
-                          'are balanced among the other classes.', logger='current',
-                          level=logging.WARNING)
+                print_log(
+                    f'no pixel is labeled {", ".join(map(repr, missing))}: random windows '
+                    'are balanced among the other classes.',
+                    logger='current',
+                    level=logging.WARNING,
+                )
             shares[pixels > 0] = 1 / (pixels > 0).sum()
             return shares
         for name, share in self._balance.items():
             number = self._classes.index(name)
             if not pixels[number]:
-                raise GeoError(f'windows has balance={dict(self._balance)!r}, and no pixel is '
-                               f'labeled {name!r}; leave the class out, or check the labels'
-                               ' (and split).')
+                raise GeoError(
+                    f'windows has balance={dict(self._balance)!r}, and no pixel is '
+                    f'labeled {name!r}; leave the class out, or check the labels'
+                    ' (and split).'
+                )
             shares[number] = share
         return shares
 
@@ -198,7 +218,9 @@ class RandomWindows:
             total = pixels.sum()
             text += ', drawn at pixels of ' + ', '.join(
                 f'{self._classes[n]} {100 * shares[n]:.3g} % ({100 * pixels[n] / total:.3g} % of '
-                'the area)' for n in np.flatnonzero(shares))
+                'the area)'
+                for n in np.flatnonzero(shares)
+            )
             rest = 1 - float(shares.sum())
             text += f', and {100 * rest:.3g} % by area' * (rest > 1e-9)
         print_log(text, logger='current')
@@ -229,18 +251,27 @@ def count_cells(scene: Raster, masks: Masks, cell: int, ignore: int) -> np.ndarr
         for column in range(0, scene.width, side):
             columns = min(side, scene.width - column)
             valid = np.zeros((side, side), bool)
-            valid[:rows, :columns] = True if reduced is None else reduced[
-                :, np.arange(column, column + columns) * reduced.shape[1] // scene.width]
+            valid[:rows, :columns] = (
+                True
+                if reduced is None
+                else reduced[
+                    :, np.arange(column, column + columns) * reduced.shape[1] // scene.width
+                ]
+            )
             if valid.any():
                 mask = masks(scene, column, row, side, valid)
-                entries += [np.column_stack((cells + (row // cell, column // cell), np.full(
-                    len(cells), number), counts)).astype(np.int32)
-                    for number, cells, counts in _count_mask(mask, cell, ignore)]
+                entries += [
+                    np.column_stack(
+                        (cells + (row // cell, column // cell), np.full(len(cells), number), counts)
+                    ).astype(np.int32)
+                    for number, cells, counts in _count_mask(mask, cell, ignore)
+                ]
     return np.concatenate(entries)
 
 
-def _count_mask(mask: np.ndarray, cell: int, ignore: int
-                ) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
+def _count_mask(
+    mask: np.ndarray, cell: int, ignore: int
+) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
     """Yield each class of a mask, its cells as (row, column), and its pixels in them."""
     side = len(mask) // cell
     # Along a column of a cell 255 pixels fit into uint8, whose sums NumPy adds 16 at a time.
@@ -265,6 +296,7 @@ def _build_table(rows: np.ndarray, cells: np.ndarray) -> _Table:
 
 def _check(config: Mapping[str, Any], classes: Sequence[str]) -> None:
     """Raise an error if a setting of ``windows`` is unknown or out of its range."""
+
     def refuse(name: str, expected: str) -> GeoError:
         return GeoError(f'windows has {name}={config.get(name)!r}, expected {expected}.')
 
@@ -283,10 +315,16 @@ def _check(config: Mapping[str, Any], classes: Sequence[str]) -> None:
     if isinstance(balance, Mapping):
         wrong = [name for name in balance if name not in classes]
         shares = list(balance.values())
-        if wrong or not all(isinstance(s, (int, float)) and 0 < s <= 1 for s in shares) \
-                or not 0 < sum(shares) <= 1 + 1e-9:
-            raise refuse('balance', f'the share of windows of some of the classes {list(classes)}, '
-                                    'each more than 0, together at most 1; the rest is drawn by '
-                                    'area')
+        if (
+            wrong
+            or not all(isinstance(s, (int, float)) and 0 < s <= 1 for s in shares)
+            or not 0 < sum(shares) <= 1 + 1e-9
+        ):
+            raise refuse(
+                'balance',
+                f'the share of windows of some of the classes {list(classes)}, '
+                'each more than 0, together at most 1; the rest is drawn by '
+                'area',
+            )
     elif balance not in (None, 'classes'):
         raise refuse('balance', "None, 'classes' or dict(CLASS=SHARE)")

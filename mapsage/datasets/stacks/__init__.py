@@ -4,10 +4,15 @@
 `transforms.py` and `preprocessor.py` make the model's input, in the order of channels of
 `mapsage/stacks/`.
 """
+
 from .dataset import SceneStackDataset
 from .preprocessor import StackDataPreProcessor
 from .transforms import DropDates, LoadSceneStack, PackStackInputs
 
 __all__ = [
-    'DropDates', 'LoadSceneStack', 'PackStackInputs', 'SceneStackDataset',
-    'StackDataPreProcessor']
+    'DropDates',
+    'LoadSceneStack',
+    'PackStackInputs',
+    'SceneStackDataset',
+    'StackDataPreProcessor',
+]

@@ -3,6 +3,7 @@
 `SceneStackDataset` is a `GeoTiffDataset` whose scenes are places. The base class does windows,
 splits, areas of interest and labels; only the pixels differ (`mapsage/places/`).
 """
+
 from __future__ import annotations
 
 import logging
@@ -74,13 +75,15 @@ class SceneStackDataset(GeoTiffDataset):
         GeoError: If files are missing, cannot be read or do not fit together.
     """
 
-    def __init__(self,
-                 sensors: Mapping[str, Mapping[str, Any]],
-                 window: int,
-                 places: Optional[str] = None,
-                 grid: Optional[str] = None,
-                 labels: Optional[str] = None,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        window: int,
+        places: Optional[str] = None,
+        grid: Optional[str] = None,
+        labels: Optional[str] = None,
+        **kwargs: Any,
+    ) -> None:
         for name in ('scenes', 'bands'):
             if kwargs.pop(name, None) is not None:
                 raise GeoError(f'SceneStackDataset has no {name}: give it to each of the sensors.')
@@ -88,11 +91,13 @@ class SceneStackDataset(GeoTiffDataset):
         self.places, self.grid = places, grid
         self._stack_files: List[Place] = []
         if grid not in (None, 'labels', *self.sensors):
-            raise GeoError(f'grid={grid!r}, expected the name of a sensor, {list(self.sensors)}, '
-                           "or 'labels'.")
+            raise GeoError(
+                f"grid={grid!r}, expected the name of a sensor, {list(self.sensors)}, or 'labels'."
+            )
         patterns = [str(sensor.scenes) for sensor in self.sensors.values()]
-        super().__init__(scenes=patterns if places is None else [places], window=window,
-                         labels=labels, **kwargs)
+        super().__init__(
+            scenes=patterns if places is None else [places], window=window, labels=labels, **kwargs
+        )
 
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per window that holds data, as in ``GeoTiffDataset``."""
@@ -106,22 +111,33 @@ class SceneStackDataset(GeoTiffDataset):
             self._report(stacks)
         # Saved in checkpoints, so that a prediction can tell which dates a place lacks.
         self._metainfo['stack_days'] = {
-            sensor: sorted({image.date.timetuple().tm_yday for stack in stacks
-                            for image in stack.place.images[sensor] if image.date is not None})
-            for sensor in self.sensors}
+            sensor: sorted(
+                {
+                    image.date.timetuple().tm_yday
+                    for stack in stacks
+                    for image in stack.place.images[sensor]
+                    if image.date is not None
+                }
+            )
+            for sensor in self.sensors
+        }
         return entries
 
     def describe_images(self) -> str:
         """Return text on sensors, dates and bands, for the log."""
         return 'of ' + ' and '.join(
             f'{sensor.name} ({sensor.max_dates} date(s) of {len(sensor.bands)} band(s))'
-            for sensor in self.layout.sensors)
+            for sensor in self.layout.sensors
+        )
 
     def read_rasters(self) -> List[str]:
         """Return the paths of all rasters that samples are read from: images, masks, labels."""
         paths = [path for facts in self.scene_facts for path in facts['stack'].source_paths()]
-        paths += [facts['labels'].path for facts in self.scene_facts
-                  if isinstance(facts['labels'], RasterLabels)]
+        paths += [
+            facts['labels'].path
+            for facts in self.scene_facts
+            if isinstance(facts['labels'], RasterLabels)
+        ]
         return list(dict.fromkeys(paths))
 
     def _open_scenes(self) -> Iterator[Raster]:
@@ -140,25 +156,34 @@ class SceneStackDataset(GeoTiffDataset):
         if self.grid == 'labels':
             path = self._labels_of_place(stack_files, None)
             if path is None:
-                raise GeoError("grid='labels', but the dataset has no labels; set labels=, or "
-                               'name a sensor.')
+                raise GeoError(
+                    "grid='labels', but the dataset has no labels; set labels=, or name a sensor."
+                )
             return path
         images = stack_files.images[self.grid]
         if not images:
-            raise GeoError(f'place {stack_files.name!r} has no image of {self.grid!r}, which has '
-                           f'the grid; add one, leave the place out, or set another grid=.')
+            raise GeoError(
+                f'place {stack_files.name!r} has no image of {self.grid!r}, which has '
+                f'the grid; add one, leave the place out, or set another grid=.'
+            )
         return images[0].paths[0]
 
     def _explain_no_data(self) -> str:
-        masks = [(sensor, image.mask or image.paths[0]) for sensor in self.sensors.values()
-                 if sensor.clouds is not None for image in self._stack_files[0].images[sensor.name]]
+        masks = [
+            (sensor, image.mask or image.paths[0])
+            for sensor in self.sensors.values()
+            if sensor.clouds is not None
+            for image in self._stack_files[0].images[sensor.name]
+        ]
         if not masks:
             return super()._explain_no_data()
         sensor, path = masks[0]
         assert sensor.clouds is not None, 'chosen above'
-        return (f'at every date all is clouded or no-data. clouds= of sensor {sensor.name!r} '
-                f'counts the classes {list(sensor.clouds.clear)} as clear; compare them with '
-                f'the classes in {path} (rio info --stats), and check the no-data values.')
+        return (
+            f'at every date all is clouded or no-data. clouds= of sensor {sensor.name!r} '
+            f'counts the classes {list(sensor.clouds.clear)} as clear; compare them with '
+            f'the classes in {path} (rio info --stats), and check the no-data values.'
+        )
 
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
         assert isinstance(scene, PlaceRaster)
@@ -173,22 +198,28 @@ class SceneStackDataset(GeoTiffDataset):
         assert path is not None, 'the dataset has labels'
         return path
 
-    def _labels_of_place(self, stack_files: Place, label_files: Optional[LabelFiles]
-                         ) -> Optional[str]:
+    def _labels_of_place(
+        self, stack_files: Place, label_files: Optional[LabelFiles]
+    ) -> Optional[str]:
         """Return the path of the labels of a place, or None if the dataset has no labels."""
         if stack_files.labels is not None:
             return stack_files.labels
         if self.labels is None:
             return None
         if self.labels == self.places:
-            raise GeoError(f'place {stack_files.name!r} has no labels in the list {self.places}, '
-                           'and other places have; fill the column labels, or remove the place.')
+            raise GeoError(
+                f'place {stack_files.name!r} has no labels in the list {self.places}, '
+                'and other places have; fill the column labels, or remove the place.'
+            )
         if '{place}' in self.labels:
-            path = os.path.join(self.data_root or '', self.labels.replace(
-                '{place}', stack_files.name))
+            path = os.path.join(
+                self.data_root or '', self.labels.replace('{place}', stack_files.name)
+            )
             if not os.path.exists(path):
-                raise GeoError(f'place {stack_files.name!r} has no labels {path}, which '
-                               f'labels={self.labels!r} names; add them, or leave the place out.')
+                raise GeoError(
+                    f'place {stack_files.name!r} has no labels {path}, which '
+                    f'labels={self.labels!r} names; add them, or leave the place out.'
+                )
             return path
         label_files = label_files or LabelFiles(locate(self.data_root, self.labels))
         # A suffix, so that a point in the name of a place does not begin one.
@@ -209,43 +240,70 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
     for sensor in stacks[0].layout.sensors:
         counts = [len(stack.place.images[sensor.name]) for stack in stacks]
         if min(counts) < sensor.max_dates:
-            few = [stack.place.name for stack, count in zip(stacks, counts)
-                   if count < sensor.max_dates]
-            yield (f'{len(few)} of {len(stacks)} place(s) have fewer than max_dates='
-                   f'{sensor.max_dates} images of {sensor.name}, the fewest {min(counts)}: '
-                   f'{_some(few)}. The other dates are missing there', logging.INFO)
+            few = [
+                stack.place.name for stack, count in zip(stacks, counts) if count < sensor.max_dates
+            ]
+            yield (
+                f'{len(few)} of {len(stacks)} place(s) have fewer than max_dates='
+                f'{sensor.max_dates} images of {sensor.name}, the fewest {min(counts)}: '
+                f'{_some(few)}. The other dates are missing there',
+                logging.INFO,
+            )
         unused = sum(stack.place.unused[sensor.name] for stack in stacks)
         if unused:
-            yield (f'{unused} image(s) of {sensor.name} are not used, because there are more than '
-                   f'max_dates={sensor.max_dates}; those used are evenly spread over the dates of '
-                   f'a place', logging.INFO)
-        tiled = [stack.place.name for stack in stacks for image in stack.place.images[sensor.name]
-                 if len(image.tiles) > 1]
+            yield (
+                f'{unused} image(s) of {sensor.name} are not used, because there are more than '
+                f'max_dates={sensor.max_dates}; those used are evenly spread over the dates of '
+                f'a place',
+                logging.INFO,
+            )
+        tiled = [
+            stack.place.name
+            for stack in stacks
+            for image in stack.place.images[sensor.name]
+            if len(image.tiles) > 1
+        ]
         if tiled:
-            yield (f'{len(tiled)} date(s) of {sensor.name} have several files: '
-                   f'{FIRST_TILE_COUNTS}. The places are '
-                   f'{_some(list(dict.fromkeys(tiled)))}', logging.INFO)
+            yield (
+                f'{len(tiled)} date(s) of {sensor.name} have several files: '
+                f'{FIRST_TILE_COUNTS}. The places are '
+                f'{_some(list(dict.fromkeys(tiled)))}',
+                logging.INFO,
+            )
     resampled = [entry for stack in stacks for entry in stack.resampled]
     if resampled:
         reasons = Counter(reason for _, reason in resampled)
         listed = ', '.join(f'{count} ({reason})' for reason, count in reasons.items())
-        yield (f'{len(resampled)} file(s) are interpolated onto the grid of their place, pixels '
-               f'bilinearly and masks by the nearest pixel: {listed}; the first is '
-               f'{resampled[0][0]}', logging.INFO)
+        yield (
+            f'{len(resampled)} file(s) are interpolated onto the grid of their place, pixels '
+            f'bilinearly and masks by the nearest pixel: {listed}; the first is '
+            f'{resampled[0][0]}',
+            logging.INFO,
+        )
     finer = [path for stack in stacks for path in stack.much_finer_files()]
     if finer:
-        yield (f'{len(finer)} file(s) have pixels less than half as wide as the grid of their '
-               f'place, and single pixels of them are taken: {_some(finer)}. Set grid= to the '
-               f'sensor with the smallest pixels, or average the files first (gdalwarp -r '
-               f'average)', logging.WARNING)
-    unclear = [image.paths[0] for stack in stacks for images in stack.place.images.values()
-               for image in images if image.may_be_next_year]
+        yield (
+            f'{len(finer)} file(s) have pixels less than half as wide as the grid of their '
+            f'place, and single pixels of them are taken: {_some(finer)}. Set grid= to the '
+            f'sensor with the smallest pixels, or average the files first (gdalwarp -r '
+            f'average)',
+            logging.WARNING,
+        )
+    unclear = [
+        image.paths[0]
+        for stack in stacks
+        for images in stack.place.images.values()
+        for image in images
+        if image.may_be_next_year
+    ]
     if unclear:
-        yield (f'{len(unclear)} file(s) have a time near New Year without a time zone, which is '
-               f'taken as UTC, so that their year may be wrong: {_some(unclear)}. Add Z or the '
-               f'offset to the time, such as T233000Z', logging.WARNING)
+        yield (
+            f'{len(unclear)} file(s) have a time near New Year without a time zone, which is '
+            f'taken as UTC, so that their year may be wrong: {_some(unclear)}. Add Z or the '
+            f'offset to the time, such as T233000Z',
+            logging.WARNING,
+        )
 
 
 def _some(names: List[str]) -> str:
     return ', '.join(names[:_SHOWN]) + f' and {len(names) - _SHOWN} more' * (len(names) > _SHOWN)
-

@@ -5,6 +5,7 @@ Shapes:
                    (N, input_channels, H, W) if days and site are in it already
     after forward  (N, input_channels, H', W') float32
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -38,21 +39,30 @@ class StackDataPreProcessor(BandDataPreProcessor):
 
     _dates: torch.Tensor
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]],
-                 mean: Optional[Mapping[str, Sequence[float]]] = None,
-                 std: Optional[Mapping[str, Sequence[float]]] = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        mean: Optional[Mapping[str, Sequence[float]]] = None,
+        std: Optional[Mapping[str, Sequence[float]]] = None,
+        **kwargs: Any,
+    ) -> None:
         self.layout = layout = StackLayout.of_config(sensors)
         if kwargs.get('pad_val', 0) != 0:
-            raise StackLayoutError(f'pad_val={kwargs["pad_val"]}, expected 0: padding is invalid, '
-                                   'and invalid pixels are 0.')
+            raise StackLayoutError(
+                f'pad_val={kwargs["pad_val"]}, expected 0: padding is invalid, '
+                'and invalid pixels are 0.'
+            )
         if (mean is None) != (std is None):
             raise ValueError(f'mean={mean} and std={std}, expected both or none.')
         planes = layout.input_channels - layout.pixel_channels
         statistics: Dict[str, List[float]] = dict(
-            mean=[0.] * layout.input_channels, std=[1.] * layout.input_channels)
+            mean=[0.0] * layout.input_channels, std=[1.0] * layout.input_channels
+        )
         if mean is not None and std is not None:
-            statistics = dict(mean=layout.per_channel(mean) + [0.] * planes,
-                              std=layout.per_channel(std) + [1.] * planes)
+            statistics = dict(
+                mean=layout.per_channel(mean) + [0.0] * planes,
+                std=layout.per_channel(std) + [1.0] * planes,
+            )
         super().__init__(**statistics, **kwargs)
         # Number of the date that a channel of pixels belongs to.
         dates: List[int] = []
@@ -73,28 +83,33 @@ class StackDataPreProcessor(BandDataPreProcessor):
         if channels not in ({layout.image_channels}, {layout.input_channels}):
             raise StackLayoutError(
                 f'images with {sorted(channels)} channels, expected {layout.image_channels} for '
-                f'{layout}. Dataset and data_preprocessor need the same sensors.')
+                f'{layout}. Dataset and data_preprocessor need the same sensors.'
+            )
         batch = super().forward(data, training)
         images: torch.Tensor = batch['inputs']
-        pixels, planes = images[:, :layout.pixel_channels], images[:, layout.pixel_channels:]
-        valid = planes[:, :layout.dates]
+        pixels, planes = images[:, : layout.pixel_channels], images[:, layout.pixel_channels :]
+        valid = planes[:, : layout.dates]
         # In place: the batch is a new tensor.
         pixels.mul_(valid.index_select(1, self._dates))
         if channels == {layout.image_channels}:
-            batch['inputs'] = layout.add_planes(images, *self._facts(
-                batch['data_samples'], images.device))
+            batch['inputs'] = layout.add_planes(
+                images, *self._facts(batch['data_samples'], images.device)
+            )
         return batch
 
-    def _facts(self, samples: Optional[Sequence[Any]], device: torch.device
-               ) -> List[torch.Tensor]:
+    def _facts(self, samples: Optional[Sequence[Any]], device: torch.device) -> List[torch.Tensor]:
         """Return day numbers (N, dates) and sites (N, 2) of samples."""
         metas = [sample.metainfo for sample in samples or ()]
         if not metas or any('days' not in meta for meta in metas):
-            raise StackLayoutError('the samples have no days; end the pipelines with '
-                                   'PackStackInputs, which hands them to the model.')
+            raise StackLayoutError(
+                'the samples have no days; end the pipelines with '
+                'PackStackInputs, which hands them to the model.'
+            )
         unknown = float('nan'), float('nan')
-        facts = [[list(meta['days']) for meta in metas],
-                 [list(meta.get('site', unknown)) for meta in metas]]
+        facts = [
+            [list(meta['days']) for meta in metas],
+            [list(meta.get('site', unknown)) for meta in metas],
+        ]
         return [torch.tensor(rows, dtype=torch.float32).to(device) for rows in facts]
 
     def _normalize(self, images: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -115,6 +130,8 @@ class StackDataPreProcessor(BandDataPreProcessor):
             return None
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) != 1:
-            raise StackLayoutError(f'images of the shapes {sorted(shapes)} in one batch, expected '
-                                   'one: crop or resize them, or set batch_size=1.')
+            raise StackLayoutError(
+                f'images of the shapes {sorted(shapes)} in one batch, expected '
+                'one: crop or resize them, or set batch_size=1.'
+            )
         return torch.stack(tuple(images))

@@ -7,6 +7,7 @@ Shapes:
     img     (side, side, channels): pixels of all dates, then a plane of valid pixels for each date
     days    day numbers of all dates, 0 for a missing date
 """
+
 from __future__ import annotations
 
 import inspect
@@ -52,7 +53,8 @@ class LoadSceneStack(BaseTransform):
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         results['img_path'] = os.path.join(
             os.path.dirname(results['scene']),
-            f'{stack.place.name}_{column}_{row}{suffix_of(results["scene"])}')
+            f'{stack.place.name}_{column}_{row}{suffix_of(results["scene"])}',
+        )
         return results
 
 
@@ -73,8 +75,10 @@ class DropDates(BaseTransform):
 
     def __init__(self, prob: float = 0.2, keep: int = 1) -> None:
         if not 0 <= prob <= 1 or keep < 0:
-            raise ValueError(f'DropDates: prob={prob} and keep={keep}, expected a probability and '
-                             'a number of dates, at least 0.')
+            raise ValueError(
+                f'DropDates: prob={prob} and keep={keep}, expected a probability and '
+                'a number of dates, at least 0.'
+            )
         self.prob, self.keep = prob, keep
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -86,16 +90,19 @@ class DropDates(BaseTransform):
         channel = date = 0
         for sensor in layout.sensors:
             bands, valid = len(sensor.bands), layout.pixel_channels + date
-            for position, old in enumerate(self._draw(image[..., valid:valid + sensor.max_dates])):
-                remaining[..., channel + position * bands:channel + (position + 1) * bands] = \
-                    image[..., channel + old * bands:channel + (old + 1) * bands]
+            for position, old in enumerate(
+                self._draw(image[..., valid : valid + sensor.max_dates])
+            ):
+                remaining[..., channel + position * bands : channel + (position + 1) * bands] = (
+                    image[..., channel + old * bands : channel + (old + 1) * bands]
+                )
                 remaining[..., valid + position] = image[..., valid + old]
                 remaining_days[date + position] = days[date + old]
             channel += sensor.max_dates * bands
             date += sensor.max_dates
         results['img'], results['days'] = remaining, tuple(remaining_days)
         if 'gt_seg_map' in results:
-            empty = ~remaining[..., layout.pixel_channels:].any(-1)
+            empty = ~remaining[..., layout.pixel_channels :].any(-1)
             if empty.any():
                 results['gt_seg_map'] = np.where(empty, np.uint8(255), results['gt_seg_map'])
         return results
@@ -108,7 +115,7 @@ class DropDates(BaseTransform):
         """
         has_data = np.flatnonzero(valid.any((0, 1)))
         # As many numbers for every sample, so that the next transform draws the same ones.
-        draws = np.random.random_sample((valid.shape[-1], ))[:len(has_data)]
+        draws = np.random.random_sample((valid.shape[-1],))[: len(has_data)]
         remains = draws >= self.prob
         # Of those that would go, the largest numbers stay.
         missing = min(self.keep, len(has_data)) - int(remains.sum())
@@ -140,6 +147,8 @@ class PackStackInputs(PackSegInputs):
             GeoError: If the pipeline does not begin with ``LoadSceneStack``.
         """
         if 'days' not in results:
-            raise GeoError('PackStackInputs got an image without dates; begin the pipeline with '
-                           'LoadSceneStack, or pack with PackSegInputs.')
+            raise GeoError(
+                'PackStackInputs got an image without dates; begin the pipeline with '
+                'LoadSceneStack, or pack with PackSegInputs.'
+            )
         return super().transform(results)

@@ -4,6 +4,7 @@ Without this, a rank that raises leaves its peers waiting in the next collective
 Wrap code without collectives in :func:`all_ranks_or_none`. Use :func:`raise_together` if the ranks
 have already learned from a collective that a rank failed (``consensus.py``).
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -42,9 +43,14 @@ class RankError(UserError, RuntimeError):
         self.rank, self.text = rank, text
 
 
-def raise_together(channel: Channel, error: Optional[Exception], activity: str, *,
-                   text: Optional[str] = None,
-                   everywhere: Optional[Callable[[Dict[int, str]], Exception]] = None) -> NoReturn:
+def raise_together(
+    channel: Channel,
+    error: Optional[Exception],
+    activity: str,
+    *,
+    text: Optional[str] = None,
+    everywhere: Optional[Callable[[Dict[int, str]], Exception]] = None,
+) -> NoReturn:
     """Raise on every rank because at least one of them failed. Collective.
 
     Every rank must call this, so all ranks must have learned from the same gathered data that a
@@ -81,8 +87,11 @@ def raise_together(channel: Channel, error: Optional[Exception], activity: str, 
 
 
 @contextmanager
-def all_ranks_or_none(activity: str = 'this step', group: Optional[dist.ProcessGroup] = None,
-                      timeout: Optional[float] = None) -> Iterator[None]:
+def all_ranks_or_none(
+    activity: str = 'this step',
+    group: Optional[dist.ProcessGroup] = None,
+    timeout: Optional[float] = None,
+) -> Iterator[None]:
     """Turn an exception on one rank into an exception on every rank, at the end of the block.
 
     A rank that fails raises its own exception, unchanged; the others raise :class:`RankError` with
@@ -112,8 +121,9 @@ def all_ranks_or_none(activity: str = 'this step', group: Optional[dist.ProcessG
         yield
     except Exception as error:
         # RankLostError is not published: the lost rank may have published the cause itself.
-        is_first = (not isinstance(error, RankLostError)
-                    and channel.publish(block, f'{channel.rank} {error_text(error)}'))
+        is_first = not isinstance(error, RankLostError) and channel.publish(
+            block, f'{channel.rank} {error_text(error)}'
+        )
         try:
             channel.max(torch.tensor([1]), _PEER_SECONDS)
             peers_came = True

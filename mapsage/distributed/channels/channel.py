@@ -5,6 +5,7 @@ with :func:`mapsage.distributed.open_channel`, which returns a :class:`SerialCha
 process: callers never ask whether there are other ranks. The channel of several ranks is in
 ``group_channel.py``.
 """
+
 from __future__ import annotations
 
 import abc
@@ -86,8 +87,13 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                   input_sizes: List[int]) -> None:
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: List[int],
+        input_sizes: List[int],
+    ) -> None:
         """Send each rank its rows of a CPU tensor and receive rows into ``output``. Collective.
 
         Ranks without rows for each other exchange no message and do not wait for each other.
@@ -126,9 +132,11 @@ class Channel(abc.ABC):
         if not longest.item():
             return [''] * len(self.ranks)
         padded = torch.zeros(int(longest.item()), dtype=torch.uint8)
-        padded[:len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
-        return [bytes(row.tolist()).rstrip(b'\0').decode('utf-8', 'replace')
-                for row in self.gather(padded)]
+        padded[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        return [
+            bytes(row.tolist()).rstrip(b'\0').decode('utf-8', 'replace')
+            for row in self.gather(padded)
+        ]
 
     def next_number(self) -> int:
         """Return 0, 1, 2, ...; ranks that have called it equally often get the same number."""
@@ -160,8 +168,13 @@ class SerialChannel(Channel):
         """Return a copy of the only row."""
         return tensor.clone()
 
-    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                   input_sizes: List[int]) -> None:
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: List[int],
+        input_sizes: List[int],
+    ) -> None:
         """Copy all rows to the output."""
         output.copy_(tensor)
 

@@ -4,6 +4,7 @@ A rank knows only its own loader, pool and errors, but collectives need the same
 on all ranks. So each rank gives its facts to :meth:`Consensus.tick` and decides from the returned
 :class:`Facts`, which are equal on all ranks. Errors of a rank are raised with ``agreement.py``.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -20,7 +21,7 @@ from .channel import Channel
 # A fact lies between -_LIMIT and _LIMIT.
 _LIMIT = 2**63 - 1
 # Sent for a fact that a rank left out.
-_NOTHING = -2**63
+_NOTHING = -(2**63)
 # Up to this many bytes from all ranks together, a gather is as quick as a maximum.
 _GATHER_BYTES = 4096
 
@@ -38,10 +39,11 @@ class DisagreementError(UserError, RuntimeError):
         ranks_by_value: Dict[int, List[int]] = {}
         for rank, value in self.values.items():
             ranks_by_value.setdefault(value, []).append(rank)
-        listed = ', '.join(f'{value} on rank(s) {ranks}'
-                           for value, ranks in ranks_by_value.items())
-        super().__init__(f'ranks disagree on {field!r}: {listed}. It must be equal on every rank: '
-                         'look for what these ranks read, count or draw differently.')
+        listed = ', '.join(f'{value} on rank(s) {ranks}' for value, ranks in ranks_by_value.items())
+        super().__init__(
+            f'ranks disagree on {field!r}: {listed}. It must be equal on every rank: '
+            'look for what these ranks read, count or draw differently.'
+        )
 
 
 class Facts:
@@ -61,8 +63,9 @@ class Facts:
         if field not in self._columns:
             raise ValueError(_describe_unknown(field, self._columns))
         column = self._columns[field]
-        return {rank: slots[column] for rank, slots in self._slots.items()
-                if slots[column] != _NOTHING}
+        return {
+            rank: slots[column] for rank, slots in self._slots.items() if slots[column] != _NOTHING
+        }
 
     def max(self, field: str) -> Optional[int]:
         """Return the largest value; None if no rank gave one."""
@@ -121,9 +124,15 @@ class Consensus:
         RankLostError: Naming the ranks that did not come.
     """
 
-    def __init__(self, fields: Sequence[str], group: Optional[dist.ProcessGroup] = None,
-                 timeout: Optional[float] = None, must_agree: Sequence[str] = (),
-                 purpose: str = '', channel: Optional[Channel] = None) -> None:
+    def __init__(
+        self,
+        fields: Sequence[str],
+        group: Optional[dist.ProcessGroup] = None,
+        timeout: Optional[float] = None,
+        must_agree: Sequence[str] = (),
+        purpose: str = '',
+        channel: Optional[Channel] = None,
+    ) -> None:
         self.fields, self.must_agree = tuple(fields), tuple(must_agree)
         if isinstance(fields, str) or not fields or len(set(fields)) != len(self.fields):
             raise ValueError(f'fields={fields!r}, expected one or more different names.')
@@ -133,6 +142,7 @@ class Consensus:
         if channel is None:
             # Imported here, because the sampling library brings a channel.
             from .open_channels import open_channel
+
             channel = open_channel(group, timeout, purpose)
         self.channel = channel
         names = repr((self.fields, self.must_agree))
@@ -140,8 +150,10 @@ class Consensus:
         # a checksum of the names first, whose shape is the same on all of them.
         if not self._gather(('names',), [zlib.crc32(names.encode())]).agree('names'):
             names_by_rank = dict(zip(self.channel.ranks, self.channel.gather_texts(names)))
-            raise ValueError(f'a Consensus must have the same (fields, must_agree) on every rank, '
-                             f'got {names_by_rank}.')
+            raise ValueError(
+                f'a Consensus must have the same (fields, must_agree) on every rank, '
+                f'got {names_by_rank}.'
+            )
 
     def tick(self, **facts: int) -> Facts:
         """Send this rank's facts and return the facts of all ranks. Collective.
@@ -184,15 +196,20 @@ def fact_slots(fields: Sequence[str], facts: Mapping[str, int]) -> List[int]:
             raise ValueError(_describe_unknown(name, fields))
         # bool is a subclass of int.
         if not isinstance(value, int):
-            raise ValueError(f'fact {name}={value!r} is a {type(value).__name__}, expected int or '
-                             f'bool. Leave it out if this rank has no value.')
+            raise ValueError(
+                f'fact {name}={value!r} is a {type(value).__name__}, expected int or '
+                f'bool. Leave it out if this rank has no value.'
+            )
         if not -_LIMIT <= value <= _LIMIT:
-            raise ValueError(f'fact {name}={value} is outside -(2**63 - 1) to 2**63 - 1: it '
-                             f'travels as int64, whose smallest number stands for no value.')
+            raise ValueError(
+                f'fact {name}={value} is outside -(2**63 - 1) to 2**63 - 1: it '
+                f'travels as int64, whose smallest number stands for no value.'
+            )
     return [int(facts[field]) if field in facts else _NOTHING for field in fields]
 
 
 def _describe_unknown(field: str, fields: Iterable[str]) -> str:
     near = difflib.get_close_matches(field, list(fields), 1)
-    return (f"unknown field {field!r}: expected {', '.join(fields)}."
-            + (f' Did you mean {near[0]!r}?' if near else ''))
+    return f'unknown field {field!r}: expected {", ".join(fields)}.' + (
+        f' Did you mean {near[0]!r}?' if near else ''
+    )

@@ -8,6 +8,7 @@ Only threads of this process touch the data, never gloo. Gloo's thread may be th
 tensor, for which it enters the interpreter. If a process on Python 3.8 forks its loader workers at
 that moment, the workers deadlock.
 """
+
 from __future__ import annotations
 
 import time
@@ -58,8 +59,14 @@ class _Collective:
             tag: Number that tells apart the messages between the same ranks.
             data: Bytes to send.
         """
-        self._roll.mesh.send(self._ranks[position % len(self._ranks)], self._lane.key,
-                             self._number, tag, data, self.check)
+        self._roll.mesh.send(
+            self._ranks[position % len(self._ranks)],
+            self._lane.key,
+            self._number,
+            tag,
+            data,
+            self.check,
+        )
 
     def receive(self, position: int, tag: int, size: int) -> bytearray:
         """Return the bytes from the rank at a position of the group, see :meth:`send`.
@@ -70,8 +77,10 @@ class _Collective:
         rank = self._ranks[position % len(self._ranks)]
         data = self._roll.mesh.receive(rank, self._lane.key, self._number, tag, self.check)
         if len(data) != size:
-            raise ValueError(f'rank {rank} sent {len(data)} bytes where this rank expects {size}: '
-                             f'their tensors differ, or they are in different collectives.')
+            raise ValueError(
+                f'rank {rank} sent {len(data)} bytes where this rank expects {size}: '
+                f'their tensors differ, or they are in different collectives.'
+            )
         return data
 
     def check(self) -> None:
@@ -93,8 +102,14 @@ class GroupChannel(Channel):
         roll: Roll call of this process.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], timeout: float,
-                 name: str, roll: RollCall) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ranks: Sequence[int],
+        timeout: float,
+        name: str,
+        roll: RollCall,
+    ) -> None:
         super().__init__(ranks, dist.get_rank())
         self.timeout = timeout
         # Weak: a group that outlives destroy_process_group may abort the process at its end.
@@ -108,12 +123,14 @@ class GroupChannel(Channel):
 
         After the round with distance d, a rank has the maximum of the 2 * d ranks that end with it.
         """
+
         def reduce(collective: _Collective) -> None:
             distance = 1
             while distance < len(self.ranks):
                 collective.send(collective.position + distance, distance, _bytes(largest))
                 _bytes(received)[:] = collective.receive(
-                    collective.position - distance, distance, size)
+                    collective.position - distance, distance, size
+                )
                 torch.max(largest, received, out=largest)
                 distance *= 2
 
@@ -127,6 +144,7 @@ class GroupChannel(Channel):
 
         In the round with distance d, the d ranks that have the data send it d positions further.
         """
+
         def spread(collective: _Collective) -> None:
             from_root = (collective.position - root) % len(self.ranks)
             distance = 1
@@ -149,14 +167,16 @@ class GroupChannel(Channel):
         Row i of the buffer is the tensor of the rank i positions before this one. In the round with
         distance d, a rank sends its first d rows, which the receiver appends.
         """
+
         def collect(collective: _Collective) -> None:
             _bytes(rows[0])[:] = _bytes(tensor)
             distance = 1
             while distance < world:
                 count = min(distance, world - distance)
                 collective.send(collective.position + distance, distance, _bytes(rows[:count]))
-                _bytes(rows[distance:distance + count])[:] = collective.receive(
-                    collective.position - distance, distance, count * size)
+                _bytes(rows[distance : distance + count])[:] = collective.receive(
+                    collective.position - distance, distance, count * size
+                )
                 distance *= 2
 
         world, size = len(self.ranks), len(_bytes(tensor))
@@ -171,6 +191,7 @@ class GroupChannel(Channel):
         Row i of the buffer travels i positions: in the round with distance d, by d positions if bit
         d of i is set.
         """
+
         def pass_on(collective: _Collective) -> None:
             distance = 1
             while distance < world:
@@ -178,7 +199,8 @@ class GroupChannel(Channel):
                 moved_rows = rows[travelling]
                 collective.send(collective.position + distance, distance, _bytes(moved_rows))
                 _bytes(moved_rows)[:] = collective.receive(
-                    collective.position - distance, distance, len(_bytes(moved_rows)))
+                    collective.position - distance, distance, len(_bytes(moved_rows))
+                )
                 rows[travelling] = moved_rows
                 distance *= 2
 
@@ -187,9 +209,15 @@ class GroupChannel(Channel):
         self._run(pass_on)
         return rows[[(this_position - position) % world for position in range(world)]]
 
-    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                   input_sizes: List[int]) -> None:
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: List[int],
+        input_sizes: List[int],
+    ) -> None:
         """Send each rank its rows of a tensor, see :meth:`Channel.all_to_all`."""
+
         def swap(collective: _Collective) -> None:
             arrivals[collective.position].copy_(sent[collective.position])
             for distance in range(1, len(self.ranks)):
@@ -210,22 +238,26 @@ class GroupChannel(Channel):
 
     def publish(self, key: str, text: str) -> bool:
         """Store a text for ranks that are stuck elsewhere, see :meth:`Channel.publish`."""
-        return self._roll.publish(self._lane, key,
-                                  text.encode('utf-8', 'backslashreplace').decode())
+        return self._roll.publish(
+            self._lane, key, text.encode('utf-8', 'backslashreplace').decode()
+        )
 
     def published(self, key: str) -> Optional[str]:
         """Return the first text published under ``key``, see :meth:`Channel.published`."""
         return self._roll.published(self._lane, key)
 
-    def _run(self, exchange: Callable[[_Collective], None],
-             timeout: Optional[float] = None) -> None:
+    def _run(
+        self, exchange: Callable[[_Collective], None], timeout: Optional[float] = None
+    ) -> None:
         """Run a collective and count it; the counts show which rank did not enter it."""
         if self._failure is not None:
             raise self._failure
         group = self._group()
         if group is None or group not in c10d()._pg_group_ranks:
-            raise RuntimeError('the process group of this channel was destroyed: open a new '
-                               'channel after init_process_group.')
+            raise RuntimeError(
+                'the process group of this channel was destroyed: open a new '
+                'channel after init_process_group.'
+            )
         self._lane.entered += 1
         self._lane.inside = True
         seconds = self.timeout if timeout is None else min(timeout, self.timeout)
@@ -261,7 +293,9 @@ class GroupChannel(Channel):
         (description, advice), ranks = describe_missing(missing, self.rank)
         self._failure = RankLostError(
             f'rank {self.rank} waited at agreement {self._lane.entered} and {description} '
-            f'({symptom}). {advice}', ranks)
+            f'({symptom}). {advice}',
+            ranks,
+        )
         raise self._failure from error
 
 

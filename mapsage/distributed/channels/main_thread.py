@@ -5,6 +5,7 @@ others that wait for it in another collective. Each rank reads the stack of its 
 another thread and reports it; `roll_call.py` and `lost_ranks.py` collect the reports and call
 :func:`find_stragglers`.
 """
+
 from __future__ import annotations
 
 import enum
@@ -90,8 +91,9 @@ def find_stragglers(positions: Dict[int, Position]) -> List[int]:
 
 def _classify(frame: Optional[FrameType]) -> Activity:
     innermost = _module(frame)
-    if innermost.startswith(('torch.distributed.distributed_c10d', _GROUPS)) \
-            or _waits_in_channel(frame):
+    if innermost.startswith(('torch.distributed.distributed_c10d', _GROUPS)) or _waits_in_channel(
+        frame
+    ):
         return Activity.IN_COLLECTIVE
     # The engine itself is native code: a hook in Python would be the innermost frame.
     if innermost.startswith('torch.autograd'):
@@ -125,8 +127,16 @@ def _describe(frame: Optional[FrameType]) -> str:
 
 def _is_waiting(frame: FrameType) -> bool:
     return _module(frame).startswith(
-        (_CHANNELS, _GROUPS, 'torch.distributed', 'torch.futures', 'torch.autograd', 'threading',
-         'selectors'))
+        (
+            _CHANNELS,
+            _GROUPS,
+            'torch.distributed',
+            'torch.futures',
+            'torch.autograd',
+            'threading',
+            'selectors',
+        )
+    )
 
 
 def _format_line(frame: FrameType, number: int) -> str:

@@ -8,6 +8,7 @@ collective and the message (``mesh_link.py``), so frames of several channels arr
 A single thread per process reads all connections, whatever the other threads do. So it notices the
 end of a peer, and answers for a rank whose main thread is busy.
 """
+
 from __future__ import annotations
 
 import json
@@ -110,8 +111,14 @@ class Mesh:
         SecretError: If this process has no secret of the job, see :func:`job_secret`.
     """
 
-    def __init__(self, store: LockedStore, prefix: str, rank: int, ranks: int,
-                 control: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        store: LockedStore,
+        prefix: str,
+        rank: int,
+        ranks: int,
+        control: Callable[[Message], None],
+    ) -> None:
         self._store, self._prefix, self._rank, self._control = store, prefix, rank, control
         self._ranks, self._secret = ranks, job_secret(os.environ)
         self.lost: Dict[int, str] = {}
@@ -133,16 +140,21 @@ class Mesh:
         # reading thread wakes up.
         self._selector.register(listener, selectors.EVENT_WRITE, None)
         self._guard = Guard(
-            listener, lambda: ListenerHandshake(self._secret, _PURPOSE, number),
-            lambda connection: self._watch(MeshLink(connection, None, '')))
-        store.set(f'{prefix}/address/{rank}', json.dumps(
-            [host, listener.getsockname()[1], number.hex(), socket.gethostname()]))
+            listener,
+            lambda: ListenerHandshake(self._secret, _PURPOSE, number),
+            lambda connection: self._watch(MeshLink(connection, None, '')),
+        )
+        store.set(
+            f'{prefix}/address/{rank}',
+            json.dumps([host, listener.getsockname()[1], number.hex(), socket.gethostname()]),
+        )
         self.pauses = Pauses()
         threading.Thread(target=self._read, daemon=True, name='mapsage mesh').start()
         _meshes.add(self)
 
-    def send(self, rank: int, lane: int, number: int, tag: int, data: Buffer,
-             check: Callable[[], object]) -> None:
+    def send(
+        self, rank: int, lane: int, number: int, tag: int, data: Buffer, check: Callable[[], object]
+    ) -> None:
         """Send bytes to a rank.
 
         Args:
@@ -166,8 +178,9 @@ class Mesh:
                 self.lost.setdefault(rank, f'its process has ended ({error})')
             self._raise_lost(rank)
 
-    def receive(self, rank: int, lane: int, number: int, tag: int,
-                check: Callable[[], object]) -> bytearray:
+    def receive(
+        self, rank: int, lane: int, number: int, tag: int, check: Callable[[], object]
+    ) -> bytearray:
         """Return the bytes that a rank has sent with these numbers, see :meth:`send`."""
         key = (lane, number, tag, rank)
         while True:
@@ -198,6 +211,7 @@ class Mesh:
         def check() -> None:
             if time.monotonic() > deadline:
                 raise OSError('it takes nothing')
+
         try:
             if connect:
                 self._try_link(rank, _TRY_SECONDS)
@@ -237,8 +251,9 @@ class Mesh:
 
     def reasons(self) -> Dict[int, str]:
         """Return a text with rank, host and reason for every rank whose connection has ended."""
-        return {rank: f'{self.describe(rank)}: {reason}'
-                for rank, reason in list(self.lost.items())}
+        return {
+            rank: f'{self.describe(rank)}: {reason}' for rank, reason in list(self.lost.items())
+        }
 
     def refused(self) -> Optional[Tuple[List[int], str]]:
         """Return two ranks that cannot prove themselves to each other, and the reason, or None."""
@@ -298,15 +313,15 @@ class Mesh:
         self._sockets.add(link.socket)
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
-    def _send(self, link: MeshLink, head: bytes, data: Buffer,
-              check: Callable[[], object]) -> None:
+    def _send(self, link: MeshLink, head: bytes, data: Buffer, check: Callable[[], object]) -> None:
         """Send a frame over a link; the link counts as lost if it is torn."""
         try:
             link.send(head, data, check)
         except BaseException as error:
             if link.torn:
-                self._lose(link, str(error) if isinstance(error, OSError) else
-                           'it took no messages')
+                self._lose(
+                    link, str(error) if isinstance(error, OSError) else 'it took no messages'
+                )
             raise
         self.messages += 1
         self.bytes += len(head) + len(data)
@@ -357,8 +372,11 @@ class Mesh:
             return False
         self.hosts[rank] = address.host_name
         try:
-            connection = connect((address.host, address.port), ClientHandshake(
-                self._secret, _PURPOSE, bytes.fromhex(address.listener)), seconds)
+            connection = connect(
+                (address.host, address.port),
+                ClientHandshake(self._secret, _PURPOSE, bytes.fromhex(address.listener)),
+                seconds,
+            )
             link = MeshLink(connection, rank, address.host_name)
             hello = json.dumps(Message(rank=self._rank, host=socket.gethostname()))
             link.send(HEADER.pack(CONTROL, 0, 0, len(hello)), hello.encode(), lambda: None)
@@ -367,8 +385,12 @@ class Mesh:
             self._store.set(f'{self._prefix}/refused', json.dumps([[self._rank, rank], text]))
             self._record_loss(rank, str(error))
             return True
-        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError,
-                HandshakeError) as error:
+        except (
+            ConnectionRefusedError,
+            ConnectionResetError,
+            BrokenPipeError,
+            HandshakeError,
+        ) as error:
             self._record_loss(rank, f'its process has ended ({error})')
             return True
         # The host of the rank does not answer, or not yet.
@@ -460,8 +482,11 @@ class Mesh:
             return
         if link.rank is not None:
             last_words = self._last_words.get(link.rank)
-            description = (f'it ended with {last_words}' if last_words else
-                           f'its process has ended ({reason or "it closed the connection"})')
+            description = (
+                f'it ended with {last_words}'
+                if last_words
+                else f'its process has ended ({reason or "it closed the connection"})'
+            )
             with self.news:
                 self._open[link.rank] -= 1
                 if not self._open[link.rank]:

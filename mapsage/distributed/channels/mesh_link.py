@@ -4,6 +4,7 @@ A frame belongs to a collective of a channel, or to the process itself (:data:`C
 the error with which a rank ends. A peer may send anything, so sizes are checked before memory is
 taken. ``mesh.py`` opens the connections and reads them.
 """
+
 from __future__ import annotations
 
 import socket
@@ -112,7 +113,7 @@ class MeshLink:
                     # Set before send(), whose interruption may leave a part of the frame sent.
                     was_begun, begun = begun, True
                     try:
-                        view = view[self.socket.send(view):]
+                        view = view[self.socket.send(view) :]
                     except socket.timeout as error:
                         # With an errno, the connection itself has timed out.
                         if error.errno is not None:
@@ -157,9 +158,18 @@ class MeshLink:
                 return head, data
             lane, number, tag, size = HEADER.unpack(data)
             self._head = lane, number, tag, size
-            if size > (_MAX_HELLO_BYTES if self.rank is None else
-                       _MAX_CONTROL_BYTES if lane == CONTROL else _MAX_BYTES) \
-                    or self.rank is None and lane != CONTROL:
+            if (
+                size
+                > (
+                    _MAX_HELLO_BYTES
+                    if self.rank is None
+                    else _MAX_CONTROL_BYTES
+                    if lane == CONTROL
+                    else _MAX_BYTES
+                )
+                or self.rank is None
+                and lane != CONTROL
+            ):
                 raise EOFError(f'it announced a message of {size} bytes')
             self._expect(size)
             if self._missing:

@@ -3,6 +3,7 @@
 Callers open channels here and never close them: they end with their process group. A roll call
 belongs to the default group, because torch.distributed may be initialized several times.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -39,8 +40,9 @@ _calling = threading.Lock()
 _MESH_DESCRIPTORS = 3
 
 
-def open_channel(group: Optional[dist.ProcessGroup] = None,
-                 timeout: Optional[float] = None, purpose: str = '') -> Channel:
+def open_channel(
+    group: Optional[dist.ProcessGroup] = None, timeout: Optional[float] = None, purpose: str = ''
+) -> Channel:
     """Return the channel over ``group``; a :class:`SerialChannel` if the group has one rank.
 
     Opening is not collective. The same arguments return the same channel. All channels of a process
@@ -79,14 +81,17 @@ def _open(group: dist.ProcessGroup, timeout: Optional[float], purpose: str) -> C
         name = f'{c10d()._pg_names[group]}/{purpose}/{timeout}'
         try:
             opened[timeout, purpose] = GroupChannel(
-                group, global_ranks(group), seconds, name, roll_call())
+                group, global_ranks(group), seconds, name, roll_call()
+            )
         except DescriptorLimitError:
             raise
         except RuntimeError as error:
             raise RankLostError(
                 f'rank {dist.get_rank()} cannot open a channel: the rendezvous store does not '
                 f'answer ({first_line(error)}). The process that keeps it has ended: the '
-                f'launcher, or rank 0 where there is none. Look at its log.', [0]) from error
+                f'launcher, or rank 0 where there is none. Look at its log.',
+                [0],
+            ) from error
     return opened[timeout, purpose]
 
 
@@ -149,8 +154,12 @@ def roll_call() -> RollCall:
     with _calling:
         if default not in _roll_calls:
             check_descriptors(dist.get_world_size(), 0, _MESH_DESCRIPTORS)
-            roll = RollCall(LockedStore(c10d()._get_default_store()),
-                            f'mapsage/{next(_numbers)}', dist.get_rank(), dist.get_world_size())
+            roll = RollCall(
+                LockedStore(c10d()._get_default_store()),
+                f'mapsage/{next(_numbers)}',
+                dist.get_rank(),
+                dist.get_world_size(),
+            )
             weakref.finalize(default, roll.mesh.close)
             _roll_calls[default] = roll
         return _roll_calls[default]
@@ -173,11 +182,15 @@ def _group_timeout(group: dist.ProcessGroup) -> float:
     if isinstance(group, StagedProcessGroup):
         return group.collective_timeout.total_seconds()
     try:
-        backend = (group._get_backend(torch.device('cpu')) if hasattr(group, '_get_backend')
-                   else group)
+        backend = (
+            group._get_backend(torch.device('cpu')) if hasattr(group, '_get_backend') else group
+        )
     # The group takes no CPU tensors.
     except RuntimeError:
         backend = None
     options: Any = getattr(backend, 'options', None)
-    return (options._timeout.total_seconds() if hasattr(options, '_timeout') else
-            float(DEFAULT_TIMEOUT_SECONDS))
+    return (
+        options._timeout.total_seconds()
+        if hasattr(options, '_timeout')
+        else float(DEFAULT_TIMEOUT_SECONDS)
+    )

@@ -3,6 +3,7 @@
 In a pause, the process or its machine was stopped, or native code held the interpreter's lock. A
 thread that runs regularly calls :meth:`Pauses.tick` and notices that time has passed.
 """
+
 from __future__ import annotations
 
 import time

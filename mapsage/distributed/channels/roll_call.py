@@ -12,6 +12,7 @@ A channel is a *lane* here: the collectives of one channel, which fail together.
 ``missing_ranks.py`` has the sentences for errors; ``main_thread.py`` finds out which of several
 missing ranks the others wait for.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -88,8 +89,9 @@ class RollCall:
         self._texts: Dict[Tuple[int, str], str] = {}
         self.mesh = Mesh(store, prefix, rank, ranks, self._receive)
 
-    def open(self, name: str, ranks: Sequence[int], kind: Callable[..., Lane] = Lane,
-             *options: object) -> Lane:
+    def open(
+        self, name: str, ranks: Sequence[int], kind: Callable[..., Lane] = Lane, *options: object
+    ) -> Lane:
         """Return the lane with this name, made by ``kind(name, ranks, *options)``.
 
         The call is not collective.
@@ -109,8 +111,14 @@ class RollCall:
             lost: Reason by global rank, for ranks whose connection broke.
             waited: Seconds for which ranks wait for each other in this lane.
         """
-        message = Message(kind='failed', lane=lane.key, name=lane.name, ranks=lane.ranks,
-                          lost=list(lost.items()), waited=waited)
+        message = Message(
+            kind='failed',
+            lane=lane.key,
+            name=lane.name,
+            ranks=lane.ranks,
+            lost=list(lost.items()),
+            waited=waited,
+        )
         if self._remember(message):
             # First to connected ranks, and not on a thread, because this process may end soon. The
             # thread then connects to the others.
@@ -132,8 +140,10 @@ class RollCall:
         try:
             if self.store.add(f'{lane.name}/reader', 1) == 1:
                 missing = self._read_reports(lane)
-                self.store.set(f'{lane.name}/missing', json.dumps(
-                    [missing.ranks, missing.silent, list(missing.reasons.items())]))
+                self.store.set(
+                    f'{lane.name}/missing',
+                    json.dumps([missing.ranks, missing.silent, list(missing.reasons.items())]),
+                )
                 return missing
             deadline, pause = time.monotonic() + _MOST_SECONDS + _GRACE_SECONDS, _RETRY_SECONDS[0]
             while time.monotonic() < deadline:
@@ -235,8 +245,10 @@ class RollCall:
             return
         position, distance = ranks.index(self.rank), 1
         while distance < len(ranks):
-            for rank in {ranks[(position + distance) % len(ranks)],
-                         ranks[(position - distance) % len(ranks)]}:
+            for rank in {
+                ranks[(position + distance) % len(ranks)],
+                ranks[(position - distance) % len(ranks)],
+            }:
                 if rank != self.rank:
                     self.mesh.tell(rank, message, connect)
             distance *= 2
@@ -277,8 +289,9 @@ class RollCall:
         returns the connections that this rank has lost.
         """
         lost = {int(rank): reason for rank, reason in self._failures[lane.key]['lost']}
-        return lost or {rank: reason for rank, reason in self.mesh.reasons().items()
-                        if rank in lane.ranks}
+        return lost or {
+            rank: reason for rank, reason in self.mesh.reasons().items() if rank in lane.ranks
+        }
 
     def _read_reports(self, lane: Lane) -> Missing:
         """Return the missing ranks according to the reports of all ranks."""
@@ -286,36 +299,54 @@ class RollCall:
         progress = {rank: self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lane.ranks}
         silent = [rank for rank in lane.ranks if not progress[rank]]
         most_entered = max((value - 1) // 2 for value in progress.values())
-        behind = [rank for rank in lane.ranks
-                  if progress[rank] and (progress[rank] - 1) // 2 < most_entered]
+        behind = [
+            rank
+            for rank in lane.ranks
+            if progress[rank] and (progress[rank] - 1) // 2 < most_entered
+        ]
         # A rank inside a collective may be one behind and wait nevertheless, because a broadcast
         # ends sooner on some ranks. So ranks outside this lane's collectives are suspected first.
         outside = [rank for rank in behind if progress[rank] % 2]
         reasons = {**self.mesh.reasons(), **self._lost_ranks(lane)}
         if silent:
-            return Missing(silent, True, {
-                rank: reasons.get(rank) or f'{self.mesh.locate(rank)} does not answer'
-                for rank in silent})
+            return Missing(
+                silent,
+                True,
+                {
+                    rank: reasons.get(rank) or f'{self.mesh.locate(rank)} does not answer'
+                    for rank in silent
+                },
+            )
         # All ranks answer, but some were stopped for a while or have lost their connections.
         disturbed = self._read_pauses(lane) or self._read_broken_connections(lane)
         if disturbed:
             return Missing(list(disturbed), False, disturbed)
         if lane.stuck_together and not behind:
             return Missing(self._find_lonely(lane), False, {})
-        positions = {rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
-                     for rank in outside or behind}
+        positions = {
+            rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
+            for rank in outside or behind
+        }
         stragglers = find_stragglers(positions)
         waiting = [rank for rank in positions if rank not in stragglers]
-        return Missing(stragglers, False, {
-            rank: reasons.get(rank) or f'{self.mesh.locate(rank)} answers'
-            f'{describe_position(positions[rank])}'
-            for rank in [*stragglers, *waiting[:_SHOWN_WAITING]]})
+        return Missing(
+            stragglers,
+            False,
+            {
+                rank: reasons.get(rank)
+                or f'{self.mesh.locate(rank)} answers{describe_position(positions[rank])}'
+                for rank in [*stragglers, *waiting[:_SHOWN_WAITING]]
+            },
+        )
 
     def _find_lonely(self, lane: Lane) -> List[int]:
         """Return the smallest group of ranks on one line; empty if several groups are as small."""
         positions = {rank: self._read_position(lane.name, rank) for rank in lane.ranks}
-        lines = {rank: Position(Activity.IN_COLLECTIVE, position.line)
-                 for rank, position in positions.items() if position is not None}
+        lines = {
+            rank: Position(Activity.IN_COLLECTIVE, position.line)
+            for rank, position in positions.items()
+            if position is not None
+        }
         lonely = find_stragglers(lines)
         return lonely if len(lonely) < len(lane.ranks) else []
 
@@ -330,11 +361,13 @@ class RollCall:
         return Position(Activity(activity), line)
 
     def _read_pauses(self, lane: Lane) -> Dict[int, str]:
-        """Return a text for every rank whose process was paused for about as long as others waited.
-        """
+        """Return a text for every rank whose process was paused for about as long as others waited."""
         paused = {rank: self.store.add(f'{lane.name}/paused/{rank}', 0) for rank in lane.ranks}
-        return {rank: f'{self.mesh.locate(rank)} {describe_pause(seconds)}'
-                for rank, seconds in paused.items() if seconds}
+        return {
+            rank: f'{self.mesh.locate(rank)} {describe_pause(seconds)}'
+            for rank, seconds in paused.items()
+            if seconds
+        }
 
     def _read_broken_connections(self, lane: Lane) -> Dict[int, str]:
         """Return a text for the ranks to which most others lost the connection, though all answer.
@@ -344,12 +377,14 @@ class RollCall:
         """
         if not self._lost_ranks(lane):
             return {}
-        counts = {rank: self.store.add(f'{lane.name}/unconnected/{rank}', 0)
-                  for rank in lane.ranks}
+        counts = {rank: self.store.add(f'{lane.name}/unconnected/{rank}', 0) for rank in lane.ranks}
         most = max(counts.values())
-        return {rank: f'{self.mesh.locate(rank)} answers, and {count} rank(s) have lost the '
-                      f'connection with it' for rank, count in counts.items()
-                if count and count == most}
+        return {
+            rank: f'{self.mesh.locate(rank)} answers, and {count} rank(s) have lost the '
+            f'connection with it'
+            for rank, count in counts.items()
+            if count and count == most
+        }
 
     def _await_reports(self, lane: Lane) -> None:
         """Wait until all ranks have reported or ended, or no new report has come for a while."""
@@ -359,7 +394,8 @@ class RollCall:
         while time.monotonic() < min(end, quiet_until):
             count = self.store.add(f'{lane.name}/reported', 0)
             lost = set(self._lost_ranks(lane)) | {
-                rank for rank in list(self.mesh.lost) if rank in lane.ranks}
+                rank for rank in list(self.mesh.lost) if rank in lane.ranks
+            }
             if (count, len(lost)) != (seen, lost_count):
                 quiet_until = time.monotonic() + _GRACE_SECONDS if count != seen else quiet_until
                 pause = _RETRY_SECONDS[0]

@@ -4,6 +4,7 @@ CPU tensors always travel over gloo. Device tensors use the vendor's library, or
 memory (``staged.py``) if the vendor has none. Call :func:`init_process_group` after the launcher's
 variables are set (``apply_launcher_environment``).
 """
+
 from __future__ import annotations
 
 import atexit
@@ -71,18 +72,28 @@ def resolve_backend(accelerator: Accelerator, backend: str = 'auto') -> str:
     else:
         native = f'cpu:gloo,{accelerator.device_type}:{accelerator.communication}'
         staged = f'cpu:gloo,{accelerator.device_type}:{STAGED}'
-        forms = {'auto': native, accelerator.communication: native, STAGED: staged,
-                 'gloo': staged, native: native, staged: staged}
+        forms = {
+            'auto': native,
+            accelerator.communication: native,
+            STAGED: staged,
+            'gloo': staged,
+            native: native,
+            staged: staged,
+        }
     if backend not in forms:
         raise BackendError(
             f'backend {backend!r} cannot be used on accelerator {accelerator.name!r}: expected one '
-            f"of {', '.join(usable_backends(accelerator))}. Set "
-            f"env_cfg.dist_cfg.backend='auto' to let MapSage choose.")
+            f'of {", ".join(usable_backends(accelerator))}. Set '
+            f"env_cfg.dist_cfg.backend='auto' to let MapSage choose."
+        )
     return forms[backend]
 
 
-def init_process_group(accelerator: Accelerator, backend: str = 'auto',
-                       timeout: Union[int, float] = DEFAULT_TIMEOUT_SECONDS) -> None:
+def init_process_group(
+    accelerator: Accelerator,
+    backend: str = 'auto',
+    timeout: Union[int, float] = DEFAULT_TIMEOUT_SECONDS,
+) -> None:
     """Initialize the default process group from the environment and select this rank's device.
 
     CPU tensors (flags, counts, objects, metrics) always travel over gloo. Device tensors travel
@@ -104,10 +115,15 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         AddressError: If all ranks are on one machine and its loopback interface is down.
         PrivateStoreError: If rank 0 does not come, or this machine allows no private store.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
-            or not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
-        raise BackendError(f'dist_cfg.timeout must be a positive number of seconds, at most '
-                           f'{_MAX_TIMEOUT_SECONDS}, got {timeout!r}.')
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, (int, float))
+        or not 0 < timeout <= _MAX_TIMEOUT_SECONDS
+    ):
+        raise BackendError(
+            f'dist_cfg.timeout must be a positive number of seconds, at most '
+            f'{_MAX_TIMEOUT_SECONDS}, got {timeout!r}.'
+        )
     resolved = resolve_backend(accelerator, backend)
     select_device(accelerator)
     native = accelerator.native_group and not resolved.endswith(STAGED)
@@ -129,17 +145,19 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     store = private_store(timeout) or shared_store(timeout)
     # A number in the prefix, because keys of an earlier default group may still be in the store.
     dist.init_process_group(
-        resolved, timeout=_backend_timeout(accelerator, resolved, timeout),
+        resolved,
+        timeout=_backend_timeout(accelerator, resolved, timeout),
         store=dist.PrefixStore(f'mapsage/group/{next(_groups)}', store),
-        rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE']))
+        rank=int(os.environ['RANK']),
+        world_size=int(os.environ['WORLD_SIZE']),
+    )
     _limit_gloo(accelerator, dist.distributed_c10d._get_default_group(), timeout)
     atexit.register(_destroy_at_clean_exit, accelerator)
     if native:
         _init_native_group(accelerator, timedelta(seconds=timeout))
 
 
-def new_group(ranks: Sequence[int], accelerator: Accelerator,
-              timeout: float) -> dist.ProcessGroup:
+def new_group(ranks: Sequence[int], accelerator: Accelerator, timeout: float) -> dist.ProcessGroup:
     """Make a process group with the backends of the default group. Collective over all ranks.
 
     Args:
@@ -151,7 +169,8 @@ def new_group(ranks: Sequence[int], accelerator: Accelerator,
         The group; ``dist.GroupMember.NON_GROUP_MEMBER`` on ranks outside of it.
     """
     group = dist.new_group(
-        list(ranks), timeout=_backend_timeout(accelerator, dist.get_backend(), timeout))
+        list(ranks), timeout=_backend_timeout(accelerator, dist.get_backend(), timeout)
+    )
     if dist.get_rank() in ranks:
         _limit_gloo(accelerator, group, timeout)
     return group
@@ -183,8 +202,9 @@ def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
     address = ['']
     if dist.get_rank() == 0:
         host = reachable_host()
-        with socket.create_server((host, 0), family=(
-                socket.AF_INET6 if ':' in host else socket.AF_INET)) as probe:
+        with socket.create_server(
+            (host, 0), family=(socket.AF_INET6 if ':' in host else socket.AF_INET)
+        ) as probe:
             port = probe.getsockname()[1]
         address = [f'tcp://[{host}]:{port}' if ':' in host else f'tcp://{host}:{port}']
     dist.broadcast_object_list(address, src=0)
@@ -216,7 +236,8 @@ def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:
             f'{local_world_size} ranks were started on this node and accelerator '
             f'{accelerator.name!r} shows {count} device(s) (torch {torch.__version__}). Start at '
             f'most one rank per device (NPROC_PER_NODE={count}), or give each rank one card of its '
-            f"own in {' or '.join(accelerator.masks) or 'its device mask'}.")
+            f'own in {" or ".join(accelerator.masks) or "its device mask"}.'
+        )
 
 
 _interrupted = False
@@ -260,5 +281,6 @@ def _keep_backends(device_type: str) -> None:
     for group in list(dist.distributed_c10d._world.pg_map):
         # A group without a backend for the device raises RuntimeError.
         with suppress(RuntimeError):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(
-                group._get_backend(torch.device(device_type))))
+            ctypes.pythonapi.Py_IncRef(
+                ctypes.py_object(group._get_backend(torch.device(device_type)))
+            )

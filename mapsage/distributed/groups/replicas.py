@@ -4,6 +4,7 @@ A rank belongs to two process groups: its replica (the ranks that share one copy
 ranks at the same position of the other copies). ``mapsage/wrappers/replica_parallel.py`` decides
 which gradients are averaged over which group.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -57,16 +58,20 @@ def make_replicas(size: int, timeout: float) -> Replicas:
     count = world // size
     accelerator = current_accelerator()
     # new_group() is collective, so every rank makes every group, in the same order.
-    groups = [new_group(range(first, first + size), accelerator, timeout)
-              for first in range(0, world, size)]
-    peers = [new_group(range(position, world, size), accelerator, timeout)
-             for position in range(size)]
+    groups = [
+        new_group(range(first, first + size), accelerator, timeout)
+        for first in range(0, world, size)
+    ]
+    peers = [
+        new_group(range(position, world, size), accelerator, timeout) for position in range(size)
+    ]
     index, position = divmod(rank, size)
     return Replicas(size, count, index, position, groups[index], peers[position])
 
 
-def average_gradients(parameters: Sequence[torch.Tensor],
-                      group: Optional[dist.ProcessGroup]) -> None:
+def average_gradients(
+    parameters: Sequence[torch.Tensor], group: Optional[dist.ProcessGroup]
+) -> None:
     """Replace each gradient by its mean over the ranks of ``group``. Collective.
 
     A missing gradient counts as zeros, because the shape of a collective must not depend on what

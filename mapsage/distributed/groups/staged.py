@@ -4,6 +4,7 @@ Some devices have no communication library. If a gloo group gets an XLA tensor, 
 an error and without reducing the tensor. So on such devices *every* collective of the default group
 goes through :class:`StagedProcessGroup`, which copies device tensors and passes CPU tensors on.
 """
+
 from __future__ import annotations
 
 from datetime import timedelta
@@ -87,13 +88,16 @@ class StagedProcessGroup(_Base):
         opts = opts or dist.AllreduceOptions()
         return self._in_place(tensors, lambda host: self._gloo.allreduce(host, opts))
 
-    def allreduce_coalesced(self, tensors: Tensors,
-                            opts: Optional[dist.AllreduceOptions] = None) -> dist.Work:
+    def allreduce_coalesced(
+        self, tensors: Tensors, opts: Optional[dist.AllreduceOptions] = None
+    ) -> dist.Work:
         plain = dist.AllreduceOptions()
         if opts is not None:
             plain.reduceOp, plain.timeout = opts.reduceOp, opts.timeout
-        works = [self._in_place([tensor], lambda host: self._gloo.allreduce(host, plain))
-                 for tensor in _as_list(tensors)]
+        works = [
+            self._in_place([tensor], lambda host: self._gloo.allreduce(host, plain))
+            for tensor in _as_list(tensors)
+        ]
         for work in works:
             work.wait()
         return _done(tensors)
@@ -104,12 +108,14 @@ class StagedProcessGroup(_Base):
     def reduce(self, tensors: Tensors, opts: object) -> dist.Work:
         return self._in_place(tensors, lambda host: self._gloo.reduce(host, opts))
 
-    def allgather(self, outputs: List[List[torch.Tensor]], inputs: Tensors,
-                  opts: Optional[object] = None) -> dist.Work:
+    def allgather(
+        self, outputs: List[List[torch.Tensor]], inputs: Tensors, opts: Optional[object] = None
+    ) -> dist.Work:
         return self._out_of_place(outputs, inputs, self._gloo.allgather)
 
-    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor,
-                        opts: Optional[object] = None) -> dist.Work:
+    def _allgather_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Optional[object] = None
+    ) -> dist.Work:
         # Shapes may differ, only the number of elements fits: SyncBatchNorm gathers into one row.
         chunks = [chunk.view_as(tensor) for chunk in output.view(-1).chunk(self.size())]
         return self._out_of_place([chunks], [tensor], self._gloo.allgather)
@@ -120,12 +126,14 @@ class StagedProcessGroup(_Base):
     def gather(self, outputs: List[List[torch.Tensor]], inputs: Tensors, opts: object) -> dist.Work:
         return self._out_of_place(outputs, inputs, lambda o, i: self._gloo.gather(o, i, opts))
 
-    def scatter(self, outputs: Tensors, inputs: List[List[torch.Tensor]],
-                opts: object) -> dist.Work:
+    def scatter(
+        self, outputs: Tensors, inputs: List[List[torch.Tensor]], opts: object
+    ) -> dist.Work:
         return self._out_of_place(outputs, inputs, lambda o, i: self._gloo.scatter(o, i, opts))
 
-    def reduce_scatter(self, outputs: Tensors, inputs: List[List[torch.Tensor]],
-                       opts: dist.ReduceScatterOptions) -> dist.Work:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: List[List[torch.Tensor]], opts: dist.ReduceScatterOptions
+    ) -> dist.Work:
         # Some versions of gloo lack reduce_scatter; an all-reduce gives the same numbers.
         for output, chunks in zip(_as_list(outputs), inputs):
             whole = torch.stack([chunk.detach().reshape(-1) for chunk in chunks])
@@ -135,23 +143,32 @@ class StagedProcessGroup(_Base):
             output.copy_(whole[self.rank()].view_as(output))
         return _done(outputs)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor,
-                             opts: dist.ReduceScatterOptions) -> dist.Work:
-        return self.reduce_scatter([output], [list(tensor.reshape(-1).chunk(self.size()))],
-                                   opts)
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: dist.ReduceScatterOptions
+    ) -> dist.Work:
+        return self.reduce_scatter([output], [list(tensor.reshape(-1).chunk(self.size()))], opts)
 
     # Name of the method in torch 2.13 and later.
     reduce_scatter_single = _reduce_scatter_base
 
-    def alltoall_base(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                      input_sizes: List[int], opts: Optional[object] = None) -> dist.Work:
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: List[int],
+        input_sizes: List[int],
+        opts: Optional[object] = None,
+    ) -> dist.Work:
         opts = opts or dist.AllToAllOptions()
         return self._out_of_place(
-            [output], [tensor],
-            lambda o, i: self._gloo.alltoall_base(o[0], i[0], output_sizes, input_sizes, opts))
+            [output],
+            [tensor],
+            lambda o, i: self._gloo.alltoall_base(o[0], i[0], output_sizes, input_sizes, opts),
+        )
 
-    def alltoall(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor],
-                 opts: Optional[object] = None) -> dist.Work:
+    def alltoall(
+        self, outputs: List[torch.Tensor], inputs: List[torch.Tensor], opts: Optional[object] = None
+    ) -> dist.Work:
         sizes_out = [t.numel() for t in outputs]
         sizes_in = [t.numel() for t in inputs]
         received = torch.empty(sum(sizes_out), dtype=outputs[0].dtype)
@@ -191,20 +208,25 @@ class StagedProcessGroup(_Base):
         number = self._collectives
         missing: List[int] = []
         try:
-            missing = silent_ranks(self._store, f'broken/{number}', self.rank(), self.size(),
-                                   _ROLL_CALL_SECONDS)
-            culprits = (f'rank(s) {missing} did not come to it' if missing else
-                        'every rank came to it')
+            missing = silent_ranks(
+                self._store, f'broken/{number}', self.rank(), self.size(), _ROLL_CALL_SECONDS
+            )
+            culprits = (
+                f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
+            )
         # The process that keeps the store has ended.
         except RuntimeError as lost:
             culprits = f'the missing ranks are unknown, since the store does not answer ({lost})'
         return CollectiveError(
             f'collective {number} of accelerator tensors did not complete within '
             f'{self.collective_timeout.total_seconds():g} s on rank {self.rank()}: {culprits}. '
-            f'{error}', missing)
+            f'{error}',
+            missing,
+        )
 
-    def _in_place(self, in_and_out: Tensors,
-                  collective: Callable[[List[torch.Tensor]], Any]) -> dist.Work:
+    def _in_place(
+        self, in_and_out: Tensors, collective: Callable[[List[torch.Tensor]], Any]
+    ) -> dist.Work:
         """Run a collective that changes its tensors, such as an all-reduce."""
         tensors = _as_list(in_and_out)
         host = self._to_host(tensors)
@@ -214,16 +236,18 @@ class StagedProcessGroup(_Base):
         _copy_back(tensors, host)
         return _done(tensors)
 
-    def _out_of_place(self, outputs: Union[torch.Tensor, _Nested],
-                      inputs: Union[torch.Tensor, _Nested],
-                      collective: Callable[[Any, Any], dist.Work]) -> dist.Work:
+    def _out_of_place(
+        self,
+        outputs: Union[torch.Tensor, _Nested],
+        inputs: Union[torch.Tensor, _Nested],
+        collective: Callable[[Any, Any], dist.Work],
+    ) -> dist.Work:
         """Run a collective that reads some tensors and writes others, such as an all-gather."""
         targets, sources = _as_list(outputs), _as_list(inputs)
         if all(tensor.is_cpu for tensor in _flatten(targets) + _flatten(sources)):
             return collective(targets, sources)
         # Not empty_like(), which makes an XLA tensor without memory that gloo could write to.
-        host_outputs = _map(
-            targets, lambda t: torch.empty(t.shape, dtype=t.dtype))
+        host_outputs = _map(targets, lambda t: torch.empty(t.shape, dtype=t.dtype))
         host_flat = iter(self._to_host(_flatten(sources)))
         host_inputs = _map(sources, lambda _: next(host_flat))
         self._complete(lambda: collective(host_outputs, host_inputs))
@@ -231,8 +255,11 @@ class StagedProcessGroup(_Base):
         return _done(targets)
 
 
-def register_staged_backend(device_type: str, name: str = BACKEND,
-                            kind: Callable[..., dist.ProcessGroup] = StagedProcessGroup) -> None:
+def register_staged_backend(
+    device_type: str,
+    name: str = BACKEND,
+    kind: Callable[..., dist.ProcessGroup] = StagedProcessGroup,
+) -> None:
     """Register ``kind`` with torch.distributed as the backend ``name`` of one device type.
 
     Raises:
@@ -241,7 +268,8 @@ def register_staged_backend(device_type: str, name: str = BACKEND,
     if not SUPPORTED:
         raise AcceleratorError(
             f'torch {torch.__version__} cannot stage collectives of {device_type!r} tensors '
-            f"through host memory: it needs torch>=2.0, or the vendor's own backend.")
+            f"through host memory: it needs torch>=2.0, or the vendor's own backend."
+        )
     if not hasattr(dist.Backend, name.upper()):
         dist.Backend.register_backend(name, kind, devices=[device_type])
 
@@ -261,7 +289,8 @@ def _on_cpu(tensors: Tensors) -> List[torch.Tensor]:
     if any(not tensor.is_cpu for tensor in listed):
         raise AcceleratorError(
             f'send and recv of {listed[0].device.type} tensors are not staged: send `tensor.cpu()` '
-            f'and receive into a CPU tensor.')
+            f'and receive into a CPU tensor.'
+        )
     return listed
 
 
@@ -270,8 +299,10 @@ def _flatten(tensors: _Nested) -> List[torch.Tensor]:
 
 
 def _map(tensors: _Nested, convert: Callable[[torch.Tensor], torch.Tensor]) -> _Nested:
-    return [convert(item) if isinstance(item, torch.Tensor) else [convert(t) for t in item]
-            for item in tensors]
+    return [
+        convert(item) if isinstance(item, torch.Tensor) else [convert(t) for t in item]
+        for item in tensors
+    ]
 
 
 def _copy_back(tensors: Sequence[torch.Tensor], host: Sequence[torch.Tensor]) -> None:

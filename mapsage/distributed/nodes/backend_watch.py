@@ -13,6 +13,7 @@ nobody learns for whom it has waited. So a thread here notices first, in one of 
 Then a roll call compares how many collectives every rank has started. Ranks that have started
 fewer, or that do not answer, are those the others wait for.
 """
+
 from __future__ import annotations
 
 import sys
@@ -62,8 +63,14 @@ class BackendLane(Lane):
     @property
     def entered(self) -> int:  # type: ignore[override]
         """Number of collectives that this rank has started; 0 once the group is destroyed."""
-        return next((int(group.backend._get_sequence_number_for_group())
-                     for group in _groups(self._device_type) if group.name == self._group), 0)
+        return next(
+            (
+                int(group.backend._get_sequence_number_for_group())
+                for group in _groups(self._device_type)
+                if group.name == self._group
+            ),
+            0,
+        )
 
     @entered.setter
     def entered(self, value: int) -> None:
@@ -100,13 +107,17 @@ def watch_backends(accelerator: Accelerator, timeout: float) -> None:
         timeout: Seconds a collective may wait for the other ranks.
     """
     device_type = accelerator.device_type
-    groups = [group for group in _groups(device_type)
-              if accelerator.silent_backend or group.error != 'SILENT']
+    groups = [
+        group
+        for group in _groups(device_type)
+        if accelerator.silent_backend or group.error != 'SILENT'
+    ]
     if device_type == 'cpu' or device_type in _watched or not groups:
         return
     _watched.add(device_type)
-    threading.Thread(target=_watch, args=(accelerator, timeout), daemon=True,
-                     name='mapsage backend watch').start()
+    threading.Thread(
+        target=_watch, args=(accelerator, timeout), daemon=True, name='mapsage backend watch'
+    ).start()
 
 
 class MainThread:
@@ -189,6 +200,7 @@ def _lanes(device_type: str) -> List[Lane]:
 
 def _is_idle(accelerator: Accelerator) -> bool:
     """Return whether the card of this rank has done all its work."""
+
     def wait() -> None:
         # The current device is a property of the thread.
         accelerator.set_device(local_rank())
@@ -211,7 +223,8 @@ def _name_missing(lanes: Sequence[Lane], timeout: float) -> RankLostError:
         f'rank {dist.get_rank()} waited in collective {started} of its device backend, which every '
         f'rank has started and its card has not ended within {timeout:g} s. A card or a link '
         f'between cards hangs, or the ranks have started different collectives: test the cards '
-        f"with scripts/doctor.sh, and look at the vendor's log.")
+        f"with scripts/doctor.sh, and look at the vendor's log."
+    )
 
 
 def _lost(lane: Lane, symptom: str) -> RankLostError:
@@ -222,4 +235,6 @@ def _lost(lane: Lane, symptom: str) -> RankLostError:
     (missing, advice), ranks = describe_missing(roll.find_missing(lane), roll.rank)
     return RankLostError(
         f'rank {roll.rank} waited in collective {started} of its device backend and {missing} '
-        f'({symptom}). {advice}', ranks)
+        f'({symptom}). {advice}',
+        ranks,
+    )

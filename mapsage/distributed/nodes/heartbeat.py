@@ -4,6 +4,7 @@ The work is done by a process on each node, see node_watch.py; here is what its 
 one of them starts it, all connect with it, and a thread of each ends the process when it says that
 other ranks are lost. A collective over gloo cannot be interrupted otherwise.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -80,21 +81,38 @@ class WatchSockets:
         self.local.listen(1024)
         host = reachable_host()
         self.listener = bind_listener(host)
-        self.facts: Dict[str, Any] = dict(local=name, address=[
-            host, self.listener.getsockname()[1], new_listener().hex()])
+        self.facts: Dict[str, Any] = dict(
+            local=name, address=[host, self.listener.getsockname()[1], new_listener().hex()]
+        )
 
-    def start(self, node: int, hosts: Dict[int, str], ranks: Dict[int, List[int]],
-              address: List[Any], timeout: float) -> None:
+    def start(
+        self,
+        node: int,
+        hosts: Dict[int, str],
+        ranks: Dict[int, List[int]],
+        address: List[Any],
+        timeout: float,
+    ) -> None:
         """Start the watch of this node, see ``Watch``; the sockets become its own."""
         first = node == min(hosts)
         sockets = [self.local, *([self.listener] if first else [])]
         process = subprocess.Popen(
             watch_command(self.local.fileno(), self.listener.fileno() if first else None),
-            stdin=subprocess.PIPE, pass_fds=[each.fileno() for each in sockets])
+            stdin=subprocess.PIPE,
+            pass_fds=[each.fileno() for each in sockets],
+        )
         assert process.stdin is not None
         # Over a pipe: who may list processes reads their command lines.
-        job = dict(node=node, hosts=hosts, ranks=ranks, first=address, secret=self._secret.hex(),
-                   timeout=timeout, grace=GRACE_SECONDS, parent=os.getpid())
+        job = dict(
+            node=node,
+            hosts=hosts,
+            ranks=ranks,
+            first=address,
+            secret=self._secret.hex(),
+            timeout=timeout,
+            grace=GRACE_SECONDS,
+            parent=os.getpid(),
+        )
         process.stdin.write(json.dumps(job).encode() + b'\n')
         process.stdin.close()
         _watches.append(process)
@@ -125,10 +143,13 @@ class Heartbeat:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(f'\0{name}')
         _, user, _ = struct.unpack(
-            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         if user != os.getuid():
-            raise RankLostError(f'another user of this machine listens in place of the watch of '
-                                f'rank {rank}: it has ended. Start the job again.')
+            raise RankLostError(
+                f'another user of this machine listens in place of the watch of '
+                f'rank {rank}: it has ended. Start the job again.'
+            )
         self._line = Line(connection)
         connection.settimeout(None)  # the thread waits for ever
         self._line.send(rank=rank)
@@ -136,8 +157,7 @@ class Heartbeat:
         atexit.register(self._leave_at_exit)
 
     def wait(self) -> None:
-        """Wait until all nodes watch each other, or the watch has told whom it waits for in vain.
-        """
+        """Wait until all nodes watch each other, or the watch has told whom it waits for in vain."""
         self._ready.wait()
 
     def leave(self) -> None:
@@ -165,7 +185,9 @@ class Heartbeat:
         time.sleep(grace)
         error = RankLostError(
             f'rank {self._rank} ends, since others are lost: {text} (noticed by the heartbeat, '
-            f'env_cfg.dist_cfg.heartbeat_timeout={self._timeout:g}).', ranks)
+            f'env_cfg.dist_cfg.heartbeat_timeout={self._timeout:g}).',
+            ranks,
+        )
         end_process(error)
 
 
@@ -187,8 +209,10 @@ def lost_by_heartbeat() -> Dict[int, str]:
     """Return the ranks that the heartbeat has found to be lost, each with words about it."""
     for heartbeat in _heartbeats:
         if heartbeat.finding is not None:
-            return {rank: heartbeat.finding['text'] if not place else ''
-                    for place, rank in enumerate(heartbeat.finding['ranks'])}
+            return {
+                rank: heartbeat.finding['text'] if not place else ''
+                for place, rank in enumerate(heartbeat.finding['ranks'])
+            }
     return {}
 
 

@@ -1,4 +1,5 @@
 """What a rank leaves for its launcher when it fails."""
+
 from __future__ import annotations
 
 import contextlib
@@ -41,7 +42,7 @@ def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> 
         return
     while _kept:
         os.close(_kept.pop())
-    name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}-{','.join(map(str, blamed[:32]))}"
+    name = f'{time.time_ns()}-{os.environ.get("RANK", "0")}-{",".join(map(str, blamed[:32]))}'
     try:
         Path(folder, name).write_text(printable(text), encoding='utf-8')
         if kind:
@@ -68,7 +69,7 @@ def end_process(error: RankLostError) -> NoReturn:
     """Report an error from a thread, and end a process whose main thread cannot be interrupted."""
     try:
         note_for_launcher(error_text(error), blamed=blamed_ranks(error))
-        sys.stderr.write(f"[rank {os.environ.get('RANK', '0')}] {error_text(error)}\n")
+        sys.stderr.write(f'[rank {os.environ.get("RANK", "0")}] {error_text(error)}\n')
         sys.stderr.flush()
         tell_why(error)
     finally:
@@ -80,7 +81,7 @@ def note_joining() -> None:
     folder = os.environ.get('MAPSAGE_ERROR_NOTES')
     if folder:
         with contextlib.suppress(OSError):
-            Path(folder, f"{_JOINING}{os.environ.get('RANK', '0')}").touch()
+            Path(folder, f'{_JOINING}{os.environ.get("RANK", "0")}').touch()
 
 
 def absent_ranks() -> List[int]:
@@ -90,17 +91,22 @@ def absent_ranks() -> List[int]:
     """
     folder, environ = Path(os.environ.get('MAPSAGE_ERROR_NOTES', '')), os.environ
     names = ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
-    if not (folder.is_dir() and (folder / f"{_JOINING}{environ.get('RANK')}").exists()
-            and all(environ.get(name, '').isdigit() for name in names)):
+    if not (
+        folder.is_dir()
+        and (folder / f'{_JOINING}{environ.get("RANK")}').exists()
+        and all(environ.get(name, '').isdigit() for name in names)
+    ):
         return []
     first = int(environ['RANK']) - int(environ['LOCAL_RANK'])
-    return [rank for rank in range(first, first + int(environ['LOCAL_WORLD_SIZE']))
-            if not (folder / f'{_JOINING}{rank}').exists()]
+    return [
+        rank
+        for rank in range(first, first + int(environ['LOCAL_WORLD_SIZE']))
+        if not (folder / f'{_JOINING}{rank}').exists()
+    ]
 
 
 def note_met() -> None:
-    """Tell the launcher that the ranks have met the others, and notice by themselves who is lost.
-    """
+    """Tell the launcher that the ranks have met the others, and notice by themselves who is lost."""
     folder = os.environ.get('MAPSAGE_ERROR_NOTES')
     if folder:
         with contextlib.suppress(OSError):  # it is on another machine, or the disk is full

@@ -6,6 +6,7 @@ dir when it starts, and before a file takes its place it looks whether the word 
 clock is involved. Only where a process freezes between this look and the rename, the next moment,
 may one file of its own appear once more; it is whole, and newer ones stay.
 """
+
 from __future__ import annotations
 
 import json
@@ -32,8 +33,9 @@ def take_lease(work_dir: str) -> None:
     path = os.path.join(work_dir, _FILE)
     if _lease.get('path') == path:
         return
-    word = json.dumps(dict(host=socket.gethostname(), process=os.getpid(),
-                           word=os.urandom(8).hex()))
+    word = json.dumps(
+        dict(host=socket.gethostname(), process=os.getpid(), word=os.urandom(8).hex())
+    )
     atomic_write(path, word.encode())
     _lease.update(path=path, word=word)
 
@@ -50,9 +52,10 @@ def check_writer() -> None:
     word = _read(_lease['path'])
     if word is not None and word != _lease['word']:
         raise SupersededError(
-            f"{_lease['path']} names another writer, {word}: the rest of the job has gone on "
+            f'{_lease["path"]} names another writer, {word}: the rest of the job has gone on '
             f'without this process ({socket.gethostname()}, {os.getpid()}), which was frozen or '
-            f'cut off. It writes nothing more.')
+            f'cut off. It writes nothing more.'
+        )
 
 
 def _read(path: str) -> Optional[str]:

@@ -5,6 +5,7 @@ in a fixed order: files, pointers, removals. The tensors of its checkpoints were
 memory before (`host_copy.py`), so the next training steps cannot change what is written.
 `saving.py` decides when a save begins and who waits for it.
 """
+
 from __future__ import annotations
 
 import os
@@ -62,9 +63,11 @@ def _write_pointer(path: str, text: str) -> None:
         atomic_write(path, text.encode(), durable=True)
         sync_folder(os.path.dirname(path) or '.')
     except OSError as error:
-        raise SaveError(f'{path} was not written: {error}. The checkpoint {text}, which it should '
-                        f'name, is whole. Continue with --resume once the folder can be '
-                        f'written.') from error
+        raise SaveError(
+            f'{path} was not written: {error}. The checkpoint {text}, which it should '
+            f'name, is whole. Continue with --resume once the folder can be '
+            f'written.'
+        ) from error
 
 
 class BackgroundSaves:
@@ -110,7 +113,8 @@ class BackgroundSaves:
             paths = ', '.join(path for _, path in self._save.files)
             raise SaveError(
                 f'the disk has not taken {paths} within {timeout:g} s. Check whether the folder '
-                f'responds (a network disk?). Earlier checkpoints are kept.')
+                f'responds (a network disk?). Earlier checkpoints are kept.'
+            )
         error = self._future.exception()
         self._forget()
         if error is not None:

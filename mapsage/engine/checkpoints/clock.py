@@ -4,6 +4,7 @@ All ranks must save at the same iteration although their clocks differ. So rank 
 and its answer also says after how many iterations the ranks ask again. That keeps the broadcasts
 rare: some 20 between two checkpoints instead of one per step.
 """
+
 from __future__ import annotations
 
 import time
@@ -26,14 +27,17 @@ def parse_minutes(hook: CheckpointHook) -> Optional[float]:
     if minutes is None:
         return None
     if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not minutes > 0:
-        raise ValueError(f'CheckpointHook(interval_minutes={minutes!r}): expected a number of '
-                         f'minutes above 0, or None.')
+        raise ValueError(
+            f'CheckpointHook(interval_minutes={minutes!r}): expected a number of '
+            f'minutes above 0, or None.'
+        )
     if hook.by_epoch:
         raise ValueError(
             f'CheckpointHook(interval_minutes={minutes!r}, by_epoch=True): such a checkpoint is '
             f'saved inside an epoch, and its file is named by the iteration. Set by_epoch=False; '
             f'an epoch-based run resumes inside the epoch. For files of epochs as well, add a '
-            f'second CheckpointHook to custom_hooks.')
+            f'second CheckpointHook to custom_hooks.'
+        )
     return float(minutes)
 
 
@@ -84,8 +88,10 @@ class SaveClock:
             self._steps += 1
             after_iter(runner, *args, **kwargs)
             if self._steps >= self._ask_at and runner.iter + 1 >= hook.save_begin and self._due():
-                runner.logger.info(f'Saving checkpoint at {runner.iter + 1} iterations, '
-                                   f'{self._seconds / 60:g} minutes after the last one')
+                runner.logger.info(
+                    f'Saving checkpoint at {runner.iter + 1} iterations, '
+                    f'{self._seconds / 60:g} minutes after the last one'
+                )
                 hook._save_checkpoint(runner)
 
         def save_and_restart(*args: Any, **kwargs: Any) -> None:

@@ -4,6 +4,7 @@ The bytes go to a file ``<path>.<8 hex digits>.partial``, are synced to the disk
 the final name. A partial file is locked while it is written: this is how :func:`remove_leftovers`
 tells the leftovers of a killed process from a file that another run is still writing.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -132,7 +133,7 @@ class _ErrorKeepingFile:
         try:
             while len(left) and self.error is None:
                 # One system call writes at most 2 GiB.
-                left = left[self._raw.write(left):]
+                left = left[self._raw.write(left) :]
         except OSError as error:
             self.error = error
         return length
@@ -189,11 +190,14 @@ def _explain(error: OSError, path: str, folder: str, partial: str, size: int) ->
         # Without a size, the file could not even be made.
         needs = f'it needs {_megabytes(size)}, and ' if size else ''
         cause = ', since the disk is full' * (error.errno == errno.ENOSPC)
-        text = (f'the checkpoint {path} was not written{cause}: {needs}{room} '
-                f'({os.strerror(error.errno)}).')
+        text = (
+            f'the checkpoint {path} was not written{cause}: {needs}{room} '
+            f'({os.strerror(error.errno)}).'
+        )
     return SaveError(
         f'{text} Earlier checkpoints are kept. Make room there, or give CheckpointHook '
-        f'another out_dir or max_keep_ckpts, and continue with --resume.')
+        f'another out_dir or max_keep_ckpts, and continue with --resume.'
+    )
 
 
 def _megabytes(size: int) -> str:

@@ -7,6 +7,7 @@ disk. While a wrapped method runs, the hook sees stand-ins for its file backend 
 defined at the end of this file. `saving.py` calls :func:`guard_saves`; `background.py` carries out
 what was collected.
 """
+
 from __future__ import annotations
 
 import functools
@@ -72,15 +73,18 @@ def guard_saves(hook: CheckpointHook) -> None:
             raise ValueError(
                 f'{type(hook).__name__}.{name} is wrapped in a decorator such as master_only. All '
                 f'ranks must call it, because the checkpoint contains state of every rank: '
-                f'remove the decorator. Only the main process writes the file anyway.')
+                f'remove the decorator. Only the main process writes the file anyway.'
+            )
     background = _take_background(hook)
     copies_to_neighbor = _take_neighbor_copy(hook)
     # Like the two above: takes its argument out of those that the hook passes to save_checkpoint.
     minutes = parse_minutes(hook)
-    hook._save_checkpoint_with_step = _guard(hook, hook._save_checkpoint_with_step, background,
-                                             copies_to_neighbor)
-    hook._save_best_checkpoint = _guard(hook, hook._save_best_checkpoint, background,
-                                        copies_to_neighbor=False)
+    hook._save_checkpoint_with_step = _guard(
+        hook, hook._save_checkpoint_with_step, background, copies_to_neighbor
+    )
+    hook._save_best_checkpoint = _guard(
+        hook, hook._save_best_checkpoint, background, copies_to_neighbor=False
+    )
     _keep_to_own_files(hook)
     if minutes is not None:
         SaveClock(hook, minutes * 60).attach()
@@ -94,10 +98,14 @@ def _take_background(hook: CheckpointHook) -> bool:
     uses_backend = _uses_backend(hook)
     if value and (overrides_saves or uses_backend):
         raise ValueError(
-            f'{type(hook).__name__}(background=True): this hook ' + (
-                'overrides how CheckpointHook saves' if overrides_saves else
-                'saves through a file backend (out_dir, backend_args)')
-            + ', so its checkpoints are written while the training waits. Remove the argument.')
+            f'{type(hook).__name__}(background=True): this hook '
+            + (
+                'overrides how CheckpointHook saves'
+                if overrides_saves
+                else 'saves through a file backend (out_dir, backend_args)'
+            )
+            + ', so its checkpoints are written while the training waits. Remove the argument.'
+        )
     return not (overrides_saves or uses_backend or value is False)
 
 
@@ -113,9 +121,10 @@ def _keep_to_own_files(hook: Any) -> None:
         info, surplus = runner.message_hub.runtime_info, []
         if hook.max_keep_ckpts > 0 and 'keep_ckpt_ids' in info:
             steps = info['keep_ckpt_ids']
-            steps = [step for step in (steps if isinstance(steps, list) else [])
-                     if type(step) is int]
-            surplus, steps = steps[:-hook.max_keep_ckpts], steps[-hook.max_keep_ckpts:]
+            steps = [
+                step for step in (steps if isinstance(steps, list) else []) if type(step) is int
+            ]
+            surplus, steps = steps[: -hook.max_keep_ckpts], steps[-hook.max_keep_ckpts :]
             info['keep_ckpt_ids'] = steps
         before_train(runner, *args, **kwargs)
         backend = hook.file_backend
@@ -144,8 +153,10 @@ def _find_own_best(hook: CheckpointHook, path: object) -> Optional[str]:
 
 
 def _overrides_saves(hook: CheckpointHook) -> bool:
-    return any(is_method_overridden(name, CheckpointHook, hook)
-               for name in (*_HOOK_POINTS, *_SAVE_METHODS, '_save_checkpoint'))
+    return any(
+        is_method_overridden(name, CheckpointHook, hook)
+        for name in (*_HOOK_POINTS, *_SAVE_METHODS, '_save_checkpoint')
+    )
 
 
 def _take_neighbor_copy(hook: CheckpointHook) -> bool:
@@ -153,19 +164,25 @@ def _take_neighbor_copy(hook: CheckpointHook) -> bool:
     if value is not True and value is not False:
         raise ValueError(f'CheckpointHook(neighbor_copy={value!r}): expected True or False.')
     if value and _uses_backend(hook):
-        raise ValueError(f'{type(hook).__name__}(neighbor_copy=True): this hook saves through a '
-                         f'file backend (out_dir, backend_args), so its checkpoints survive the '
-                         f'loss of any machine of the training. Remove the argument.')
+        raise ValueError(
+            f'{type(hook).__name__}(neighbor_copy=True): this hook saves through a '
+            f'file backend (out_dir, backend_args), so its checkpoints survive the '
+            f'loss of any machine of the training. Remove the argument.'
+        )
     return value
 
 
 def _uses_backend(hook: CheckpointHook) -> bool:
-    return hook.file_client_args is not None or hook.backend_args is not None \
+    return (
+        hook.file_client_args is not None
+        or hook.backend_args is not None
         or '://' in str(hook.out_dir)
+    )
 
 
-def _guard(hook: CheckpointHook, save: Callable[..., None], background: bool,
-           copies_to_neighbor: bool) -> Callable[..., None]:
+def _guard(
+    hook: CheckpointHook, save: Callable[..., None], background: bool, copies_to_neighbor: bool
+) -> Callable[..., None]:
     def send_copy(runner: SavingRunner, path: str) -> None:
         if runner.neighbor_copies is not None:
             runner.neighbor_copies.send(path)
@@ -179,8 +196,9 @@ def _guard(hook: CheckpointHook, save: Callable[..., None], background: bool,
                 # A save inside a save: the outer one collects.
                 save(runner, *args, **kwargs)
             else:
-                with _collecting_removals(hook, pending), \
-                        _collecting_pointer(hook, runner, pending) as view:
+                with _collecting_removals(hook, pending), _collecting_pointer(
+                    hook, runner, pending
+                ) as view:
                     save(view, *args, **kwargs)
             if copies_to_neighbor:
                 pending.afterwards.append(functools.partial(send_copy, runner, hook.last_ckpt))
@@ -201,14 +219,18 @@ def _collecting_removals(hook: CheckpointHook, pending: Save) -> Iterator[None]:
         hook.file_backend = backend
     # The hook sets one of these two only if it has save_best.
     attributes = vars(hook)
-    current_paths = [hook.last_ckpt, attributes.get('best_ckpt_path'),
-                     *attributes.get('best_ckpt_path_dict', {}).values()]
-    pending.removals += [functools.partial(_remove, remove, path, current_paths)
-                         for remove, path in collector.removals]
+    current_paths = [
+        hook.last_ckpt,
+        attributes.get('best_ckpt_path'),
+        *attributes.get('best_ckpt_path_dict', {}).values(),
+    ]
+    pending.removals += [
+        functools.partial(_remove, remove, path, current_paths)
+        for remove, path in collector.removals
+    ]
 
 
-def _remove(remove: Callable[[str], object], path: str,
-            current_paths: List[Optional[str]]) -> None:
+def _remove(remove: Callable[[str], object], path: str, current_paths: List[Optional[str]]) -> None:
     if not any(_is_same_file(path, current) for current in current_paths if current):
         # Another run in this folder may have removed the file first.
         with suppress(FileNotFoundError):
@@ -232,8 +254,9 @@ class _RemovalCollector(Delegate):
 
 
 @contextmanager
-def _collecting_pointer(hook: CheckpointHook, runner: SavingRunner,
-                        pending: Save) -> Iterator[Union[SavingRunner, _RunnerView]]:
+def _collecting_pointer(
+    hook: CheckpointHook, runner: SavingRunner, pending: Save
+) -> Iterator[Union[SavingRunner, _RunnerView]]:
     """Yield the runner as the hook sees it, so that no file names a checkpoint too early.
 
     MMEngine's hook writes ``last_checkpoint`` into ``runner.work_dir`` right after its save, and
@@ -253,8 +276,9 @@ def _collecting_pointer(hook: CheckpointHook, runner: SavingRunner,
 class _RunnerView(Delegate):
     """A runner with another ``work_dir``, and with a logger that collects calls of ``info``."""
 
-    def __init__(self, runner: SavingRunner, work_dir: str,
-                 reports: List[Callable[[], object]]) -> None:
+    def __init__(
+        self, runner: SavingRunner, work_dir: str, reports: List[Callable[[], object]]
+    ) -> None:
         super().__init__(runner)
         self.work_dir = work_dir
         self.logger = _ReportCollector(runner.logger, reports)
@@ -273,5 +297,6 @@ class _ReportCollector(Delegate):
 
 def _is_same_file(first: str, second: str) -> bool:
     """Return whether two paths mean one file. Then the hook saved again under the same name."""
-    return first == second or (os.path.exists(first) and os.path.exists(second)
-                               and os.path.samefile(first, second))
+    return first == second or (
+        os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second)
+    )

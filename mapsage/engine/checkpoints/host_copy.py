@@ -5,6 +5,7 @@ copy: the kernel clears every page. A checkpoint of ``n`` bytes therefore occupi
 of host memory for the whole run. `background.py` owns the copies; `saving.py` decides what is
 copied.
 """
+
 from __future__ import annotations
 
 import copy
@@ -65,8 +66,10 @@ class HostCopies:
             copied = self._copied.get(key_path)
             if copied is None or not _same_bits(tensor, copied):
                 copied = self._copied[key_path] = (
-                    tensor if tensor.data_ptr() in self._received else
-                    self._copy_tensor(tensor, storages))
+                    tensor
+                    if tensor.data_ptr() in self._received
+                    else self._copy_tensor(tensor, storages)
+                )
             memo[id(tensor)] = copied
         self._free_unused_pinned()
         # MMEngine creates these buffers for every checkpoint, so nothing else changes them. They
@@ -90,15 +93,22 @@ class HostCopies:
     def _receive(self, value: Any, device: torch.device) -> Any:
         """Return a value on the CPU. A copy from ``device`` may not be complete yet."""
         # to_host waits only for the rank's device; a split model has tensors on other devices too.
-        if type(value) is not torch.Tensor or not value.is_cuda or value.device != device \
-                or value.requires_grad or not value.numel() or not _fills_its_memory(value):
+        if (
+            type(value) is not torch.Tensor
+            or not value.is_cuda
+            or value.device != device
+            or value.requires_grad
+            or not value.numel()
+            or not _fills_its_memory(value)
+        ):
             return value.cpu()
         buffer = self._take_buffer(value.dtype, value.numel(), pinned=True)
         self._received[buffer.data_ptr()] = buffer
         return torch.as_strided(buffer, value.shape, value.stride()).copy_(value, non_blocking=True)
 
-    def _copy_tensor(self, tensor: torch.Tensor,
-                     storages: Dict[Tuple[int, torch.dtype], torch.Tensor]) -> torch.Tensor:
+    def _copy_tensor(
+        self, tensor: torch.Tensor, storages: Dict[Tuple[int, torch.dtype], torch.Tensor]
+    ) -> torch.Tensor:
         if tensor.device.type != 'cpu':
             return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
         source = tensor.detach()
@@ -108,8 +118,9 @@ class HostCopies:
         if storage_key not in storages:
             storages[storage_key] = self._take_buffer(flat.dtype, flat.numel())
             storages[storage_key].copy_(flat)
-        return torch.as_strided(storages[storage_key], source.shape, source.stride(),
-                                source.storage_offset()).requires_grad_(tensor.requires_grad)
+        return torch.as_strided(
+            storages[storage_key], source.shape, source.stride(), source.storage_offset()
+        ).requires_grad_(tensor.requires_grad)
 
     def _free_unused_pinned(self) -> None:
         """Free the pinned buffers whose values an earlier copy of this save already has."""
@@ -132,7 +143,11 @@ def _fills_its_memory(tensor: torch.Tensor) -> bool:
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     if (first.dtype, first.shape, first.stride(), first.requires_grad) != (
-            second.dtype, second.shape, second.stride(), second.requires_grad):
+        second.dtype,
+        second.shape,
+        second.stride(),
+        second.requires_grad,
+    ):
         return False
     bits = _BIT_DTYPES[first.element_size()]
     return torch.equal(first.detach().cpu().view(bits), second.detach().view(bits))
@@ -145,7 +160,8 @@ def _plain_tensors(value: object, key_path: str) -> Iterator[Tuple[str, torch.Te
     """
     if type(value) is torch.Tensor:
         if value.layout is torch.strided and not (
-                value.is_quantized or value.is_complex() or value.is_neg()):
+            value.is_quantized or value.is_complex() or value.is_neg()
+        ):
             yield key_path, value
     elif isinstance(value, dict):
         for key, element in value.items():

@@ -6,6 +6,7 @@ writing the two may have left a newer one, and a newest file may be damaged. So
 until one is whole. For machines that share no disk, `neighbor/copies.py` makes the choice among all
 machines.
 """
+
 from __future__ import annotations
 
 import math
@@ -53,8 +54,12 @@ class Choice:
     iteration: Optional[int] = None
 
 
-def choose_checkpoint(work_dir: str, load_from: Optional[str] = None,
-                      mode: Union[bool, str] = True, folders: Sequence[str] = ()) -> Choice:
+def choose_checkpoint(
+    work_dir: str,
+    load_from: Optional[str] = None,
+    mode: Union[bool, str] = True,
+    folders: Sequence[str] = (),
+) -> Choice:
     """Return the checkpoint to resume from, if there is one.
 
     A checkpoint of ``work_dir`` takes precedence over ``load_from``, which names what the run began
@@ -87,18 +92,25 @@ def choose_checkpoint(work_dir: str, load_from: Optional[str] = None,
         return replace(choice, notes=not_read_again(load_from, choice))
     empty = f'{work_dir} holds no checkpoint (iter_N.pth or epoch_N.pth)'
     if mode == 'must':
-        raise ResumeError(f'--resume must: {empty}. Start without it, or give the --work-dir of '
-                          f'the run to continue.')
+        raise ResumeError(
+            f'--resume must: {empty}. Start without it, or give the --work-dir of '
+            f'the run to continue.'
+        )
     if mode is True and is_local:
         try:
-            return replace(read_choice(str(load_from)),
-                           notes=[f'{empty} yet: load_from is resumed'])
+            return replace(
+                read_choice(str(load_from)), notes=[f'{empty} yet: load_from is resumed']
+            )
         except OnlyWeightsError:
             # The file has pretrained weights: the run starts with them.
             pass
     start = f'with the weights of load_from={load_from!r}' if load_from else 'from scratch'
-    return Choice(notes=[f'nothing to resume: {empty} yet. The run starts {start}. '
-                         f'(--resume must makes this an error.)'])
+    return Choice(
+        notes=[
+            f'nothing to resume: {empty} yet. The run starts {start}. '
+            f'(--resume must makes this an error.)'
+        ]
+    )
 
 
 class OnlyWeightsError(ValueError):
@@ -111,8 +123,11 @@ UNREADABLE = (OSError, RuntimeError, OnlyWeightsError, pickle.UnpicklingError)
 
 def not_read_again(load_from: Optional[str], choice: Choice) -> List[str]:
     """Return a line for the log if a resumed run began with the weights of ``load_from``."""
-    return [f'load_from={load_from!r} is not read again: the run began with it'] \
-        if load_from and load_from != choice.path else []
+    return (
+        [f'load_from={load_from!r} is not read again: the run began with it']
+        if load_from and load_from != choice.path
+        else []
+    )
 
 
 def read_choice(path: str) -> Choice:
@@ -135,12 +150,14 @@ def _first_readable(paths: Sequence[str]) -> Choice:
         except UNREADABLE as error:
             skipped.append(f'{type(error).__name__}: {error}')
     raise ResumeError(
-        f'--resume: none of the {len(paths)} checkpoint(s) can be read. ' + ' | '.join(skipped))
+        f'--resume: none of the {len(paths)} checkpoint(s) can be read. ' + ' | '.join(skipped)
+    )
 
 
 def _is_in(path: str, folder: str) -> bool:
-    return os.path.isfile(path) and os.path.realpath(os.path.dirname(path) or '.') \
-        == os.path.realpath(folder)
+    return os.path.isfile(path) and os.path.realpath(
+        os.path.dirname(path) or '.'
+    ) == os.path.realpath(folder)
 
 
 def batches_done(epoch: int, iteration: int, info: Mapping[str, Any]) -> Tuple[int, int]:
@@ -166,10 +183,16 @@ def folders_of(cfg: Config, work_dir: str) -> List[str]:
     A ``CheckpointHook(out_dir=...)`` appends the last component of ``work_dir``.
     """
     hooks = [*(cfg.get('default_hooks') or {}).values(), *(cfg.get('custom_hooks') or ())]
-    out_dirs = [str(hook['out_dir']) for hook in hooks
-                if isinstance(hook, dict) and hook.get('out_dir') is not None]
-    return [os.path.join(out_dir, os.path.basename(work_dir.rstrip(os.sep)))
-            for out_dir in out_dirs if '://' not in out_dir]
+    out_dirs = [
+        str(hook['out_dir'])
+        for hook in hooks
+        if isinstance(hook, dict) and hook.get('out_dir') is not None
+    ]
+    return [
+        os.path.join(out_dir, os.path.basename(work_dir.rstrip(os.sep)))
+        for out_dir in out_dirs
+        if '://' not in out_dir
+    ]
 
 
 def candidates_in(work_dir: str, more: Sequence[str] = ()) -> List[str]:
@@ -191,15 +214,27 @@ def candidates_in(work_dir: str, more: Sequence[str] = ()) -> List[str]:
     if os.path.isfile(local) and not any(_is_in(last, folder) for folder in more):
         last = local
     folders = dict.fromkeys([work_dir, *more, *([os.path.dirname(last)] if last else [])])
-    paths = sorted((str(path) for folder in folders for path in Path(folder).glob('*.pth')
-                    if _NAMES.search(path.name)), key=_number, reverse=True)
+    paths = sorted(
+        (
+            str(path)
+            for folder in folders
+            for path in Path(folder).glob('*.pth')
+            if _NAMES.search(path.name)
+        ),
+        key=_number,
+        reverse=True,
+    )
     if not last or not os.path.isfile(last):
         return _most_iterations_first(paths)
     # Files are compared, not names: the same file may be listed under another path.
     paths = [path for path in paths if not os.path.samefile(path, last)]
     since = os.stat(pointer).st_mtime_ns
-    newer = [path for path in paths if os.stat(path).st_mtime_ns > since
-             and (_kind(path) != _kind(last) or _number(path) > _number(last))]
+    newer = [
+        path
+        for path in paths
+        if os.stat(path).st_mtime_ns > since
+        and (_kind(path) != _kind(last) or _number(path) > _number(last))
+    ]
     return list(dict.fromkeys([*_most_iterations_first([*newer, last]), *paths]))
 
 
@@ -241,12 +276,16 @@ def _read_meta(checkpoint: object, path: str) -> Dict[str, Any]:
     if not isinstance(checkpoint, dict) or not _ENTRIES <= set(checkpoint):
         raise OnlyWeightsError(
             f'{path} is not the checkpoint of a training run, which has the entries '
-            f"{', '.join(sorted(_ENTRIES))}. To begin with its weights, use load_from without "
-            f'--resume')
+            f'{", ".join(sorted(_ENTRIES))}. To begin with its weights, use load_from without '
+            f'--resume'
+        )
     meta = checkpoint['meta']
     if not isinstance(meta, dict) or not all(
-            meta.get(name) is None or type(meta[name]) is int
-            for name in ('seed', 'virtual_ranks', 'iter', 'epoch')):
-        raise RuntimeError(f'checkpoint {path} is damaged: its meta is {str(meta)[:80]}, expected '
-                           f'whole numbers as seed, virtual_ranks, iter and epoch')
+        meta.get(name) is None or type(meta[name]) is int
+        for name in ('seed', 'virtual_ranks', 'iter', 'epoch')
+    ):
+        raise RuntimeError(
+            f'checkpoint {path} is damaged: its meta is {str(meta)[:80]}, expected '
+            f'whole numbers as seed, virtual_ranks, iter and epoch'
+        )
     return meta

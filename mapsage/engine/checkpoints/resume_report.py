@@ -4,6 +4,7 @@ Two deviations are reported: settings of the optimizer and its schedulers that a
 replaced, and a learning-rate warm-up that is longer than the run. `engine/runner.py` logs the
 lines.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -18,15 +19,24 @@ Schedulers = Union[Sequence[_ParamScheduler], Mapping[str, Sequence[_ParamSchedu
 T = TypeVar('T')
 
 # Entries of a parameter group that are not settings of a config, or change with every step.
-_NOT_SETTINGS = {'params', 'param_names', 'lr', 'initial_lr', 'momentum', 'initial_momentum',
-                 'betas', 'initial_betas'}
+_NOT_SETTINGS = {
+    'params',
+    'param_names',
+    'lr',
+    'initial_lr',
+    'momentum',
+    'initial_momentum',
+    'betas',
+    'initial_betas',
+}
 _MAX_SHOWN = 8
 # MMEngine's default of a scheduler's ``end``.
 _ENDLESS = 10**9
 
 
-def settings_of(optim_wrapper: Union[OptimWrapper, OptimWrapperDict],
-                param_schedulers: Schedulers) -> Dict[str, Any]:
+def settings_of(
+    optim_wrapper: Union[OptimWrapper, OptimWrapperDict], param_schedulers: Schedulers
+) -> Dict[str, Any]:
     """Return the hyperparameters of optimizers and schedulers that a checkpoint may replace.
 
     Args:
@@ -44,8 +54,11 @@ def settings_of(optim_wrapper: Union[OptimWrapper, OptimWrapperDict],
         for name in ['lr', 'momentum', 'betas', *names]:
             # A scheduler changes the value and keeps the config's one as initial_<name>. For Adam's
             # momentum it changes the betas.
-            values = [group.get(f'initial_{name}', group[name]) for group in groups
-                      if name in group and not (name == 'betas' and 'initial_momentum' in group)]
+            values = [
+                group.get(f'initial_{name}', group[name])
+                for group in groups
+                if name in group and not (name == 'betas' and 'initial_momentum' in group)
+            ]
             if values:
                 settings[f'{prefix}{name}'] = values[0] if _all_equal(values) else values
     for prefix, schedulers in _with_prefixes(param_schedulers or []):
@@ -66,16 +79,20 @@ def kept_settings(config_settings: Dict[str, Any], run_settings: Dict[str, Any])
     Returns:
         The line; empty if nothing differs.
     """
-    replaced = [f'{name} {run_settings[name]} (not {value})'
-                for name, value in config_settings.items()
-                if name in run_settings and not _all_equal([value, run_settings[name]])]
+    replaced = [
+        f'{name} {run_settings[name]} (not {value})'
+        for name, value in config_settings.items()
+        if name in run_settings and not _all_equal([value, run_settings[name]])
+    ]
     if not replaced:
         return ''
     more = f' and {len(replaced) - _MAX_SHOWN} more' if len(replaced) > _MAX_SHOWN else ''
-    return (f"the run continues with its checkpoint's {', '.join(replaced[:_MAX_SHOWN])}{more}: as "
-            f"under MMEngine, a resumed optimizer and its schedulers keep their settings, whatever "
-            f"the config or --cfg-options say. To train with other ones, start a run with "
-            f'load_from=<checkpoint> and another work dir.')
+    return (
+        f"the run continues with its checkpoint's {', '.join(replaced[:_MAX_SHOWN])}{more}: as "
+        f'under MMEngine, a resumed optimizer and its schedulers keep their settings, whatever '
+        f'the config or --cfg-options say. To train with other ones, start a run with '
+        f'load_from=<checkpoint> and another work dir.'
+    )
 
 
 def long_warm_ups(param_schedulers: Schedulers, max_iters: int, max_epochs: int) -> List[str]:
@@ -86,9 +103,12 @@ def long_warm_ups(param_schedulers: Schedulers, max_iters: int, max_epochs: int)
         max_iters: Iterations of the run.
         max_epochs: Epochs of the run.
     """
-    return [line for _, schedulers in _with_prefixes(param_schedulers or [])
-            for scheduler in schedulers
-            for line in _long_warm_up(scheduler, max_iters, max_epochs)]
+    return [
+        line
+        for _, schedulers in _with_prefixes(param_schedulers or [])
+        for scheduler in schedulers
+        for line in _long_warm_up(scheduler, max_iters, max_epochs)
+    ]
 
 
 def _long_warm_up(scheduler: _ParamScheduler, max_iters: int, max_epochs: int) -> Iterator[str]:
@@ -105,10 +125,12 @@ def _long_warm_up(scheduler: _ParamScheduler, max_iters: int, max_epochs: int) -
     else:
         return
     rate = max(scheduler.base_values, default=0)
-    yield (f'{type(scheduler).__name__} warms the learning rate up until {unit} {scheduler.end}, '
-           f'but the run ends at {unit} {limit}: its rate reaches {rate * factor:.2g} and never '
-           f'the {rate:.2g} of the config. Shorten the warm-up (param_scheduler, end) or train '
-           f'longer (train_cfg).')
+    yield (
+        f'{type(scheduler).__name__} warms the learning rate up until {unit} {scheduler.end}, '
+        f'but the run ends at {unit} {limit}: its rate reaches {rate * factor:.2g} and never '
+        f'the {rate:.2g} of the config. Shorten the warm-up (param_scheduler, end) or train '
+        f'longer (train_cfg).'
+    )
 
 
 def _with_prefixes(value: Union[T, Mapping[str, T]]) -> List[Tuple[str, T]]:
@@ -123,9 +145,12 @@ def _with_prefixes(value: Union[T, Mapping[str, T]]) -> List[Tuple[str, T]]:
 
 def _argument_names(kind: type) -> Set[str]:
     """Return the names of all arguments of a class and its bases."""
-    return {name for base in kind.__mro__ if '__init__' in vars(base)
-            for name in inspect.signature(vars(base)['__init__']).parameters} - {
-                'self', 'optimizer', 'last_step', 'verbose'}
+    return {
+        name
+        for base in kind.__mro__
+        if '__init__' in vars(base)
+        for name in inspect.signature(vars(base)['__init__']).parameters
+    } - {'self', 'optimizer', 'last_step', 'verbose'}
 
 
 def _all_equal(values: Sequence[object]) -> bool:

@@ -6,6 +6,7 @@ that hooks can collect their ranks' state. A checkpoint gets its name only once 
 fit the model is an error. What happens to CheckpointHook is in `guard.py`; MapSageRunner in
 `engine/runner.py` builds on this class.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -146,7 +147,8 @@ class SavingRunner(Runner):
                 raise RuntimeError(
                     f'{self._loading} cannot be resumed: a state in it does not have the form that '
                     f'this run expects ({error_text(error)}). Resume from another checkpoint, or '
-                    f'begin with its weights by load_from') from error
+                    f'begin with its weights by load_from'
+                ) from error
 
     def val(self) -> Dict[str, Any]:
         """Validate as MMEngine does; the checkpoint of ``load_from`` must fit the whole model."""
@@ -179,7 +181,8 @@ class SavingRunner(Runner):
         if fit.describe():
             self.logger.warning(
                 f'{self._loading} fills {fit.fitting} of the {fit.wanted} weights of the model; '
-                f'{fit.describe()}. Missing weights keep their initial values.')
+                f'{fit.describe()}. Missing weights keep their initial values.'
+            )
 
     def train(self) -> nn.Module:
         """Train. An error that follows from another rank's failure is replaced by that failure."""
@@ -217,21 +220,26 @@ class SavingRunner(Runner):
     @master_only
     def dump_config(self) -> None:
         """Write the config as MMEngine does, in place of a link of its name and not through it."""
-        name = f'{self.timestamp}.py' if self.cfg.filename is None \
+        name = (
+            f'{self.timestamp}.py'
+            if self.cfg.filename is None
             else os.path.basename(self.cfg.filename)
+        )
         path = os.path.join(self.work_dir, name)
         if os.path.islink(path):
             os.unlink(path)
         super().dump_config()
 
-    def register_hook(self, hook: Union[Hook, Dict[str, Any]],
-                      priority: Union[str, int, None] = None) -> None:
+    def register_hook(
+        self, hook: Union[Hook, Dict[str, Any]], priority: Union[str, int, None] = None
+    ) -> None:
         """Register a hook; a CheckpointHook is guarded, see :func:`guard_saves`."""
         registered = list(self._hooks)
         super().register_hook(hook, priority)
         for new_hook in self._hooks:
             if isinstance(new_hook, CheckpointHook) and not any(
-                    new_hook is old_hook for old_hook in registered):
+                new_hook is old_hook for old_hook in registered
+            ):
                 guard_saves(new_hook)
 
     @contextmanager
@@ -296,11 +304,17 @@ class SavingRunner(Runner):
                 hook.check_own_state(self)
             self._save(out_dir, filename, *args, **kwargs)
 
-    def _save(self, out_dir: str, filename: str,
-              file_client_args: Optional[Mapping[str, Any]] = None, *args: Any,
-              **kwargs: Any) -> None:
-        is_local = '://' not in str(out_dir) and not file_client_args \
-            and not kwargs.get('backend_args')
+    def _save(
+        self,
+        out_dir: str,
+        filename: str,
+        file_client_args: Optional[Mapping[str, Any]] = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        is_local = (
+            '://' not in str(out_dir) and not file_client_args and not kwargs.get('backend_args')
+        )
         copies = None if self._later is None else self._background.copies
         with _replacing_host_writer(self._write, copies) if is_local else nullcontext():
             super().save_checkpoint(out_dir, filename, file_client_args, *args, **kwargs)
@@ -325,8 +339,9 @@ class SavingRunner(Runner):
 
 
 @contextmanager
-def _replacing_host_writer(write: Callable[..., None],
-                           copies: Optional[HostCopies]) -> Iterator[None]:
+def _replacing_host_writer(
+    write: Callable[..., None], copies: Optional[HostCopies]
+) -> Iterator[None]:
     """Replace the functions by which MMEngine's Runner writes the checkpoint that it has built.
 
     The Runner builds and writes a checkpoint in one method, so its module's functions are replaced.

@@ -2,6 +2,7 @@
 
 Importing the package registers them; `engine/runner_parts.py` has those that every run gets.
 """
+
 from .before_after_hook import BeforeAfterHook, NoValidationError
 from .compile_report_hook import CompileReportHook
 from .preview_hook import PreviewHook
@@ -10,6 +11,11 @@ from .run_report_hook import RunReportHook
 from .window_visualization_hook import WindowVisualizationHook
 
 __all__ = [
-    'BeforeAfterHook', 'CompileReportHook', 'NoValidationError', 'PreviewHook', 'ProgressBarHook',
-    'RunReportHook', 'WindowVisualizationHook'
+    'BeforeAfterHook',
+    'CompileReportHook',
+    'NoValidationError',
+    'PreviewHook',
+    'ProgressBarHook',
+    'RunReportHook',
+    'WindowVisualizationHook',
 ]

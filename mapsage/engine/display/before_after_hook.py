@@ -4,6 +4,7 @@ A stage that optimizes one figure, such as the IoU, may lower another one unnoti
 scored with the same metrics before its first step. That validation runs outside MMEngine's loop, so
 no hook takes it for a validation of the training.
 """
+
 from __future__ import annotations
 
 import json
@@ -62,8 +63,9 @@ class BeforeAfterHook(Hook):
 
     def __init__(self, rare_share: float = 0.05) -> None:
         if not 0 < rare_share < 1:
-            raise ValueError(f'rare_share={rare_share}, expected a share between 0 and 1 such as '
-                             '0.05')
+            raise ValueError(
+                f'rare_share={rare_share}, expected a share between 0 and 1 such as 0.05'
+            )
         self.rare_share = rare_share
         self._before: Optional[Dict[str, float]] = None
         self._after: Dict[str, float] = {}
@@ -80,15 +82,18 @@ class BeforeAfterHook(Hook):
             NoValidationError: If the config has no validation.
         """
         if runner.val_loop is None:
-            raise NoValidationError('BeforeAfterHook: the config has no val_dataloader, '
-                                    'val_evaluator and val_cfg to score the model with. Set them, '
-                                    'or take the hook out of custom_hooks.')
+            raise NoValidationError(
+                'BeforeAfterHook: the config has no val_dataloader, '
+                'val_evaluator and val_cfg to score the model with. Set them, '
+                'or take the hook out of custom_hooks.'
+            )
         if self._before is None and not runner.iter:
             self._before = self._validate(runner)
             self._warn_if_untrained(runner, self._before)
 
-    def after_val_epoch(self, runner: HostRunner,
-                        metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Store the figures of the last validation."""
         assert runner.val_loop is not None
         self._after = self._with_recall(runner.val_loop.evaluator, metrics or {})
@@ -99,11 +104,16 @@ class BeforeAfterHook(Hook):
             return
         names = [name for name in self._before if name in self._after and name != _BASELINE]
         width = max(map(len, names), default=0)
-        lines = [f'{name:<{width}}  {self._before[name]:7.2f}  {self._after[name]:7.2f}  '
-                 f'{self._after[name] - self._before[name]:+.2f}' for name in names]
+        lines = [
+            f'{name:<{width}}  {self._before[name]:7.2f}  {self._after[name]:7.2f}  '
+            f'{self._after[name] - self._before[name]:+.2f}'
+            for name in names
+        ]
         runner.logger.info('this stage, before and after, in percent:\n' + '\n'.join(lines))
-        atomic_write(Path(runner.work_dir, 'before_after.json'), json.dumps(
-            dict(before=self._before, after=self._after), indent=1).encode())
+        atomic_write(
+            Path(runner.work_dir, 'before_after.json'),
+            json.dumps(dict(before=self._before, after=self._after), indent=1).encode(),
+        )
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Put the figures before the stage into the checkpoint."""
@@ -126,14 +136,17 @@ class BeforeAfterHook(Hook):
         for module in training:
             module.training = True
         figures = self._with_recall(loop.evaluator, metrics)
-        runner.logger.info('before this stage: ' + ', '.join(
-            f'{name} {value:.2f}' for name, value in figures.items()))
+        runner.logger.info(
+            'before this stage: '
+            + ', '.join(f'{name} {value:.2f}' for name, value in figures.items())
+        )
         return figures
 
     def _with_recall(self, evaluator: Evaluator, metrics: Mapping[str, Any]) -> Dict[str, float]:
         """Return the metrics that are numbers, with the recall of the rare classes."""
-        figures = {name: float(value) for name, value in metrics.items()
-                   if isinstance(value, (int, float))}
+        figures = {
+            name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))
+        }
         for metric in evaluator.metrics:
             matrix = confusion_matrix(metric)
             if matrix is not None:
@@ -151,11 +164,15 @@ class BeforeAfterHook(Hook):
         baseline = figures.get(_BASELINE, 100 / classes)
         # Also true for an mIoU of NaN.
         if not mious[0] >= baseline + _TRAINED * (100 - baseline):
-            runner.logger.log(logging.WARNING, (
-                f'the second stage begins from a model of mIoU {mious[0]:.2f}, and one that always '
-                f'predicts the same class has {baseline:.2f}: it looks untrained, and the gradient '
-                f'of an IoU is nearly 0 where nothing overlaps. Train with cross-entropy first, '
-                f'and set load_from to that checkpoint (now {runner._load_from!r}).'))
+            runner.logger.log(
+                logging.WARNING,
+                (
+                    f'the second stage begins from a model of mIoU {mious[0]:.2f}, and one that always '
+                    f'predicts the same class has {baseline:.2f}: it looks untrained, and the gradient '
+                    f'of an IoU is nearly 0 where nothing overlaps. Train with cross-entropy first, '
+                    f'and set load_from to that checkpoint (now {runner._load_from!r}).'
+                ),
+            )
 
 
 def rare_recall(matrix: np.ndarray, share: float) -> float:

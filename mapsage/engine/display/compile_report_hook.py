@@ -3,6 +3,7 @@
 The numbers come from counters of ``torch._dynamo``, which are not public and differ between
 versions of torch. Each of them may be missing; then less is reported, and never an error raised.
 """
+
 from __future__ import annotations
 
 import logging
@@ -42,8 +43,10 @@ class CompileCounts:
 
     def __str__(self) -> str:
         again = 'an unknown number of' if self.recompilations is None else self.recompilations
-        return (f'{_count(self.graphs, "graph")}, {_count(self.breaks, "graph break")}, '
-                f'{_count(again, "recompilation")}')
+        return (
+            f'{_count(self.graphs, "graph")}, {_count(self.breaks, "graph break")}, '
+            f'{_count(again, "recompilation")}'
+        )
 
 
 class CompileCounter:
@@ -57,6 +60,7 @@ class CompileCounter:
         self._counters: Mapping[str, Mapping[str, int]] = {}
         try:
             from torch._dynamo.utils import counters
+
             self._counters = counters
             self.works = True
         except ImportError:
@@ -66,6 +70,7 @@ class CompileCounter:
         self._handler: Any = None
         try:
             from torch._dynamo.callback import callback_handler
+
             callback_handler.register_start_callback(self._on_compilation)
             self._handler, self._identities = callback_handler, []
         except (ImportError, AttributeError):
@@ -81,8 +86,11 @@ class CompileCounter:
         if self._identities is not None and (self._identities or graphs == graphs_before):
             recompilations = sum(_is_repeated(identity) for identity in self._identities)
         return CompileCounts(
-            graphs - graphs_before, sum(new.values()), recompilations,
-            tuple(_first_line(reason) for reason in sorted(new, key=lambda reason: -new[reason])))
+            graphs - graphs_before,
+            sum(new.values()),
+            recompilations,
+            tuple(_first_line(reason) for reason in sorted(new, key=lambda reason: -new[reason])),
+        )
 
     def close(self) -> None:
         """Stop counting recompilations."""
@@ -100,8 +108,10 @@ class CompileCounter:
 
     def _read(self) -> Tuple[int, Dict[str, int]]:
         """Return the number of graphs, and the number of graph breaks by reason."""
-        return (int(self._counters.get('stats', {}).get('unique_graphs', 0)),
-                dict(self._counters.get('graph_break', {})))
+        return (
+            int(self._counters.get('stats', {}).get('unique_graphs', 0)),
+            dict(self._counters.get('graph_break', {})),
+        )
 
 
 @HOOKS.register_module()
@@ -123,9 +133,13 @@ class CompileReportHook(Hook):
         self._steps = self._unchanged = self._since = 0
         self._ended = False
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Log the numbers once they have settled, and when they have grown."""
         counts = self._counter.counts()
         self._steps, self._since = self._steps + 1, self._since + 1
@@ -134,8 +148,9 @@ class CompileReportHook(Hook):
         if counts == self._logged or not self._counter.works:
             return
         first = self._logged is None
-        if (self._unchanged >= _SETTLED and (first or self._since >= _AT_MOST)) \
-                or self._since >= _AT_MOST:
+        if (
+            self._unchanged >= _SETTLED and (first or self._since >= _AT_MOST)
+        ) or self._since >= _AT_MOST:
             self._log(runner, counts, f'after {_count(self._steps, "step")}')
 
     def after_run(self, runner: HostRunner) -> None:
@@ -146,8 +161,9 @@ class CompileReportHook(Hook):
         self._log(runner, self._counter.counts(), 'in the whole training', warns=False)
         self._counter.close()
 
-    def _log(self, runner: HostRunner, counts: CompileCounts, when: str,
-             warns: bool = True) -> None:
+    def _log(
+        self, runner: HostRunner, counts: CompileCounts, when: str, warns: bool = True
+    ) -> None:
         if not self._counter.works:
             runner.logger.info(f'compile: {self._what}; this torch does not count what it does')
             return
@@ -157,11 +173,20 @@ class CompileReportHook(Hook):
             shown = '; '.join(counts.reasons[:_REASONS])
             left = len(counts.reasons) - _REASONS
             reasons = f'. Graph breaks: {shown}' + (
-                f'; and {left} more reasons' if left > 0 else '')
-        advice = (f', before: {self._logged}. Each recompilation costs time; TORCH_LOGS=recompiles '
-                  f'names the reasons') if grown else ''
-        runner.logger.log(logging.WARNING if grown else logging.INFO,
-                          f'compile: {self._what}: {counts} {when}{advice}{reasons}')
+                f'; and {left} more reasons' if left > 0 else ''
+            )
+        advice = (
+            (
+                f', before: {self._logged}. Each recompilation costs time; TORCH_LOGS=recompiles '
+                f'names the reasons'
+            )
+            if grown
+            else ''
+        )
+        runner.logger.log(
+            logging.WARNING if grown else logging.INFO,
+            f'compile: {self._what}: {counts} {when}{advice}{reasons}',
+        )
         self._logged, self._since = counts, 0
 
 
@@ -178,7 +203,7 @@ def _is_repeated(identity: str) -> bool:
 
 def _first_line(reason: object) -> str:
     line = str(reason).strip().partition('\n')[0].strip()
-    return line if len(line) <= _REASON_LENGTH else line[:_REASON_LENGTH - 3] + '...'
+    return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 3] + '...'
 
 
 def _count(number: Union[int, str], noun: str) -> str:

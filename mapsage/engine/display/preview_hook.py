@@ -5,6 +5,7 @@ images stay in memory, so it does not grow with the dataset. `mapsage/drawing` d
 
 Shapes: H x W pixels.
 """
+
 from __future__ import annotations
 
 import os
@@ -76,14 +77,21 @@ class PreviewHook(ShowsImages, Hook):
 
     priority = 'LOW'
 
-    def __init__(self, max_images: int = 4, filename: str = 'preview.png',
-                 input_channel_order: Optional[str] = None) -> None:
+    def __init__(
+        self,
+        max_images: int = 4,
+        filename: str = 'preview.png',
+        input_channel_order: Optional[str] = None,
+    ) -> None:
         if max_images < 1:
-            raise ValueError(f'max_images={max_images}, expected 1 or more; '
-                             'default_hooks=dict(preview=None) switches the preview off')
+            raise ValueError(
+                f'max_images={max_images}, expected 1 or more; '
+                'default_hooks=dict(preview=None) switches the preview off'
+            )
         if input_channel_order not in (None, 'bgr', 'rgb'):
-            raise ValueError(f'input_channel_order={input_channel_order!r}, expected "bgr", "rgb" '
-                             'or None')
+            raise ValueError(
+                f'input_channel_order={input_channel_order!r}, expected "bgr", "rgb" or None'
+            )
         self.max_images = max_images
         self.filename = filename
         self.input_channel_order = input_channel_order
@@ -104,29 +112,45 @@ class PreviewHook(ShowsImages, Hook):
 
     before_test_epoch = before_val_epoch
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
-                       outputs: Optional[Sequence[Any]] = None) -> None:
+    def after_val_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Sequence[Any]] = None,
+    ) -> None:
         """Keep the samples of this batch that should be in the picture."""
         self._examine(runner, dataset_metainfo(runner.val_dataloader), data_batch, outputs)
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int,
-                        data_batch: Optional[Batch] = None,
-                        outputs: Optional[Sequence[Any]] = None) -> None:
+    def after_test_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Sequence[Any]] = None,
+    ) -> None:
         """Keep the samples of this batch that should be in the picture."""
         self._examine(runner, dataset_metainfo(runner.test_dataloader), data_batch, outputs)
 
-    def after_val_epoch(self, runner: HostRunner,
-                        metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Write the picture of a validation."""
         self._write(runner, dataset_metainfo(runner.val_dataloader), metrics, 'validation')
 
-    def after_test_epoch(self, runner: HostRunner,
-                         metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_test_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Write the picture of a test."""
         self._write(runner, dataset_metainfo(runner.test_dataloader), metrics, 'test')
 
-    def _examine(self, runner: HostRunner, metainfo: Dict[str, Any], data_batch: Any,
-                 outputs: Optional[Sequence[Any]]) -> None:
+    def _examine(
+        self,
+        runner: HostRunner,
+        metainfo: Dict[str, Any],
+        data_batch: Any,
+        outputs: Optional[Sequence[Any]],
+    ) -> None:
         if not is_main_process() or not isinstance(outputs, (list, tuple)):
             return
         for index, output in enumerate(outputs):
@@ -138,11 +162,13 @@ class PreviewHook(ShowsImages, Hook):
                 self._consider(metainfo, data_batch, index, output)
             except (OSError, ValueError, cv2.error) as error:
                 self._failures += 1
-                runner.logger.warning(f'preview: left out {_image_path(output)}: '
-                                      f'{type(error).__name__}: {error}')
+                runner.logger.warning(
+                    f'preview: left out {_image_path(output)}: {type(error).__name__}: {error}'
+                )
 
-    def _consider(self, metainfo: Dict[str, Any], data_batch: Any, index: int,
-                  output: BaseDataElement) -> None:
+    def _consider(
+        self, metainfo: Dict[str, Any], data_batch: Any, index: int, output: BaseDataElement
+    ) -> None:
         # The truth in the batch is still in host memory and need not be copied from the device.
         truth = _labels(sample_in_batch(data_batch, index) or output, 'gt_sem_seg')
         num_classes = _distinct_classes(truth, len(metainfo.get('classes') or ()))
@@ -155,21 +181,28 @@ class PreviewHook(ShowsImages, Hook):
         if not images:
             image = self._read(path, output.metainfo.get('ori_shape'))
             images = [image_in_batch(data_batch, index, self._channels) if image is None else image]
-        pictures = [display_rgb(shrink(image, _KEPT_SIDE, nearest=False))
-                    for image in images if image is not None]
+        pictures = [
+            display_rgb(shrink(image, _KEPT_SIDE, nearest=False))
+            for image in images
+            if image is not None
+        ]
         if len(pictures) < len(images):
-            raise ValueError('the image can be read neither from img_path nor from inputs of '
-                             'the batch, expected there a (bands, H, W) tensor; add img_path to '
-                             'meta_keys of PackSegInputs')
-        sample = PreviewSample(image=pictures[0], after=(*pictures, None)[1],
-                               prediction=shrink(prediction, _KEPT_SIDE, nearest=True),
-                               truth=None if truth is None
-                               else shrink(truth, _KEPT_SIDE, nearest=True),
-                               name=os.path.basename(path))
+            raise ValueError(
+                'the image can be read neither from img_path nor from inputs of '
+                'the batch, expected there a (bands, H, W) tensor; add img_path to '
+                'meta_keys of PackSegInputs'
+            )
+        sample = PreviewSample(
+            image=pictures[0],
+            after=(*pictures, None)[1],
+            prediction=shrink(prediction, _KEPT_SIDE, nearest=True),
+            truth=None if truth is None else shrink(truth, _KEPT_SIDE, nearest=True),
+            name=os.path.basename(path),
+        )
         self._chosen.append(_PreviewCandidate(num_classes, sample))
         # The sort is stable, so among equals the earliest sample stays first.
         self._chosen.sort(key=lambda candidate: -candidate.num_classes)
-        del self._chosen[self.max_images:]
+        del self._chosen[self.max_images :]
 
     def _read(self, path: str, original_shape: Optional[Tuple[int, ...]]) -> Optional[np.ndarray]:
         """Return the image file as RGB ``(H, W, 3)``, or None if it is not this sample.
@@ -178,35 +211,52 @@ class PreviewHook(ShowsImages, Hook):
             path: Path of the file.
             original_shape: Height and width of the sample's image; None if unknown.
         """
-        if path in self._not_the_sample or not os.path.isfile(path) \
-                or os.path.getsize(path) > _MAX_FILE_BYTES:
+        if (
+            path in self._not_the_sample
+            or not os.path.isfile(path)
+            or os.path.getsize(path) > _MAX_FILE_BYTES
+        ):
             return None
-        image = (_read_geotiff(path, original_shape)
-                 if path.lower().endswith(('.tif', '.tiff')) else _read_rgb(path))
-        if image is None or (original_shape is not None
-                             and tuple(image.shape[:2]) != tuple(original_shape[:2])):
+        image = (
+            _read_geotiff(path, original_shape)
+            if path.lower().endswith(('.tif', '.tiff'))
+            else _read_rgb(path)
+        )
+        if image is None or (
+            original_shape is not None and tuple(image.shape[:2]) != tuple(original_shape[:2])
+        ):
             # A window of a scene, or a format that cannot be read. Do not try it again.
             self._not_the_sample.add(path)
             return None
         return image
 
-    def _write(self, runner: HostRunner, metainfo: Dict[str, Any],
-               metrics: Optional[Dict[str, float]], phase: str) -> None:
+    def _write(
+        self,
+        runner: HostRunner,
+        metainfo: Dict[str, Any],
+        metrics: Optional[Dict[str, float]],
+        phase: str,
+    ) -> None:
         if not is_main_process() or not self._chosen:
             return
         samples = [candidate.sample for candidate in self._chosen]
         self._chosen = []
         path = os.path.join(runner.work_dir, self.filename)
         try:
-            save_preview(path, samples, _class_names(metainfo, samples),
-                         metainfo.get('palette'), _title(runner),
-                         _subtitle(runner, metrics, phase))
+            save_preview(
+                path,
+                samples,
+                _class_names(metainfo, samples),
+                metainfo.get('palette'),
+                _title(runner),
+                _subtitle(runner, metrics, phase),
+            )
         except (OSError, ValueError, cv2.error) as error:
-            runner.logger.warning(f'preview: {path} was not written: '
-                                  f'{type(error).__name__}: {error}')
+            runner.logger.warning(
+                f'preview: {path} was not written: {type(error).__name__}: {error}'
+            )
         else:
             runner.logger.info(f'preview: {path}')
-
 
 
 def _image_path(sample: BaseDataElement) -> str:
@@ -268,7 +318,7 @@ def _read_geotiff(path: str, shape: Optional[Tuple[int, ...]]) -> Optional[np.nd
             image = raster.read(0, 0, raster.width, raster.height)[0]
     except (GeoError, RasterBlockError):
         return None
-    return np.ascontiguousarray(image[:3 if len(image) >= 3 else 1].transpose(1, 2, 0))
+    return np.ascontiguousarray(image[: 3 if len(image) >= 3 else 1].transpose(1, 2, 0))
 
 
 def _title(runner: HostRunner) -> str:

@@ -4,6 +4,7 @@ The bar shares the terminal with the log, so lines of the log must be printed ab
 terminal must be restored however the run ends, also after Ctrl-C. :class:`_BarsBelowLog` does the
 first, and :meth:`ProgressBarHook._guard` the second.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -76,12 +77,17 @@ class ProgressBarHook(Hook):
     def before_train(self, runner: HostRunner) -> None:
         """Show the bar."""
         self._start(runner)
-        self._train = self._draw(runner, lambda bar: bar.add(
-            _train_label(runner), runner.max_iters, runner.iter))
+        self._train = self._draw(
+            runner, lambda bar: bar.add(_train_label(runner), runner.max_iters, runner.iter)
+        )
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Advance the bar by one iteration."""
         if self._bar is None or self._train is None:
             return
@@ -105,24 +111,35 @@ class ProgressBarHook(Hook):
         """Show a bar for the test."""
         self._start_evaluation(runner, 'test', runner.test_dataloader)
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
-                       outputs: Optional[Sequence[Any]] = None) -> None:
+    def after_val_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Sequence[Any]] = None,
+    ) -> None:
         """Advance the second bar."""
         self._evaluation_step(runner, 'val', batch_idx + 1, len(runner.val_dataloader))
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int,
-                        data_batch: Optional[Batch] = None,
-                        outputs: Optional[Sequence[Any]] = None) -> None:
+    def after_test_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Sequence[Any]] = None,
+    ) -> None:
         """Advance the bar."""
         self._evaluation_step(runner, 'test', batch_idx + 1, len(runner.test_dataloader))
 
-    def after_val_epoch(self, runner: HostRunner,
-                        metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Remove the second bar, and show LoggerHook's line with the metrics on the terminal."""
         self._end_evaluation()
 
-    def after_test_epoch(self, runner: HostRunner,
-                         metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_test_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Remove the bar, and show LoggerHook's line with the metrics on the terminal."""
         self._end_evaluation()
 
@@ -186,8 +203,9 @@ class ProgressBarHook(Hook):
             self._bar.remove(self._evaluation)
         self._evaluation = None
 
-    def _show(self, runner: HostRunner, task: TaskID, done: int, label: str,
-              scalars: Sequence[str]) -> None:
+    def _show(
+        self, runner: HostRunner, task: TaskID, done: int, label: str, scalars: Sequence[str]
+    ) -> None:
         shown = [name for name in scalars if name != 'lr' or self.show_lr]
         numbers = _format_numbers(runner, shown)
         self._draw(runner, lambda bar: bar.show(task, done, label, numbers))
@@ -204,8 +222,10 @@ class ProgressBarHook(Hook):
 
     def _continue_without(self, runner: HostRunner, error: OSError) -> None:
         self._stop()
-        runner.logger.warning('progress bar: the terminal cannot be written to; the run continues '
-                              f'without the bar: {error}')
+        runner.logger.warning(
+            'progress bar: the terminal cannot be written to; the run continues '
+            f'without the bar: {error}'
+        )
 
 
 class _HideIterationLines(logging.Filter):
@@ -233,9 +253,11 @@ class _BarsBelowLog(TerminalBars):
         self._filter = _HideIterationLines(self)
         self._handlers: List[Tuple[logging.StreamHandler, TextIO]] = []
         for handler in logger.handlers:
-            if isinstance(handler, logging.StreamHandler) \
-                    and not isinstance(handler, logging.FileHandler) \
-                    and handler.stream in (terminal, sys.__stdout__):
+            if (
+                isinstance(handler, logging.StreamHandler)
+                and not isinstance(handler, logging.FileHandler)
+                and handler.stream in (terminal, sys.__stdout__)
+            ):
                 self._handlers.append((handler, handler.stream))
                 # Rich has replaced sys.stdout by a stream that prints above the bar.
                 handler.setStream(sys.stdout)

@@ -4,6 +4,7 @@ The hook writes only what other hooks do not write: scores by class, the confusi
 of the run. `mapsage/report` makes the page from that and from the other files in the work dir. A
 failure to write a report must never end a run, so every step here is guarded.
 """
+
 from __future__ import annotations
 
 import logging
@@ -73,17 +74,21 @@ class RunReportHook(MapSageHook):
         """Prepare to record the scores by class of MMSegmentation's metric."""
         self._run_guarded(runner, lambda: _record_areas(runner.test_loop))
 
-    def after_val_epoch(self, runner: HostRunner,
-                        metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Record the figures of a validation."""
         self._run_guarded(
-            runner, lambda: self._add_evaluation(runner, 'val', runner.val_loop, metrics))
+            runner, lambda: self._add_evaluation(runner, 'val', runner.val_loop, metrics)
+        )
 
-    def after_test_epoch(self, runner: HostRunner,
-                         metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_test_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Record the figures of a test."""
         self._run_guarded(
-            runner, lambda: self._add_evaluation(runner, 'test', runner.test_loop, metrics))
+            runner, lambda: self._add_evaluation(runner, 'test', runner.test_loop, metrics)
+        )
 
     def end_run(self, runner: MapSageRun, error: Optional[BaseException]) -> None:
         """Record how the run ended and write the report.
@@ -108,22 +113,36 @@ class RunReportHook(MapSageHook):
         cfg = runner.cfg
         resumed = kind == 'train' and bool(runner._resume and runner._load_from)
         self._record = dict(
-            mapsage=__version__, kind=kind, status='running', started=time.time(),
+            mapsage=__version__,
+            kind=kind,
+            status='running',
+            started=time.time(),
             config=os.path.basename(cfg.filename or '') or runner.experiment_name,
-            flat_config=flat_config(cfg.to_dict()), world_size=get_world_size(),
-            accelerator=current_accelerator().describe(), evaluations=[],
-            groups=next((hook.now for hook in hooks_of_type(runner, ReproducibilityHook)), []))
+            flat_config=flat_config(cfg.to_dict()),
+            world_size=get_world_size(),
+            accelerator=current_accelerator().describe(),
+            evaluations=[],
+            groups=next((hook.now for hook in hooks_of_type(runner, ReproducibilityHook)), []),
+        )
         if isinstance(runner, MapSageRun):
             self._record['strategy'] = f'{runner.strategy.name}: {runner.strategy.reason}'
         if kind == 'train':
-            self._record.update(begin_iter=runner.iter, max_iters=runner.max_iters,
-                                resumed_from=str(runner._load_from) if resumed else '')
+            self._record.update(
+                begin_iter=runner.iter,
+                max_iters=runner.max_iters,
+                resumed_from=str(runner._load_from) if resumed else '',
+            )
         else:
             self._record['checkpoint'] = str(runner._load_from or '')
         self._write_record(runner)
 
-    def _add_evaluation(self, runner: HostRunner, phase: str, loop: Optional[BaseLoop],
-                        metrics: Optional[Dict[str, float]]) -> None:
+    def _add_evaluation(
+        self,
+        runner: HostRunner,
+        phase: str,
+        loop: Optional[BaseLoop],
+        metrics: Optional[Dict[str, float]],
+    ) -> None:
         # A user may call runner.val() without a training.
         if not self._record:
             self._begin(runner, 'test')
@@ -134,18 +153,26 @@ class RunReportHook(MapSageHook):
             if earlier['phase'] == phase:
                 for table in earlier['tables']:
                     table.pop('matrix', None)
-        self._record['evaluations'].append(dict(
-            phase=phase, iteration=_iteration(runner) if phase == 'val' else 0,
-            metrics=dict(metrics or {}), tables=_class_tables(loop)))
+        self._record['evaluations'].append(
+            dict(
+                phase=phase,
+                iteration=_iteration(runner) if phase == 'val' else 0,
+                metrics=dict(metrics or {}),
+                tables=_class_tables(loop),
+            )
+        )
         self._write_record(runner)
         _write_page(runner, brief=True)
 
     def _finish(self, runner: HostRunner, error: Optional[BaseException]) -> None:
         if self._record['kind'] == 'test' or 'ended' not in self._record:
             self._record.update(
-                status=_status(error), ended=time.time(), end_iter=_iteration(runner),
+                status=_status(error),
+                ended=time.time(),
+                end_iter=_iteration(runner),
                 error='' if error is None or isinstance(error, SystemExit) else error_text(error),
-                peak_memory=current_accelerator().max_memory_allocated())
+                peak_memory=current_accelerator().max_memory_allocated(),
+            )
         self._write_record(runner)
         path = _write_page(runner)
         if _has_its_log(runner):
@@ -172,8 +199,11 @@ def _iteration(runner: HostRunner) -> int:
 def _has_its_log(runner: HostRunner) -> bool:
     """Return whether the log files exist. LoggerHook may have moved them to another folder."""
     # Another line would create a moved file again.
-    paths = [handler.baseFilename for handler in runner.logger.handlers
-             if isinstance(handler, logging.FileHandler)]
+    paths = [
+        handler.baseFilename
+        for handler in runner.logger.handlers
+        if isinstance(handler, logging.FileHandler)
+    ]
     return all(map(os.path.exists, paths))
 
 
@@ -211,8 +241,11 @@ class _AreaRecorder:
 def _record_areas(loop: Optional[BaseLoop]) -> None:
     for metric in metrics_of(loop):
         # A subclass with other results has its own way to show them.
-        if isinstance(metric, IoUMetric) and type(metric).process is IoUMetric.process \
-                and not isinstance(metric.compute_metrics, _AreaRecorder):
+        if (
+            isinstance(metric, IoUMetric)
+            and type(metric).process is IoUMetric.process
+            and not isinstance(metric.compute_metrics, _AreaRecorder)
+        ):
             metric.compute_metrics = _AreaRecorder(metric)  # type: ignore[method-assign]
 
 
@@ -232,8 +265,14 @@ def _class_tables(loop: Optional[BaseLoop]) -> List[Dict[str, Any]]:
         elif matrix is not None and len(names) == len(matrix):
             figures = dict(scores(matrix), matrix=[list(map(int, row)) for row in matrix])
         if figures is not None and len(figures['IoU']) == len(names):
-            tables.append(dict(
-                name=metric.prefix or '', classes=list(map(str, names)),
-                columns={name: percentages(figures[name]) for name in ('IoU', 'Acc', 'Precision')},
-                matrix=figures.get('matrix')))
+            tables.append(
+                dict(
+                    name=metric.prefix or '',
+                    classes=list(map(str, names)),
+                    columns={
+                        name: percentages(figures[name]) for name in ('IoU', 'Acc', 'Precision')
+                    },
+                    matrix=figures.get('matrix'),
+                )
+            )
     return tables

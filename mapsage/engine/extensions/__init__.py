@@ -5,6 +5,7 @@ needs another, a comment says so. The moments are in ``engine/run_extension.py``
 ``engine/runner.py`` calls them. How a model is wrapped is decided in ``engine/wrapping.py``, for
 all features together.
 """
+
 from typing import Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension

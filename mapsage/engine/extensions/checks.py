@@ -3,6 +3,7 @@
 A check raises an error, or returns a warning for the log; the checks themselves are in the modules
 that are imported here.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -37,8 +38,11 @@ class ConfigTypos(RunExtension):
 
 
 # Key of the loader of a phase in the config.
-_LOADERS = {Phase.TRAINING: 'train_dataloader', Phase.VALIDATION: 'val_dataloader',
-            Phase.TEST: 'test_dataloader'}
+_LOADERS = {
+    Phase.TRAINING: 'train_dataloader',
+    Phase.VALIDATION: 'val_dataloader',
+    Phase.TEST: 'test_dataloader',
+}
 
 
 class DataChecks(RunExtension):
@@ -70,8 +74,11 @@ class DataChecks(RunExtension):
         preprocessor = getattr(plain_model(run), 'data_preprocessor', None)
         samples = keyed_samples(training.dataloader)
         # On the CPU the way is short, and hooks see the labels that they see under MMEngine.
-        if samples is not None and isinstance(preprocessor, SegDataPreProcessor) \
-                and preprocessor.device.type != 'cpu':
+        if (
+            samples is not None
+            and isinstance(preprocessor, SegDataPreProcessor)
+            and preprocessor.device.type != 'cpu'
+        ):
             samples.narrow = True
 
     @staticmethod
@@ -100,8 +107,9 @@ class StartChecks(RunExtension):
         if isinstance(run.optim_wrapper, (OptimWrapper, OptimWrapperDict)):
             for line in long_warm_ups(run.param_schedulers, run.max_iters, run.max_epochs):
                 run.logger.warning(line)
-            warning = encoder_rate_warning(plain_model(run), run.optim_wrapper,
-                                           None if run._resume else run._load_from)
+            warning = encoder_rate_warning(
+                plain_model(run), run.optim_wrapper, None if run._resume else run._load_from
+            )
             if warning is not None:
                 run.logger.warning(f'{warning.text}. Set {warning.next_step}.')
         if run.distributed:

@@ -4,6 +4,7 @@
 ``engine/wrapping.py``, and the shares of a head are in ``features/split_head/``. A rank that only
 encodes has no Runner: ``engine/ranks/encoder_rank.py``.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -22,8 +23,9 @@ class EncoderFeatures(RunExtension):
     def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
         if not run.cfg.get('feature_source'):
             return []
-        return [dict(type='FeatureSourceHook', source=run.cfg.feature_source,
-                     timeout=run.env.timeout)]
+        return [
+            dict(type='FeatureSourceHook', source=run.cfg.feature_source, timeout=run.env.timeout)
+        ]
 
 
 class SharedHeads(RunExtension):
@@ -35,8 +37,9 @@ class SharedHeads(RunExtension):
         return []
 
     @contextmanager
-    def building_train_loop(self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
-                            ) -> Iterator[None]:
+    def building_train_loop(
+        self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
+    ) -> Iterator[None]:
         if not isinstance(run.model, HeadReplicas):
             yield
             return

@@ -5,6 +5,7 @@ The comparisons are in ``engine/nodes.py`` and ``node_settings.py``, the copies 
 Requests to stop are in ``mapsage_launcher/stop_request.py``, the answer in
 ``engine/guards/stop_hook.py``.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -41,8 +42,7 @@ class CheckpointCopies(RunExtension):
     """``CheckpointHook(neighbor_copy=True)`` sends its checkpoints while the training runs."""
 
     def join(self, run: EngineRun) -> None:
-        run.neighbor_copies = copies_for_run(run.cfg, run.work_dir,
-                                             not run.machines_share_work_dir)
+        run.neighbor_copies = copies_for_run(run.cfg, run.work_dir, not run.machines_share_work_dir)
 
     @contextmanager
     def training(self, run: EngineRun) -> Iterator[None]:
@@ -54,8 +54,7 @@ class CheckpointCopies(RunExtension):
 
 
 def listening_for_stops(run: EngineRun) -> ContextManager[None]:
-    """Take SIGTERM and SIGUSR1 for requests while the context is open, if a StopHook answers them.
-    """
+    """Take SIGTERM and SIGUSR1 for requests while the context is open, if a StopHook answers them."""
     return listening(bool(hooks_of_type(run, StopHook)))
 
 

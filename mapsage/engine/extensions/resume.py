@@ -4,6 +4,7 @@ The loaders draw their order from the run's seed and are built before MMEngine r
 Checkpoint and seed are therefore chosen first, when the model is wrapped or the training starts.
 How a checkpoint is chosen is in ``engine/checkpoints/resume.py``.
 """
+
 from __future__ import annotations
 
 import os
@@ -36,8 +37,10 @@ class Resume(RunExtension):
     """Continues a run with the seed, the virtual ranks and the position of its checkpoint."""
 
     def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
-        return [dict(type=DataRecordHook, accept=run.env.accept_other_data),
-                dict(type=ValidationRecordHook)]
+        return [
+            dict(type=DataRecordHook, accept=run.env.accept_other_data),
+            dict(type=ValidationRecordHook),
+        ]
 
     @contextmanager
     def training(self, run: EngineRun) -> Iterator[None]:
@@ -56,8 +59,9 @@ class Resume(RunExtension):
         configured = settings_of(run.optim_wrapper, run.param_schedulers) if built else {}
         yield
         if built:
-            warning = kept_settings(configured, settings_of(run.optim_wrapper,
-                                                            run.param_schedulers))
+            warning = kept_settings(
+                configured, settings_of(run.optim_wrapper, run.param_schedulers)
+            )
             if warning:
                 run.logger.warning(warning)
         if isinstance(run.train_loop, EpochBasedTrainLoop):
@@ -88,8 +92,11 @@ def choose_for_all_ranks(run: EngineRun) -> Choice:
     shared: List[Optional[Choice]] = [None]
     with all_ranks_or_none('choosing the checkpoint'):
         if is_main_process():
-            shared = [choose_checkpoint(run.work_dir, run._load_from, run._resume,
-                                        folders_of(run.cfg, run.work_dir))]
+            shared = [
+                choose_checkpoint(
+                    run.work_dir, run._load_from, run._resume, folders_of(run.cfg, run.work_dir)
+                )
+            ]
     broadcast_object_list(shared, src=0)
     assert shared[0] is not None
     return shared[0]
@@ -102,7 +109,8 @@ def _check_virtual_ranks(run: EngineRun) -> None:
         raise VirtualRanksError(
             f'the checkpoint is of a run with {ranks.count} virtual ranks, and the model was '
             f'wrapped for {run.virtual_ranks.count}: set resume in the config, before the Runner '
-            f'is built.')
+            f'is built.'
+        )
     log_virtual_ranks(run)
 
 
@@ -133,4 +141,5 @@ def _continue_epoch(run: EngineRun, loop: EpochBasedTrainLoop) -> None:
         run.logger.warning(
             f'the checkpoint was saved after {done} of {length} batches of epoch {loop.epoch + 1}, '
             f'which now has {len(loop.dataloader)}: the epoch starts over, as under MMEngine. '
-            f'Resume with the same virtual ranks and batch size to continue after these batches.')
+            f'Resume with the same virtual ranks and batch size to continue after these batches.'
+        )

@@ -5,6 +5,7 @@ process trains several virtual ranks if there are fewer processes. The rules, wh
 ``engine/virtual_settings.py``; the sums over virtual ranks are in
 ``wrappers/virtual_parallel.py``.
 """
+
 from __future__ import annotations
 
 import copy
@@ -27,8 +28,9 @@ class VirtualRankLoading(RunExtension):
     """A process that trains several virtual ranks reads the samples of all of them."""
 
     @contextmanager
-    def building_train_loop(self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
-                            ) -> Iterator[None]:
+    def building_train_loop(
+        self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
+    ) -> Iterator[None]:
         if run.virtual_ranks.one_each or not isinstance(loop, dict):
             yield
             return
@@ -55,15 +57,17 @@ def settle_ranks_of_run(run: EngineRun) -> VirtualRanks:
                 f'the checkpoint is of a run with {saved} virtual ranks, and this one has '
                 f'{processes} process(es) with {obstacle}. It continues with {processes} virtual '
                 f'ranks, so its batches and results will differ. Start {saved} processes to '
-                f'continue exactly.')
+                f'continue exactly.'
+            )
     else:
         ranks = virtual_settings.settle_virtual_ranks(
-            configured, saved, processes,
-            virtual_settings.expected_processes(run.cfg, os.environ))
+            configured, saved, processes, virtual_settings.expected_processes(run.cfg, os.environ)
+        )
     if obstacle and not ranks.one_each:
         raise VirtualRanksError(
             f'{ranks.count} virtual ranks in {processes} process(es) with {obstacle}. '
-            f'Start {ranks.count} processes, or do without it.')
+            f'Start {ranks.count} processes, or do without it.'
+        )
     return ranks
 
 
@@ -88,7 +92,8 @@ def can_replay(run: EngineRun) -> bool:
     if isinstance(dataset_of(run.train_loop), IterableDataset):
         return False
     return virtual_settings.can_replay(
-        run.cfg, run.strategy.name, run.computes_sync_bn, run.virtual_ranks.count)
+        run.cfg, run.strategy.name, run.computes_sync_bn, run.virtual_ranks.count
+    )
 
 
 def _build_loader(run: EngineRun) -> DataLoader:
@@ -98,9 +103,15 @@ def _build_loader(run: EngineRun) -> DataLoader:
         raise VirtualRanksError(
             f'train_dataloader is a {type(config).__name__}, whose sampler knows '
             f'{ranks.processes} process(es) and not the {ranks.count} virtual ranks: expected its '
-            f'config, a dict.')
+            f'config, a dict.'
+        )
     dataset = config['dataset']
     if isinstance(dataset, dict):
         dataset = checked_dataset(copy.deepcopy(dataset))
-    return build_block_loader(config, lambda rank_config: build_keyed_loader(rank_config, run.seed),
-                              dataset, ranks, run.rank)
+    return build_block_loader(
+        config,
+        lambda rank_config: build_keyed_loader(rank_config, run.seed),
+        dataset,
+        ranks,
+        run.rank,
+    )

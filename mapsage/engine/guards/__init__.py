@@ -3,6 +3,7 @@
 Most of them raise an error on every rank before a wrong number is saved. Importing the package
 registers them; `engine/runner_parts.py` has those that every run gets.
 """
+
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook
 from .data_record_hook import DataRecordHook
@@ -17,8 +18,18 @@ from .trained_weights_hook import TrainedWeightsHook
 from .validation_record_hook import ValidationRecordHook
 
 __all__ = [
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'DataRecordHook', 'DeviceCheckError',
-    'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
-    'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
-    'ValidationRecordHook'
+    'AcceleratorHook',
+    'AccumulatedGradientsHook',
+    'DataRecordHook',
+    'DeviceCheckError',
+    'DeviceCheckHook',
+    'EqualBuffersHook',
+    'NodesHook',
+    'NonFiniteLossError',
+    'NonFiniteLossHook',
+    'ReproducibilityHook',
+    'SlowestRankHook',
+    'StopHook',
+    'TrainedWeightsHook',
+    'ValidationRecordHook',
 ]

@@ -3,6 +3,7 @@
 The random state is set in each step, so that a resumed run draws the same numbers on any
 number of processes. It belongs to a virtual rank and not to a process.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Optional
@@ -45,24 +46,28 @@ class AcceleratorHook(MapSageHook):
         """Seed the generators for a virtual rank."""
         _seed_step(runner, virtual_rank)
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Seed the generators for this step."""
         _seed_step(runner, self._data_rank(runner))
 
     @staticmethod
     def _data_rank(runner: HostRunner) -> int:
-        """Return the number by which this process draws, the same on all ranks of a head replica.
-        """
+        """Return the number by which this process draws, the same on all ranks of a head replica."""
         if isinstance(runner.model, VirtualDataParallel):
             return runner.model.block.start
         if isinstance(runner.model, HeadReplicas):
             return runner.model.replicas.index
         return get_rank()
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Flush the device, and record its peak memory in MiB if MMEngine does not."""
         accelerator = current_accelerator()
         accelerator.flush()
@@ -75,13 +80,22 @@ class AcceleratorHook(MapSageHook):
         if isinstance(runner, MapSageRun) and not isinstance(runner.model, HeadReplicas):
             checkpoint['meta']['virtual_ranks'] = runner.virtual_ranks.count
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
-                       outputs: Optional[Any] = None) -> None:
+    def after_val_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Any] = None,
+    ) -> None:
         """Flush the operations of a validation step."""
         current_accelerator().flush()
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int,
-                        data_batch: Optional[Batch] = None,
-                        outputs: Optional[Any] = None) -> None:
+    def after_test_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Any] = None,
+    ) -> None:
         """Flush the operations of a test step."""
         current_accelerator().flush()

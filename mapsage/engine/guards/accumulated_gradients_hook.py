@@ -4,6 +4,7 @@ A checkpoint holds one set of gradients, but each virtual rank has its own. So t
 them before a save and continue with the mean themselves; otherwise a resumed run would differ from
 the run that saved. The mean at the optimizer step stays the same.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -47,8 +48,9 @@ class AccumulatedGradientsHook(MapSageHook):
         self._gradients: Dict[str, torch.Tensor] = {}
         self._warned = False
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Drop what was gathered in the previous iteration."""
         self._gradients = {}
 
@@ -63,7 +65,8 @@ class AccumulatedGradientsHook(MapSageHook):
                     f'iteration {runner.iter + 1} is inside an accumulation cycle, and the '
                     f'gradients of a head that is split over ranks are not saved: a run that is '
                     f'resumed there loses them. Set the interval of CheckpointHook to a multiple '
-                    f'of accumulative_counts.')
+                    f'of accumulative_counts.'
+                )
             self._warned = True
             return
         gradients = dict(_average_gradients(runner))
@@ -78,7 +81,8 @@ class AccumulatedGradientsHook(MapSageHook):
             runner.logger.warning(
                 f'iteration {runner.iter + 1} is inside an accumulation cycle, and the checkpoint '
                 f'is saved by one rank: the gradients so far are missing from it. To save them, '
-                f'enter runner.saving_together() on all ranks.')
+                f'enter runner.saving_together() on all ranks.'
+            )
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Put the gathered gradients into the checkpoint."""
@@ -94,7 +98,8 @@ class AccumulatedGradientsHook(MapSageHook):
             runner.logger.warning(
                 f'the checkpoint is inside an accumulation cycle of {counts} iterations, and '
                 f'accumulative_counts is {_accumulative_counts(runner.optim_wrapper)} now: its '
-                f'gradients are left out, as under MMEngine.')
+                f'gradients are left out, as under MMEngine.'
+            )
             return
         for name, parameter in _trained_parameters(runner).items():
             if name in gradients:
@@ -108,8 +113,11 @@ def _accumulative_counts(optim_wrapper: OptimWrappers) -> List[int]:
 
 
 def _trained_parameters(runner: HostRunner) -> Dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in plain_model(runner).named_parameters()
-            if parameter.requires_grad}
+    return {
+        name: parameter
+        for name, parameter in plain_model(runner).named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def _average_gradients(runner: HostRunner) -> Iterator[Tuple[str, torch.Tensor]]:
@@ -118,14 +126,17 @@ def _average_gradients(runner: HostRunner) -> Iterator[Tuple[str, torch.Tensor]]
     ranks, rank = VirtualRanks(get_world_size(), get_world_size()), get_rank()
     # One list of gradients for each virtual rank of this process.
     gradient_sets: List[List[Optional[torch.Tensor]]] = [
-        [parameter.grad for parameter in trained.values()]]
+        [parameter.grad for parameter in trained.values()]
+    ]
     wrapper = runner.model if isinstance(runner.model, VirtualDataParallel) else None
     if wrapper is not None:
         ranks, gradient_sets = wrapper.virtual_ranks, wrapper.gradients_of_ranks()
     # A virtual rank may lack a gradient that another has. All processes must enter the same
     # collectives, so they first agree which gradients exist.
-    present = torch.tensor([any(gradient is not None for gradient in column)
-                            for column in zip(*gradient_sets)], dtype=torch.int64)
+    present = torch.tensor(
+        [any(gradient is not None for gradient in column) for column in zip(*gradient_sets)],
+        dtype=torch.int64,
+    )
     all_reduce(present, 'max')
     ordered = OrderedSum(ranks, rank)
     for index, (name, parameter) in enumerate(trained.items()):
@@ -138,7 +149,7 @@ def _average_gradients(runner: HostRunner) -> Iterator[Tuple[str, torch.Tensor]]
             fold = Fold(ranks, ranks.block(rank))
             for gradients in gradient_sets:
                 fold.add([_on_host(gradients[index], parameter)])
-            mean = ordered.sum([partial for partial, in fold.partials()]).div_(ranks.count)
+            mean = ordered.sum([partial for (partial,) in fold.partials()]).div_(ranks.count)
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             # In place, because a lazy device has compiled the step with this tensor.

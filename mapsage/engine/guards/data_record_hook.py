@@ -2,6 +2,7 @@
 
 The record and its comparison are in `loading/data_record.py`.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
@@ -69,8 +70,10 @@ class DataRecordHook(Hook):
         if not self._is_resumed:
             return
         if self._before is None:
-            runner.logger.info('the checkpoint does not record its training data: whether these '
-                               'are the same is not known')
+            runner.logger.info(
+                'the checkpoint does not record its training data: whether these '
+                'are the same is not known'
+            )
             return
         broadcast_object_list(differences, src=0)
         difference = differences[0]
@@ -91,5 +94,6 @@ class DataRecordHook(Hook):
             raise DataError(
                 f'{text} The resumed run would not continue the training of the checkpoint. '
                 f'Restore the data, start a new run with load_from and another work dir, or accept '
-                f'the difference: --cfg-options env_cfg.accept_other_data=True.')
+                f'the difference: --cfg-options env_cfg.accept_other_data=True.'
+            )
         runner.logger.warning(f'{text} The run continues with them.')

@@ -4,6 +4,7 @@ A check has two stages: each rank fills a :class:`DeviceReport`, and the ranks g
 so every rank raises the same error. What differs between ranks can only be found after that. The
 checks of one rank are in `mapsage/distributed/device_checks.py`.
 """
+
 from __future__ import annotations
 
 import json
@@ -148,8 +149,9 @@ class DeviceCheckHook(Hook):
         """Check before a test. Collective."""
         self._check_run(runner, 'before testing')
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Compare the first batch across ranks. Collective, once.
 
         Raises:
@@ -169,12 +171,18 @@ class DeviceCheckHook(Hook):
         _raise_problems(when, [report.problems for report in reports])
         _raise_problems(when, compare_batches([report.batch for report in reports]), compared=True)
         if len(reports) > 1:
-            runner.logger.info(f'the first batch is alike on {len(reports)} ranks: ' + '; '.join(
-                f'{name} {text}' for name, text in reports[0].batch.items()))
+            runner.logger.info(
+                f'the first batch is alike on {len(reports)} ranks: '
+                + '; '.join(f'{name} {text}' for name, text in reports[0].batch.items())
+            )
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Check the weights, every ``interval`` iterations. Collective then.
 
         Raises:
@@ -187,8 +195,9 @@ class DeviceCheckHook(Hook):
 
         def check_weights(report: DeviceReport) -> None:
             report.model = current_accelerator().card_model(local_rank())
-            report.problems = (check_placement(model, devices)
-                               or check_finite(model, self._not_finite))
+            report.problems = check_placement(model, devices) or check_finite(
+                model, self._not_finite
+            )
             if not report.problems:
                 digests.update(weight_digests(model, buffers=False))
                 report.digest = total_digest(digests)
@@ -204,8 +213,9 @@ class DeviceCheckHook(Hook):
                 _raise_problems(when, _compare_weights(reports, digests), compared=True)
 
     @staticmethod
-    def _explained_by_rounding(runner: HostRunner, model: nn.Module,
-                               reports: Sequence[DeviceReport], when: str) -> bool:
+    def _explained_by_rounding(
+        runner: HostRunner, model: nn.Module, reports: Sequence[DeviceReport], when: str
+    ) -> bool:
         """Return whether unequal weights are explained by cards that round differently.
 
         Collective if the weights differ and the models of the cards do, which all ranks see.
@@ -219,8 +229,9 @@ class DeviceCheckHook(Hook):
             return False
         runner.logger.warning(
             f'{when} the weights of the ranks differ by rounding: by up to {drift:.1e} of the size '
-            f"of {name!r} (rank {rank} and rank 0). The ranks have {' and '.join(models)}, which "
-            f'may round the same step differently; from {LARGEST_DRIFT:g} on it is an error.')
+            f'of {name!r} (rank {rank} and rank 0). The ranks have {" and ".join(models)}, which '
+            f'may round the same step differently; from {LARGEST_DRIFT:g} on it is an error.'
+        )
         return True
 
     def _check_run(self, runner: HostRunner, when: str) -> None:
@@ -234,8 +245,9 @@ class DeviceCheckHook(Hook):
         def check_rank(report: DeviceReport) -> None:
             report.host = socket.gethostname()
             report.device = ', '.join(map(str, devices))
-            report.problems = (check_device(accelerator, local_rank())
-                               or check_placement(model, devices))
+            report.problems = check_device(accelerator, local_rank()) or check_placement(
+                model, devices
+            )
             if report.problems:
                 return
             report.model = accelerator.card_model(local_rank())
@@ -247,15 +259,20 @@ class DeviceCheckHook(Hook):
             if broken:
                 report.problems.append(
                     f'parameter {broken[0]!r} (of {len(broken)}) holds NaN or infinity, expected '
-                    f'finite numbers. Look at the checkpoint in load_from and at init_cfg.')
+                    f'finite numbers. Look at the checkpoint in load_from and at init_cfg.'
+                )
             digests.update(weight_digests(model))
             report.digest = total_digest(digests)
 
         reports = _gather(when, check_rank)
         compared = not any(report.problems for report in reports)
         if compared:
-            tested = _gather(when, lambda report: report.problems.extend(
-                check_collectives(accelerator, local_rank(), self.timeout).values()))
+            tested = _gather(
+                when,
+                lambda report: report.problems.extend(
+                    check_collectives(accelerator, local_rank(), self.timeout).values()
+                ),
+            )
             for report, test in zip(reports, tested):
                 report.problems += test.problems
         if not any(report.problems for report in reports):
@@ -279,12 +296,21 @@ def table(reports: Sequence[DeviceReport]) -> str:
     rows = [('rank', 'host', 'device', 'tensors', 'MiB', 'weights', 'result')]
     for rank, report in enumerate(reports):
         count = len(report.problems)
-        rows.append((str(rank), report.host, report.device, str(report.tensors),
-                     f'{report.mebibytes:.1f}', report.digest or '-',
-                     f'{count} problem(s)' if count else 'good'))
+        rows.append(
+            (
+                str(rank),
+                report.host,
+                report.device,
+                str(report.tensors),
+                f'{report.mebibytes:.1f}',
+                report.digest or '-',
+                f'{count} problem(s)' if count else 'good',
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return '\n'.join('  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-                     for row in rows)
+    return '\n'.join(
+        '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
 
 
 def _gather(when: str, fill: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
@@ -306,26 +332,27 @@ def _gather(when: str, fill: Callable[[DeviceReport], Any]) -> List[DeviceReport
     except Exception as raised:  # becomes a DeviceCheckError on every rank
         error, report.raised = raised, True
         frame = traceback.extract_tb(raised.__traceback__)[-1]
-        text = (f'the check itself raised {error_text(raised)} '
-                f'({frame.filename}:{frame.lineno}).')
+        text = f'the check itself raised {error_text(raised)} ({frame.filename}:{frame.lineno}).'
     channel = open_channel()
-    reports = [DeviceReport(**json.loads(row))
-               for row in channel.gather_texts(json.dumps(asdict(report)))]
+    reports = [
+        DeviceReport(**json.loads(row)) for row in channel.gather_texts(json.dumps(asdict(report)))
+    ]
 
     def make_error(texts: Dict[int, str]) -> DeviceCheckError:
-        problems = {rank: report.problems + ([texts[rank]] if rank in texts else [])
-                    for rank, report in zip(channel.ranks, reports)}
-        return DeviceCheckError(when, {rank: rank_problems
-                                       for rank, rank_problems in problems.items()
-                                       if rank_problems})
+        problems = {
+            rank: report.problems + ([texts[rank]] if rank in texts else [])
+            for rank, report in zip(channel.ranks, reports)
+        }
+        return DeviceCheckError(
+            when, {rank: rank_problems for rank, rank_problems in problems.items() if rank_problems}
+        )
 
     if any(report.raised for report in reports):
         raise_together(channel, error, f'the device check {when}', text=text, everywhere=make_error)
     return reports
 
 
-def _compare_weights(reports: Sequence[DeviceReport],
-                     digests: Dict[str, int]) -> List[List[str]]:
+def _compare_weights(reports: Sequence[DeviceReport], digests: Dict[str, int]) -> List[List[str]]:
     """Return each rank's problems. Collective if the totals differ, which all ranks see.
 
     Args:
@@ -336,19 +363,22 @@ def _compare_weights(reports: Sequence[DeviceReport],
     channel = open_channel()
     if len({report.digest for report in reports}) > 1:
         name, odd, usual = first_difference(
-            [json.loads(text) for text in channel.gather_texts(json.dumps(digests))])
+            [json.loads(text) for text in channel.gather_texts(json.dumps(digests))]
+        )
         for rank in odd:
             problems[rank].append(
                 f'{name!r} is not equal to that of rank {usual}. Change weights alike on every '
                 f'rank, or not at all: look for hooks and model code that depend on the rank or '
-                f'its data, and for parameters outside DDP.')
+                f'its data, and for parameters outside DDP.'
+            )
     return problems
 
 
 def _raise_problems(when: str, problems: Sequence[Sequence[str]], compared: bool = False) -> None:
     if any(problems):
-        raise DeviceCheckError(when, {rank: list(texts) for rank, texts in enumerate(problems)
-                                      if texts}, compared)
+        raise DeviceCheckError(
+            when, {rank: list(texts) for rank, texts in enumerate(problems) if texts}, compared
+        )
 
 
 def _devices(runner: HostRunner) -> List[torch.device]:

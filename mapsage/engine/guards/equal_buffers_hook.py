@@ -3,6 +3,7 @@
 Ranks have different BatchNorm statistics while they train, but a checkpoint holds one set. Without
 this hook the logged score would mix statistics of which most are never saved.
 """
+
 from __future__ import annotations
 
 from typing import Iterator

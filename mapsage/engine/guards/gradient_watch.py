@@ -3,6 +3,7 @@
 Sums of some gradients are stored on the device before they are averaged over the ranks, and read
 only once something is wrong: reading them in each step would make the host wait for the device.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -69,8 +70,11 @@ class GradientWatch:
     def attach(self, model: nn.Module, ranks: int = 1) -> None:
         """Watch up to 6 trained parameters of ``model``, for ``ranks`` virtual ranks."""
         self._steps = deque(self._steps, maxlen=_REMEMBERED * ranks)
-        trained = [(name, parameter) for name, parameter in model.named_parameters()
-                   if parameter.requires_grad]
+        trained = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
         last = len(trained) - 1
         positions = {round(number * last / (_WATCHED - 1)) for number in range(_WATCHED)}
         for position in sorted(positions) if trained else ():
@@ -102,9 +106,12 @@ class GradientWatch:
         for _, group in itertools.groupby(reversed(self._steps), lambda step: step.iteration):
             steps = [step for step in group if step.sums]
             # The backward pass reaches the last parameter of the model first.
-            bad = [BadGradient(step.iteration, name, step.images, step.rank_name)
-                   for step in reversed(steps) for name, total in step.sums.items()
-                   if not bool(total.isfinite())]
+            bad = [
+                BadGradient(step.iteration, name, step.images, step.rank_name)
+                for step in reversed(steps)
+                for name, total in step.sums.items()
+                if not bool(total.isfinite())
+            ]
             if steps and not bad:
                 break
             if bad:
@@ -113,8 +120,9 @@ class GradientWatch:
 
     def images_of(self, iteration: int) -> List[str]:
         """Return the images of an iteration; empty for an iteration that is no longer stored."""
-        return [image for step in self._steps if step.iteration == iteration
-                for image in step.images]
+        return [
+            image for step in self._steps if step.iteration == iteration for image in step.images
+        ]
 
     def _make_reader(self, name: str) -> Callable[[torch.Tensor], None]:
         def read(gradient: torch.Tensor) -> None:
@@ -123,6 +131,7 @@ class GradientWatch:
             is_local = type(gradient) in (torch.Tensor, nn.Parameter)
             if self._steps and is_local and gradient.layout == torch.strided:
                 self._steps[-1].sums[name] = gradient.detach().sum(
-                    dtype=torch.promote_types(gradient.dtype, torch.float32))
+                    dtype=torch.promote_types(gradient.dtype, torch.float32)
+                )
 
         return read

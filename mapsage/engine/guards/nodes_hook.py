@@ -4,6 +4,7 @@ The launchers of such a job restart all ranks when a node is lost or joins. The 
 last step to a file that the launcher of the node reads, and measures what a restart cost. The
 restart itself is in `mapsage_launcher/nodes/elastic.py`.
 """
+
 from __future__ import annotations
 
 import json
@@ -29,8 +30,13 @@ from mapsage_launcher.nodes.elastic import (
 )
 
 # Stages of a restart, in the order of NodesHook._stage_seconds.
-_STAGES = ('until the loss was noticed', 'until the ranks had ended and the machines met again',
-           'until the ranks had started', 'to read the checkpoint', 'for the first step')
+_STAGES = (
+    'until the loss was noticed',
+    'until the ranks had ended and the machines met again',
+    'until the ranks had started',
+    'to read the checkpoint',
+    'for the first step',
+)
 
 
 @HOOKS.register_module()
@@ -79,22 +85,31 @@ class NodesHook(Hook):
         restart: Dict[str, Any] = json.loads(os.environ.pop(RESTART_VARIABLE, '{}'))
         # A machine that has just joined knows nothing of the restart, and may have become the
         # first. So every rank sends what it knows: a flag, three durations, the repeated steps.
-        local_facts = torch.tensor([float(bool(restart.get('last_step'))), 0, 0, 0, 0],
-                                   dtype=torch.float64)
+        local_facts = torch.tensor(
+            [float(bool(restart.get('last_step'))), 0, 0, 0, 0], dtype=torch.float64
+        )
         if local_facts[0]:
-            local_facts[1:] = torch.tensor([restart['noticed'] - restart['last_step'],
-                                            restart['formed'] - restart['noticed'],
-                                            self._ready - restart['formed'],
-                                            restart['iteration'] + 1 - runner.iter])
+            local_facts[1:] = torch.tensor(
+                [
+                    restart['noticed'] - restart['last_step'],
+                    restart['formed'] - restart['noticed'],
+                    self._ready - restart['formed'],
+                    restart['iteration'] + 1 - runner.iter,
+                ]
+            )
         known = [facts for facts in open_channel().gather(local_facts) if facts[0]]
         if known:
             *seconds, repeated = known[0][1:].tolist()
             self._stage_seconds = [*seconds, self._loaded - self._ready]
             self._repeated_steps = int(repeated)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Write the step to the file; after the first step of a restart, log what it cost."""
         if self._file is not None:
             write_step(self._file, runner.iter)
@@ -103,7 +118,8 @@ class NodesHook(Hook):
             runner.logger.info(
                 f'training goes on {sum(stages):.1f} s after the last step before the restart: '
                 + ', '.join(f'{seconds:.1f} s {stage}' for seconds, stage in zip(stages, _STAGES))
-                + f'. {max(0, self._repeated_steps)} step(s) are done again.')
+                + f'. {max(0, self._repeated_steps)} step(s) are done again.'
+            )
             self._stage_seconds = []
 
     def after_train(self, runner: HostRunner) -> None:

@@ -5,6 +5,7 @@ see where it began. This hook therefore notes on each rank what that rank saw fi
 the notes once something is wrong. A healthy step costs neither a collective nor a wait for the
 device. `gradient_watch.py` notes the gradients.
 """
+
 from __future__ import annotations
 
 import json
@@ -57,11 +58,13 @@ _NEXT_STEPS = (
     '  3. clip the gradients: optim_wrapper.clip_grad=dict(max_norm=1.0);\n'
     '  4. with mixed precision, train in bfloat16 or without it and see whether the loss stays '
     'finite;\n'
-    '  5. resume from the last checkpoint: {checkpoint}.')
+    '  5. resume from the last checkpoint: {checkpoint}.'
+)
 _REPLAY = (
     '\n  6. look at the batches, losses and gradients of this step on every rank, with the options '
     'of the run and without a launcher: python tools/train.py {config} --work-dir {work_dir} '
-    '--replay {iteration}')
+    '--replay {iteration}'
+)
 
 
 class NonFiniteLossError(UserError, RuntimeError):
@@ -167,8 +170,9 @@ class NonFiniteLossHook(MapSageHook):
             self._watch.attach(plain_model(runner), ranks)
         self.follow_virtual_ranks(runner)
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Note which images this iteration trains on."""
         self._current_iteration = runner.iter
         if not isinstance(runner.model, VirtualDataParallel):
@@ -180,9 +184,13 @@ class NonFiniteLossHook(MapSageHook):
         if not runner.model.counting:
             self._watch.begin(runner.iter, image_paths(batch), rank_name(runner, virtual_rank))
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Check the loss of this iteration. Collective once the ranks know of a bad one.
 
         Raises:
@@ -255,10 +263,14 @@ class NonFiniteLossHook(MapSageHook):
         self._watch.detach()
         self.unfollow_virtual_ranks(runner)
 
-    def _check_loss(self, runner: HostRunner, outputs: Optional[Dict[str, Any]],
-                    data_batch: Any) -> None:
-        bad = [rank for rank in losses_of_ranks(runner, outputs, data_batch)
-               if not math.isfinite(rank.losses.get('loss', 0))]
+    def _check_loss(
+        self, runner: HostRunner, outputs: Optional[Dict[str, Any]], data_batch: Any
+    ) -> None:
+        bad = [
+            rank
+            for rank in losses_of_ranks(runner, outputs, data_batch)
+            if not math.isfinite(rank.losses.get('loss', 0))
+        ]
         if not bad:
             self._skipped = 0
             return
@@ -268,7 +280,8 @@ class NonFiniteLossHook(MapSageHook):
             runner.logger.warning(
                 f'the loss is {first.losses["loss"]} at iteration {runner.iter + 1} '
                 f'({first.rank_name}), the loss scaler skips the step: {self._skipped} in a row, '
-                f'{self.patience} are tolerated')
+                f'{self.patience} are tolerated'
+            )
             return
         if self._bad_loss is None:
             text = self._describe_loss(runner, first)
@@ -312,7 +325,8 @@ class NonFiniteLossHook(MapSageHook):
                 raise
             raise error from lost
         raise self._make_error(
-            runner, [_Evidence(**evidence) for text in texts for evidence in json.loads(text)])
+            runner, [_Evidence(**evidence) for text in texts for evidence in json.loads(text)]
+        )
 
     def _evidence(self, trouble: str) -> List[_Evidence]:
         """Return the earliest thing that went wrong on this rank; empty if nothing did."""
@@ -321,16 +335,24 @@ class NonFiniteLossHook(MapSageHook):
             evidence.append(_Evidence(self._bad_loss.iteration, 0, self._bad_loss.text, get_rank()))
         gradient = self._watch.first_bad()
         if gradient is not None:
-            evidence.append(_Evidence(gradient.iteration, 1, add_images(
-                f'the gradient of {gradient.name!r} is not finite at iteration '
-                f'{gradient.iteration + 1}, {gradient.rank_name}, before it is averaged over the '
-                f'ranks; the loss was finite', gradient.images), get_rank()))
+            evidence.append(
+                _Evidence(
+                    gradient.iteration,
+                    1,
+                    add_images(
+                        f'the gradient of {gradient.name!r} is not finite at iteration '
+                        f'{gradient.iteration + 1}, {gradient.rank_name}, before it is averaged over the '
+                        f'ranks; the loss was finite',
+                        gradient.images,
+                    ),
+                    get_rank(),
+                )
+            )
         if trouble:
             evidence.append(_Evidence(self._current_iteration, 2, trouble, get_rank()))
         return sorted(evidence)[:1]
 
-    def _make_error(self, runner: HostRunner,
-                    evidence: Sequence[_Evidence]) -> NonFiniteLossError:
+    def _make_error(self, runner: HostRunner, evidence: Sequence[_Evidence]) -> NonFiniteLossError:
         """Return the error that names where it began.
 
         Args:
@@ -350,30 +372,45 @@ class NonFiniteLossHook(MapSageHook):
         # A run may have begun with the checkpoint of another work dir, which has no replay.
         from_this_run = bool(checkpoint) and any(
             os.path.dirname(checkpoint) == hook.out_dir
-            for hook in hooks_of_type(runner, CheckpointHook))
+            for hook in hooks_of_type(runner, CheckpointHook)
+        )
         if not (from_this_run and isinstance(runner, MapSageRun) and runner.can_replay()):
             return steps
-        return steps + _REPLAY.format(config=runner.cfg.filename or 'CONFIG',
-                                      work_dir=runner.work_dir, iteration=iteration + 1)
+        return steps + _REPLAY.format(
+            config=runner.cfg.filename or 'CONFIG',
+            work_dir=runner.work_dir,
+            iteration=iteration + 1,
+        )
 
     def _describe_loss(self, runner: HostRunner, rank: RankLosses) -> str:
-        lines = [f'the loss is {rank.losses["loss"]} at iteration {runner.iter + 1}, '
-                 f'{rank.rank_name}']
+        lines = [
+            f'the loss is {rank.losses["loss"]} at iteration {runner.iter + 1}, {rank.rank_name}'
+        ]
         if self._skipped > 1:
-            lines[0] += (f'; {self._skipped} in a row, the loss scaler could not recover '
-                         f'(patience={self.patience})')
-        lines.append('  loss terms: ' + ', '.join(
-            f'{name}={value:g}' for name, value in rank.losses.items()))
-        lines.append('  learning rate: ' + ', '.join(
-            f'{name}={values[0]:.3e}' for name, values in runner.optim_wrapper.get_lr().items()))
+            lines[0] += (
+                f'; {self._skipped} in a row, the loss scaler could not recover '
+                f'(patience={self.patience})'
+            )
+        lines.append(
+            '  loss terms: ' + ', '.join(f'{name}={value:g}' for name, value in rank.losses.items())
+        )
+        lines.append(
+            '  learning rate: '
+            + ', '.join(
+                f'{name}={values[0]:.3e}' for name, values in runner.optim_wrapper.get_lr().items()
+            )
+        )
         return add_images('\n'.join(lines), image_paths(rank.batch))
 
     def _describe_trouble(self, runner: HostRunner) -> str:
         """Return which tensor of a checkpoint is not finite, or the bad loss; '' without either."""
         if self._bad_loss is not None:
             return self._bad_loss.text
-        named = [(name, tensor) for name, tensor in checkpoint_tensors(runner)
-                 if name in self._checked_names]
+        named = [
+            (name, tensor)
+            for name, tensor in checkpoint_tensors(runner)
+            if name in self._checked_names
+        ]
         # A loss scaler skips a step with bad gradients, so they do no harm.
         if not _scales_loss(runner.optim_wrapper):
             named += accumulated_gradients(runner)
@@ -384,7 +421,9 @@ class NonFiniteLossHook(MapSageHook):
         return add_images(
             f'{first!r} (of {len(bad)} tensor(s)) holds NaN or infinity after iteration '
             f'{self._current_iteration + 1}, rank {get_rank()}; the losses of this rank were '
-            f'finite', self._watch.images_of(self._current_iteration))
+            f'finite',
+            self._watch.images_of(self._current_iteration),
+        )
 
 
 def _updates(optim_wrapper: OptimWrappers) -> bool:
@@ -396,5 +435,3 @@ def _scales_loss(optim_wrapper: OptimWrappers) -> bool:
     """Return whether an enabled loss scaler guards every step of the wrapper."""
     wrappers = built_wrappers(optim_wrapper)
     return bool(wrappers) and all(enabled_scaler(wrapper) is not None for wrapper in wrappers)
-
-

@@ -5,6 +5,7 @@ bit for bit. A checkpoint holds them under ``meta['reproducibility']`` as groups
 agree: a list of dicts with ``ranks`` (numbers), ``hosts`` (names of their machines) and ``facts``
 (texts by name). Everything here but :func:`facts_of_process` is pure.
 """
+
 from __future__ import annotations
 
 import os
@@ -22,8 +23,15 @@ META_KEY = 'reproducibility'
 # Modules that take part in a step or in loading its samples. Their versions count if imported.
 _MODULES = ('torch', 'numpy', 'cv2', 'PIL', 'mmcv', 'mmengine', 'mmseg', 'mapsage')
 # Variables that make libraries choose other kernels.
-_VARIABLES = ('ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'MKL_ENABLE_INSTRUCTIONS', 'ONEDNN_MAX_CPU_ISA',
-              'DNNL_MAX_CPU_ISA', 'CUBLAS_WORKSPACE_CONFIG', 'NVIDIA_TF32_OVERRIDE')
+_VARIABLES = (
+    'ATEN_CPU_CAPABILITY',
+    'MKL_CBWR',
+    'MKL_ENABLE_INSTRUCTIONS',
+    'ONEDNN_MAX_CPU_ISA',
+    'DNNL_MAX_CPU_ISA',
+    'CUBLAS_WORKSPACE_CONFIG',
+    'NVIDIA_TF32_OVERRIDE',
+)
 # Substrings of the names of CPU extensions with special kernels in math libraries (x86, ARM).
 _FLAGS = ('sse4', 'avx', 'fma', 'f16c', 'amx', 'asimd', 'sve', 'bf16', 'i8mm')
 
@@ -35,7 +43,7 @@ _COMPUTED_BY_CPU = ('cpu', 'sim', 'xla CPU')
 _OF_THE_CPU = frozenset(('processor', 'instruction set', 'CPU flags', 'threads'))
 _CONSEQUENCES = {
     'rounding': 'losses and weights are close to those of an uninterrupted run and differ in their '
-                'last bits',
+    'last bits',
     'samples': 'augmented images may differ in the last bits of their values',
     'order': 'the order of the samples and the random draws may be others',
 }
@@ -71,15 +79,22 @@ def facts_of_process(accelerator: Accelerator, local_rank: int, reduction: str) 
         'device': model if model.startswith(accelerator.name) else f'{accelerator.name} {model}',
         'processor': _cpu_info('model name'),
         'instruction set': cpu_capability(),
-        'CPU flags': ' '.join(sorted(
-            flag for flag in (_cpu_info('flags') or _cpu_info('Features')).split()
-            if any(extension in flag for extension in _FLAGS))),
+        'CPU flags': ' '.join(
+            sorted(
+                flag
+                for flag in (_cpu_info('flags') or _cpu_info('Features')).split()
+                if any(extension in flag for extension in _FLAGS)
+            )
+        ),
         'threads': str(torch.get_num_threads()),
         'deterministic': str(torch.are_deterministic_algorithms_enabled()),
         'reduction': reduction,
     }
-    facts.update((name, str(getattr(sys.modules[name], '__version__', 'unknown')))
-                 for name in _MODULES if name in sys.modules)
+    facts.update(
+        (name, str(getattr(sys.modules[name], '__version__', 'unknown')))
+        for name in _MODULES
+        if name in sys.modules
+    )
     facts.update(accelerator.software())
     facts.update((name, os.environ[name]) for name in _VARIABLES if name in os.environ)
     return facts
@@ -115,7 +130,8 @@ def promises_bits(facts: Sequence[Mapping[str, str]]) -> bool:
     """
     first = facts[0]
     deterministic = first['device'].startswith(_COMPUTED_BY_CPU) or (
-        first['deterministic'] == 'True' and first.get('cudnn_benchmark') != 'True')
+        first['deterministic'] == 'True' and first.get('cudnn_benchmark') != 'True'
+    )
     return deterministic and all(rank_facts == first for rank_facts in facts)
 
 
@@ -129,18 +145,27 @@ def unlike_ranks(groups: Sequence[Mapping[str, Any]]) -> str:
         for group in groups:
             groups_by_value.setdefault(group['facts'].get(name, 'none'), []).append(group)
         if len(groups_by_value) > 1:
-            lines.append(f'  {name}: ' + '; '.join(
-                f'{value} on {_format_ranks(agreeing)}'
-                for value, agreeing in groups_by_value.items()))
-    return '\n'.join([
-        'the ranks do not compute alike:', *lines,
-        'The run is sound. But which rank computes what now changes the last bits of losses and '
-        'weights, so that a resume on other nodes, or on another number of processes, is not exact.'
-        ' Start all ranks with the same of these (OMP_NUM_THREADS for the threads).'])
+            lines.append(
+                f'  {name}: '
+                + '; '.join(
+                    f'{value} on {_format_ranks(agreeing)}'
+                    for value, agreeing in groups_by_value.items()
+                )
+            )
+    return '\n'.join(
+        [
+            'the ranks do not compute alike:',
+            *lines,
+            'The run is sound. But which rank computes what now changes the last bits of losses and '
+            'weights, so that a resume on other nodes, or on another number of processes, is not exact.'
+            ' Start all ranks with the same of these (OMP_NUM_THREADS for the threads).',
+        ]
+    )
 
 
-def differences(before: Sequence[Mapping[str, Any]],
-                now: Sequence[Mapping[str, Any]]) -> List[ConditionDifference]:
+def differences(
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> List[ConditionDifference]:
     """Return the facts in which two runs differ.
 
     Args:
@@ -168,14 +193,19 @@ def resume_warning(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[st
     on_cpu = any(device.startswith(_COMPUTED_BY_CPU) for device in devices)
     kinds = {_kind(difference.name, on_cpu) for difference in different}
     consequences = '; '.join(text for kind, text in _CONSEQUENCES.items() if kind in kinds)
-    threads = next((difference.before for difference in different
-                    if difference.name == 'threads'), '')
-    advice = f' OMP_NUM_THREADS={threads} gives it the same threads again.' if threads.isdigit() \
-        else ''
-    return '\n'.join([
-        'this run computes otherwise than the one that wrote its checkpoint:',
-        *(f'  {difference}' for difference in different),
-        f'So it continues, but not bit for bit: {consequences}.{advice}'])
+    threads = next(
+        (difference.before for difference in different if difference.name == 'threads'), ''
+    )
+    advice = (
+        f' OMP_NUM_THREADS={threads} gives it the same threads again.' if threads.isdigit() else ''
+    )
+    return '\n'.join(
+        [
+            'this run computes otherwise than the one that wrote its checkpoint:',
+            *(f'  {difference}' for difference in different),
+            f'So it continues, but not bit for bit: {consequences}.{advice}',
+        ]
+    )
 
 
 def _kind(name: str, on_cpu: bool) -> str:
@@ -196,7 +226,7 @@ def _values(groups: Sequence[Mapping[str, Any]], name: str) -> List[str]:
 def _format_ranks(groups: Sequence[Mapping[str, Any]]) -> str:
     ranks = sorted(rank for group in groups for rank in group['ranks'])
     hosts = dict.fromkeys(host for group in groups for host in group['hosts'])
-    return f"rank(s) {_format_runs(ranks)} ({', '.join(hosts)})"
+    return f'rank(s) {_format_runs(ranks)} ({", ".join(hosts)})'
 
 
 def _format_runs(ranks: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 The facts and the texts are in `reproducibility.py`, which is pure. Facts that differ are never an
 error: the run is sound, and only its last bits change.
 """
+
 from __future__ import annotations
 
 import json
@@ -67,11 +68,14 @@ class ReproducibilityHook(Hook):
         """Gather the facts of all ranks, and compare them. Collective."""
         local_facts = facts_of_process(current_accelerator(), local_rank(), _reduction(runner))
         texts = open_channel(purpose='reproducibility').gather_texts(
-            json.dumps([local_facts, socket.gethostname()]))
+            json.dumps([local_facts, socket.gethostname()])
+        )
         facts, hosts = zip(*(json.loads(text) for text in texts))
         self.now = group_ranks(facts, hosts)
-        for warning in (unlike_ranks(self.now),
-                        resume_warning(self.before, self.now) if self.before else ''):
+        for warning in (
+            unlike_ranks(self.now),
+            resume_warning(self.before, self.now) if self.before else '',
+        ):
             if warning:
                 runner.logger.warning(warning)
 
@@ -97,5 +101,7 @@ def _reduction(runner: HostRunner) -> str:
 
 def _adds_in_order(runner: HostRunner) -> bool:
     # Other wrappers, such as MMEngine's, add natively.
-    return isinstance(runner.model, (MMDistributedDataParallel, VirtualDataParallel)) \
+    return (
+        isinstance(runner.model, (MMDistributedDataParallel, VirtualDataParallel))
         and runner.model.reduction == 'ordered'
+    )

@@ -4,6 +4,7 @@ The time of a step is equal on all ranks, because they wait for each other's gra
 show which rank is slow. So the hook measures only what a rank does without waiting for another:
 loading its data, and its forward pass.
 """
+
 from __future__ import annotations
 
 import socket
@@ -62,8 +63,10 @@ class SlowestRankHook(Hook):
         if not runner.distributed:
             return
         model = plain_model(runner)
-        self._handles = [model.register_forward_pre_hook(self._before_forward),
-                         model.register_forward_hook(self._after_forward)]
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_forward_hook(self._after_forward),
+        ]
         self._ended = time.perf_counter()
 
     def before_train_epoch(self, runner: HostRunner) -> None:
@@ -74,32 +77,40 @@ class SlowestRankHook(Hook):
         """Do not count the validation as waiting for data."""
         self._ended = time.perf_counter()
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Count the time since the end of the last iteration as waiting for data."""
         if self._handles:
             self._waited += time.perf_counter() - self._ended
             self._counted += 1
             self._measures = self.every_n_train_iters(runner, self.interval)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Gather the times of all ranks at the end of an interval; rank 0 logs the slowest."""
         if self._measures:
             channel = open_channel()
-            local_times = torch.tensor([self._waited / self._counted, self._forward],
-                                       dtype=torch.float64)
+            local_times = torch.tensor(
+                [self._waited / self._counted, self._forward], dtype=torch.float64
+            )
             times = torch.stack(channel.gather(local_times))
             slowest = int(times.sum(1).argmax())
             hosts = channel.gather_texts(
-                socket.gethostname() if channel.ranks[slowest] == channel.rank else '')
+                socket.gethostname() if channel.ranks[slowest] == channel.rank else ''
+            )
             waited, forward = times[slowest].tolist()
             runner.logger.info(
                 f'slowest of {len(times)} ranks: rank {channel.ranks[slowest]} on host '
                 f'{hosts[slowest]}, {waited:.3f} s a step waiting for data'
                 f'{self._format_forward(forward)}; the median of all is '
-                f'{times.sum(1).median():.3f} s')
+                f'{times.sum(1).median():.3f} s'
+            )
             self._measures = False
             self._waited, self._forward, self._counted = 0.0, 0.0, 0
         if self._handles:

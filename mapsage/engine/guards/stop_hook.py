@@ -4,6 +4,7 @@ A scheduler sends a signal before it ends a job, often to one process only. So t
 each optimizer step whether any of them got one, and all stop after the same step. The signal's
 handler is in `mapsage_launcher/stop_request.py`.
 """
+
 from __future__ import annotations
 
 import os
@@ -65,9 +66,13 @@ class StopHook(Hook):
         if self._any_rank_asked():
             self._leave(runner, 'before the first step of this start, with nothing to save')
 
-    def after_train_iter(self, runner: MapSageRun, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: MapSageRun,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Save and end the ranks if one of them was asked to. Collective after optimizer steps.
 
         Raises:
@@ -78,8 +83,11 @@ class StopHook(Hook):
             return
         if self._any_rank_asked():
             path = self._save(runner)
-            self._leave(runner, f'after iteration {runner.iter + 1}: {path} is saved; rerun the '
-                                f'same command with --resume to continue')
+            self._leave(
+                runner,
+                f'after iteration {runner.iter + 1}: {path} is saved; rerun the '
+                f'same command with --resume to continue',
+            )
 
     def _any_rank_asked(self) -> bool:
         """Return whether any rank was asked to stop. Collective."""
@@ -99,18 +107,24 @@ class StopHook(Hook):
         with runner.saving_together(), all_ranks_or_none('saving a checkpoint before the end'):
             if is_main_process():
                 runner.save_checkpoint(
-                    folder, CHECKPOINT, by_epoch=False,
-                    save_param_scheduler=runner.param_schedulers is not None, **settings)
+                    folder,
+                    CHECKPOINT,
+                    by_epoch=False,
+                    save_param_scheduler=runner.param_schedulers is not None,
+                    **settings,
+                )
                 check_writer()
-                atomic_write(os.path.join(runner.work_dir, 'last_checkpoint'), path.encode(),
-                             durable=True)
+                atomic_write(
+                    os.path.join(runner.work_dir, 'last_checkpoint'), path.encode(), durable=True
+                )
         return path
 
     def _leave(self, runner: HostRunner, where: str) -> None:
         signal_name = asked()
         runner.logger.warning(
-            f"the run was asked to stop ({signal_name or 'another rank got a signal'}) and ends "
-            f'{where} (status {STATUS})')
+            f'the run was asked to stop ({signal_name or "another rank got a signal"}) and ends '
+            f'{where} (status {STATUS})'
+        )
         try:
             runner.call_hook('after_run')
             runner.visualizer.close()

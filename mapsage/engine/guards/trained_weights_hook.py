@@ -4,6 +4,7 @@ With adapters or only a head in training, most of a checkpoint would be weights 
 already holds. Loading such a checkpoint needs that file; a hash in the checkpoint tells whether it
 is the same file. Restoring is done in `mapsage/models/frozen_weights.py` wherever MapSage loads.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
@@ -47,18 +48,23 @@ class TrainedWeightsHook(Hook):
         """Check that a checkpoint has no other frozen weights than the pretrained ones."""
         # Without an optimizer the run is a test, which saves no checkpoints.
         if not isinstance(runner.optim_wrapper, OptimWrapper) or LEFT_OUT in (
-                checkpoint.get('meta') or {}):
+            checkpoint.get('meta') or {}
+        ):
             return
         model: Any = plain_model(runner)
         state, loaded = model.state_dict(), checkpoint.get('state_dict', {})
-        changed = [name for name in left_out_names(model)
-                   if name in loaded and not torch.equal(loaded[name].cpu(), state[name].cpu())]
+        changed = [
+            name
+            for name in left_out_names(model)
+            if name in loaded and not torch.equal(loaded[name].cpu(), state[name].cpu())
+        ]
         if changed:
             raise FrozenWeightsError(
                 f'TrainedWeightsHook leaves frozen weights out of checkpoints, but {changed[0]} '
                 f'and {len(changed) - 1} more of the checkpoint that is loaded differ from '
                 f'backbone.init_cfg ({pretrained_source(model.backbone)}), from which they would '
-                f'be restored. Name that checkpoint there, or take the hook out of the config.')
+                f'be restored. Name that checkpoint there, or take the hook out of the config.'
+            )
 
     def before_train(self, runner: HostRunner) -> None:
         """Find the frozen weights."""
@@ -69,7 +75,8 @@ class TrainedWeightsHook(Hook):
         total = sum(sizes.values())
         runner.logger.info(
             f'checkpoints hold {total - frozen:,} of {total:,} numbers of the model; the others '
-            f'come from {pretrained_source(model.backbone)}')
+            f'come from {pretrained_source(model.backbone)}'
+        )
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Remove the frozen weights from the checkpoint."""

@@ -4,6 +4,7 @@ A checkpoint is written before the validation of its iteration or epoch. On this
 learning rates (ReduceOnPlateauLR), the end of a run (EarlyStoppingHook) and the best checkpoint, so
 a resumed run first makes up for a validation that was due and that its checkpoint does not record.
 """
+
 from __future__ import annotations
 
 import copy
@@ -97,11 +98,18 @@ class ValidationRecordHook(Hook):
 
     def before_val(self, runner: HostRunner) -> None:
         """Keep what the hooks of the validation may change."""
-        follows_score = any(getattr(scheduler, 'need_val_args', False)
-                            for scheduler in _schedulers(runner.param_schedulers))
+        follows_score = any(
+            getattr(scheduler, 'need_val_args', False)
+            for scheduler in _schedulers(runner.param_schedulers)
+        )
         self._before = _State(
-            _counts(runner), *([copy.deepcopy(_states(runner.param_schedulers)),
-                                _settings(runner.optim_wrapper)] if follows_score else [None] * 2))
+            _counts(runner),
+            *(
+                [copy.deepcopy(_states(runner.param_schedulers)), _settings(runner.optim_wrapper)]
+                if follows_score
+                else [None] * 2
+            ),
+        )
 
     def after_val(self, runner: HostRunner) -> None:
         """Record the validation."""
@@ -118,7 +126,8 @@ class ValidationRecordHook(Hook):
         if not self._has_record:
             runner.logger.warning(
                 f'the checkpoint does not record its validations: as under MMEngine, the one after '
-                f'{position} does not run.')
+                f'{position} does not run.'
+            )
             return
         unit = 'epoch' if by_epoch else 'iter'
         if self._last[unit] == getattr(runner, unit):
@@ -143,8 +152,10 @@ def _follows(loop: Any) -> bool:
 
 
 def _counts(runner: HostRunner) -> List[Dict[str, Any]]:
-    return [dict(monitor=hook.monitor, wait_count=hook.wait_count, best_score=hook.best_score)
-            for hook in hooks_of_type(runner, EarlyStoppingHook)]
+    return [
+        dict(monitor=hook.monitor, wait_count=hook.wait_count, best_score=hook.best_score)
+        for hook in hooks_of_type(runner, EarlyStoppingHook)
+    ]
 
 
 def _schedulers(schedulers: Any) -> List[Any]:
@@ -165,8 +176,12 @@ def _settings(optim_wrapper: Any) -> Any:
     """Return a copy of the parameter groups that schedulers change, without their parameters."""
     if isinstance(optim_wrapper, OptimWrapperDict):
         return {name: _settings(wrapper) for name, wrapper in optim_wrapper.items()}
-    return copy.deepcopy([{name: value for name, value in group.items() if name != 'params'}
-                          for group in optim_wrapper.param_groups])
+    return copy.deepcopy(
+        [
+            {name: value for name, value in group.items() if name != 'params'}
+            for group in optim_wrapper.param_groups
+        ]
+    )
 
 
 def _with_settings(state: Dict[str, Any], settings: Any) -> Dict[str, Any]:
@@ -174,8 +189,12 @@ def _with_settings(state: Dict[str, Any], settings: Any) -> Dict[str, Any]:
     if isinstance(settings, dict):
         return {name: _with_settings(wrapper, settings[name]) for name, wrapper in state.items()}
     count = len(state['param_groups'])
-    changed = dict(state, param_groups=[
-        dict(group, **setting) for group, setting in zip(state['param_groups'], settings)])
+    changed = dict(
+        state,
+        param_groups=[
+            dict(group, **setting) for group, setting in zip(state['param_groups'], settings)
+        ],
+    )
     # With several groups, MMEngine keeps one more, whose rate is not scaled by any group's factor.
     if state.get('base_param_settings') is not None and len(settings) > count:
         changed['base_param_settings'] = dict(state['base_param_settings'], **settings[count])

@@ -5,6 +5,7 @@ that rank (:func:`as_rank`). One loader then reads a batch of every sampler in r
 the four batches into one, so the training loop sees an ordinary loader. The model wrapper unpacks
 them: `mapsage/wrappers/rank_batches.py`.
 """
+
 from __future__ import annotations
 
 import copy
@@ -27,10 +28,23 @@ from .data_order import ResumableSampler
 from .keyed_loader import KeyedLoader
 
 _MISSING = object()
-_COLLECTIVES = ('all_gather', 'all_gather_object', 'all_reduce', 'all_to_all',
-                'all_to_all_single', 'barrier', 'broadcast', 'broadcast_object_list', 'gather',
-                'gather_object', 'new_group', 'reduce', 'reduce_scatter', 'scatter',
-                'scatter_object_list')
+_COLLECTIVES = (
+    'all_gather',
+    'all_gather_object',
+    'all_reduce',
+    'all_to_all',
+    'all_to_all_single',
+    'barrier',
+    'broadcast',
+    'broadcast_object_list',
+    'gather',
+    'gather_object',
+    'new_group',
+    'reduce',
+    'reduce_scatter',
+    'scatter',
+    'scatter_object_list',
+)
 
 
 class BlockLoader(KeyedLoader):
@@ -65,7 +79,8 @@ class BlockLoader(KeyedLoader):
             vars(loader)['sampler'] = _RoundRobin([other.sampler for other in self._loaders])
         else:
             vars(loader)['batch_sampler'] = _RoundRobin(
-                [other.batch_sampler for other in self._loaders])
+                [other.batch_sampler for other in self._loaders]
+            )
         if self.num_workers:
             # As many batches as the loaders of separate processes would read ahead.
             vars(loader)['prefetch_factor'] = (self.prefetch_factor or 2) * len(self._loaders)
@@ -91,7 +106,8 @@ class _RoundRobin:
             if any(ended):
                 raise VirtualRanksError(
                     f'the sampler of {sum(ended)} of the {len(ended)} virtual ranks of this '
-                    f'process ended before the others: expected as many batches of each.')
+                    f'process ended before the others: expected as many batches of each.'
+                )
             yield from items
 
 
@@ -116,8 +132,13 @@ class _BlockIterator(Delegate):
         return [self.original._next_index() for _ in range(self._size)]
 
 
-def build_block_loader(config: Dict[str, Any], build: Callable[[Dict[str, Any]], DataLoader],
-                       dataset: Dataset, ranks: VirtualRanks, rank: int) -> DataLoader:
+def build_block_loader(
+    config: Dict[str, Any],
+    build: Callable[[Dict[str, Any]], DataLoader],
+    dataset: Dataset,
+    ranks: VirtualRanks,
+    rank: int,
+) -> DataLoader:
     """Return the training loader of a process, with one sampler per virtual rank.
 
     Collective: an epoch must have as many batches on each virtual rank of all processes.
@@ -133,6 +154,7 @@ def build_block_loader(config: Dict[str, Any], build: Callable[[Dict[str, Any]],
         VirtualRanksError: If the loader cannot be divided among virtual ranks.
         RankError: If it cannot be divided on another process.
     """
+
     def existing_dataset() -> Dataset:
         return dataset
 
@@ -145,7 +167,8 @@ def build_block_loader(config: Dict[str, Any], build: Callable[[Dict[str, Any]],
                 raise VirtualRanksError(
                     f'the training dataset {type(loader.dataset).__name__} is an IterableDataset, '
                     f'which divides itself among processes: expected a dataset with an index, or '
-                    f'as many processes as there are virtual ranks ({ranks.count}).')
+                    f'as many processes as there are virtual ranks ({ranks.count}).'
+                )
             _check_rank(_find_sampler(loader), virtual_rank, ranks.count)
             loaders.append(loader)
     _check_lengths([len(loader) for loader in loaders])
@@ -165,7 +188,8 @@ def _check_lengths(lengths: Sequence[int]) -> None:
         raise VirtualRanksError(
             f'an epoch has {shortest} batches on one virtual rank and {longest} on another: '
             f'expected the same number on each, as under DistributedDataParallel. Let the sampler '
-            f'round up (round_up=True), or set drop_last=True.')
+            f'round up (round_up=True), or set drop_last=True.'
+        )
 
 
 @contextmanager
@@ -179,11 +203,16 @@ def as_rank(rank: int, world_size: int) -> Iterator[None]:
         VirtualRanksError: From a collective of torch.distributed.
     """
     refusals = {name: functools.partial(_refuse, name, rank, world_size) for name in _COLLECTIVES}
-    with replaced(dist, get_rank=lambda group=None: rank,
-                  get_world_size=lambda group=None: world_size, is_initialized=lambda: True,
-                  get_backend=lambda group=None: 'gloo', **refusals), \
-            replaced(mmengine.dist.utils, get_default_group=lambda: None), \
-            replaced(mmengine.dist.dist, get_default_group=lambda: None):
+    with replaced(
+        dist,
+        get_rank=lambda group=None: rank,
+        get_world_size=lambda group=None: world_size,
+        is_initialized=lambda: True,
+        get_backend=lambda group=None: 'gloo',
+        **refusals,
+    ), replaced(mmengine.dist.utils, get_default_group=lambda: None), replaced(
+        mmengine.dist.dist, get_default_group=lambda: None
+    ):
         yield
 
 
@@ -192,7 +221,8 @@ def _refuse(name: str, rank: int, world_size: int, *args: object, **kwargs: obje
         f'torch.distributed.{name} is called while the sampler of virtual rank {rank} of '
         f'{world_size} is built, and processes build different numbers of samplers: expected a '
         f'sampler that uses the seed that it is given (seed=...), which all virtual ranks share, '
-        f'and communicates with no other rank.')
+        f'and communicates with no other rank.'
+    )
 
 
 def _find_sampler(loader: DataLoader) -> ResumableSampler:
@@ -204,7 +234,8 @@ def _find_sampler(loader: DataLoader) -> ResumableSampler:
         f'the training loader draws its samples with {type(loader.sampler).__name__} and '
         f'{type(loader.batch_sampler).__name__}, of which none was built from '
         f'train_dataloader.sampler: expected a sampler that is a dict in the config, and a batch '
-        f'sampler that keeps it as its attribute sampler.')
+        f'sampler that keeps it as its attribute sampler.'
+    )
 
 
 def _check_rank(sampler: ResumableSampler, rank: int, world_size: int) -> None:
@@ -216,4 +247,5 @@ def _check_rank(sampler: ResumableSampler, rank: int, world_size: int) -> None:
                 raise VirtualRanksError(
                     f'the sampler of virtual rank {rank} of {world_size} has {name}={value}: '
                     f'expected {expected}. A sampler must ask mmengine.dist.get_dist_info() or '
-                    f'torch.distributed when it is built, or leave {name} out of the config.')
+                    f'torch.distributed when it is built, or leave {name} out of the config.'
+                )

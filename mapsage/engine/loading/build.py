@@ -5,6 +5,7 @@ MMEngine's ``Runner.build_dataloader`` does the building. MapSage wraps the samp
 (:class:`~.keyed_loader.KeyedLoader`). MMEngine deep-copies a loader's config, so nothing can be
 built before that call: :func:`checked_dataset` is passed as a dataset type and runs inside it.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple, Union
@@ -30,8 +31,9 @@ from .loader_workers import drop_worker_settings
 Loop = Union[BaseLoop, Dict[str, Any], None]
 
 
-def build_loader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int],
-                 diff_rank_seed: bool = False) -> DataLoader:
+def build_loader(
+    dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int], diff_rank_seed: bool = False
+) -> DataLoader:
     """Build a loader of a run from its config; a loader that is built already is returned.
 
     The dataset is checked for missing files, every sample for labels outside the classes.
@@ -47,8 +49,9 @@ def build_loader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[i
     return build_keyed_loader(config, seed, diff_rank_seed)
 
 
-def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
-                       diff_rank_seed: bool = False) -> DataLoader:
+def build_keyed_loader(
+    config: Dict[str, Any], seed: Optional[int], diff_rank_seed: bool = False
+) -> DataLoader:
     """Build a loader whose order and augmentation follow from the seed, see KeyedLoader.
 
     If the machine has a GPU, PyTorch pins memory through CUDA, even if the run computes on another
@@ -64,8 +67,12 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
         batches = config.get('batch_sampler')
         drop_last = (batches if isinstance(batches, dict) else config).get('drop_last', False)
         config['sampler'] = dict(
-            type=_resumable_sampler, config=config['sampler'], run_seed=seed or 0,
-            batch_size=config.get('batch_size', 1) or 1, drop_last=drop_last)
+            type=_resumable_sampler,
+            config=config['sampler'],
+            run_seed=seed or 0,
+            batch_size=config.get('batch_size', 1) or 1,
+            drop_last=drop_last,
+        )
     loader = Runner.build_dataloader(config, seed, diff_rank_seed)
     if isinstance(loader.dataset, IterableDataset):
         return loader
@@ -97,7 +104,8 @@ def notes_on_scenes(dataset: object) -> List[Tuple[int, str]]:
     """
     inside = [innermost(part, 0)[0] for part in parts(dataset)]
     return [note for scenes in datasets_of_scenes(dataset) for note in summarize(scenes)] + [
-        note for candidate in inside for note in getattr(candidate, 'start_notes', list)()]
+        note for candidate in inside for note in getattr(candidate, 'start_notes', list)()
+    ]
 
 
 def datasets_of_scenes(dataset: object) -> List[GeoTiffDataset]:
@@ -127,8 +135,14 @@ def build_dataset(config: Dict[str, Any]) -> Any:
     return dataset
 
 
-def _resumable_sampler(config: Dict[str, Any], dataset: Any, seed: Optional[int], run_seed: int,
-                       batch_size: int, drop_last: bool) -> ResumableSampler:
+def _resumable_sampler(
+    config: Dict[str, Any],
+    dataset: Any,
+    seed: Optional[int],
+    run_seed: int,
+    batch_size: int,
+    drop_last: bool,
+) -> ResumableSampler:
     # With seed=None the sampler would draw a new seed at every start, also of a resumed run.
     if config.get('seed', seed) is None:
         config = {name: value for name, value in config.items() if name != 'seed'}

@@ -5,6 +5,7 @@ Three moments are covered. When a dataset is built, it must have samples and the
 (:func:`check_labels`), and an error of loading is explained (:func:`explain_error`). Before a
 training, the decode heads must have the dataset's classes (:func:`compare_heads`).
 """
+
 from __future__ import annotations
 
 import inspect
@@ -110,7 +111,8 @@ def build_checked(build: Callable[[Dict[str, Any]], Any], config: Dict[str, Any]
     if len(dataset) == 0:
         raise DataError(
             f'{_name(kind)} found no samples under data_root={data_root!r}, data_prefix='
-            f"{config.get('data_prefix')}: {_explain_no_samples(config)}")
+            f'{config.get("data_prefix")}: {_explain_no_samples(config)}'
+        )
     check_files_exist(dataset)
     return dataset
 
@@ -124,16 +126,25 @@ def _explain_no_samples(config: Mapping[str, Any]) -> str:
     build = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
     default = inspect.signature(build).parameters.get('img_suffix') if callable(build) else None
     expected_suffix = config.get('img_suffix', None if default is None else default.default)
-    folder = os.path.join(str(config.get('data_root') or ''),
-                          str(_section(config, 'data_prefix').get('img_path') or ''))
-    files = Counter(os.path.splitext(path)[1] for path in os.listdir(folder)) \
-        if isinstance(expected_suffix, str) and os.path.isdir(folder) else Counter()
+    folder = os.path.join(
+        str(config.get('data_root') or ''),
+        str(_section(config, 'data_prefix').get('img_path') or ''),
+    )
+    files = (
+        Counter(os.path.splitext(path)[1] for path in os.listdir(folder))
+        if isinstance(expected_suffix, str) and os.path.isdir(folder)
+        else Counter()
+    )
     suffix, count = next((pair for pair in files.most_common() if pair[0]), ('', 0))
     if not suffix or any(name.endswith(expected_suffix) for name in os.listdir(folder)):
-        return ('the folder is empty, or its files do not end in the img_suffix of the dataset '
-                '(LoveDA: .png).')
-    return (f'no file ends in img_suffix={expected_suffix!r}. {folder} holds {count} file(s) that '
-            f'end in {suffix}: set img_suffix={suffix!r} in the dataset.')
+        return (
+            'the folder is empty, or its files do not end in the img_suffix of the dataset '
+            '(LoveDA: .png).'
+        )
+    return (
+        f'no file ends in img_suffix={expected_suffix!r}. {folder} holds {count} file(s) that '
+        f'end in {suffix}: set img_suffix={suffix!r} in the dataset.'
+    )
 
 
 def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
@@ -151,11 +162,16 @@ def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
         dataset = _section(_section(cfg, loader), 'dataset')
         first = next(iter(dataset.get('pipeline') or ()), None)
         bands = list(dataset.get('bands') or (1, 2, 3))
-        if isinstance(first, Mapping) and first.get('type') == 'LoadGeoTiffWindow' \
-                and bands == sorted(bands):
-            return (f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True '
-                    f'of the data_preprocessor reverses them. If the files begin with red, set '
-                    f'bands={bands[::-1]} in the dataset, or remove bgr_to_rgb.')
+        if (
+            isinstance(first, Mapping)
+            and first.get('type') == 'LoadGeoTiffWindow'
+            and bands == sorted(bands)
+        ):
+            return (
+                f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True '
+                f'of the data_preprocessor reverses them. If the files begin with red, set '
+                f'bands={bands[::-1]} in the dataset, or remove bgr_to_rgb.'
+            )
     return None
 
 
@@ -184,8 +200,9 @@ def _local_file_keys(dataset: object) -> Tuple[str, ...]:
     """Return the keys of the files of a sample that are read from a local disk."""
     if reads_remotely(dataset):
         return ()
-    return tuple(key for key, loads in zip(_FILE_KEYS, (loads_images, loads_masks))
-                 if loads(dataset))
+    return tuple(
+        key for key, loads in zip(_FILE_KEYS, (loads_images, loads_masks)) if loads(dataset)
+    )
 
 
 def _check_files(dataset: Any, keys: Sequence[str]) -> None:
@@ -209,7 +226,8 @@ def _check_files(dataset: Any, keys: Sequence[str]) -> None:
         raise DataError(
             f'{_name(type(dataset))}: {len(missing)} of the {noun} its {len(dataset)} samples need '
             f'do not exist, the first is {missing[0]}. Every image needs a mask of the same name '
-            f'(suffix {getattr(dataset, "seg_map_suffix", None)!r}).')
+            f'(suffix {getattr(dataset, "seg_map_suffix", None)!r}).'
+        )
 
 
 def check_labels(dataset: object, index: object, sample: object) -> None:
@@ -228,7 +246,8 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
         raise DataError(
             f'mask {_mask_name(_read_info(dataset, index)[0], index)} has '
             f'{labels.shape[-1]} channels, expected one, whose values are class indices. Save it '
-            f'with one channel, or with a palette (docs/reference/datasets.md).')
+            f'with one channel, or with a palette (docs/reference/datasets.md).'
+        )
     ignore = ignored_label(outer, dataset, IGNORE_INDEX)
     if _are_known(labels, len(classes), ignore):
         return
@@ -239,13 +258,17 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
     info, _ = _read_info(dataset, index)
     # reduce_zero_label has shifted the values by one; the message gives the values of the file.
     shifted = bool(info.get('reduce_zero_label'))
-    expected = (f'0 (no data) and 1 to {len(classes)}' if shifted else
-                f'0 to {len(classes) - 1}, and {ignore} for ignored pixels')
+    expected = (
+        f'0 (no data) and 1 to {len(classes)}'
+        if shifted
+        else f'0 to {len(classes) - 1}, and {ignore} for ignored pixels'
+    )
     raise DataError(
         f'mask {_mask_name(info, index)} holds the value '
         f'{value + 1 if shifted else value} ({int(bad.sum())} pixel(s)); {len(classes)} classes '
         f'allow {expected}. Check the mask, the classes of {_name(type(dataset))} and '
-        f'reduce_zero_label={shifted}.')
+        f'reduce_zero_label={shifted}.'
+    )
 
 
 def _are_known(labels: torch.Tensor, count: int, ignore: int) -> bool:
@@ -292,11 +315,15 @@ def head_differences(model: nn.Module, dataset: object) -> Iterator[Tuple[bool, 
         # An STDCHead learns whether a pixel lies on a boundary of classes, not the classes.
         if isinstance(head, STDCHead):
             continue
-        name = name[len('module.'):] if name.startswith('module.') else name
-        yield head.num_classes < classes, (
-            f'model.{name} ({_name(type(head))}) has num_classes={head.num_classes}, and '
-            f'{_name(type(dataset))} has {classes} classes ({", ".join(_classes(dataset))}); set '
-            f'num_classes={classes}')
+        name = name[len('module.') :] if name.startswith('module.') else name
+        yield (
+            head.num_classes < classes,
+            (
+                f'model.{name} ({_name(type(head))}) has num_classes={head.num_classes}, and '
+                f'{_name(type(dataset))} has {classes} classes ({", ".join(_classes(dataset))}); set '
+                f'num_classes={classes}'
+            ),
+        )
 
 
 def compare_heads(model: nn.Module, dataset: object) -> None:
@@ -344,12 +371,19 @@ def explain_error(dataset: object, index: object, error: Exception) -> Exception
     if failure is not None and error_text(failure) != text:
         files = f'no file known, get_data_info({index}) fails too: {error_text(failure)}'
     summary = f'cannot load sample {index} of {_name(type(dataset))} ({files}): '
-    reasons = [reason for key in _local_file_keys(dataset)
-               for reason in [_explain_unreadable(info.get(key))] if reason]
+    reasons = [
+        reason
+        for key in _local_file_keys(dataset)
+        for reason in [_explain_unreadable(info.get(key))]
+        if reason
+    ]
     if reasons:
         return DataError(summary + '; '.join(reasons))
-    return DataError(summary + text) if _is_from_mapsage(error) else SampleError(
-        f'{summary}{text}\n{_format_traceback(error)}')
+    return (
+        DataError(summary + text)
+        if _is_from_mapsage(error)
+        else SampleError(f'{summary}{text}\n{_format_traceback(error)}')
+    )
 
 
 def _format_traceback(error: BaseException) -> str:
@@ -370,9 +404,11 @@ def _is_from_mapsage(error: BaseException) -> bool:
         last = cause.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
-        if (last is not None and last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
-                and (isinstance(cause, ValueError)
-                     or type(cause).__module__.startswith('mapsage.'))):
+        if (
+            last is not None
+            and last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+            and (isinstance(cause, ValueError) or type(cause).__module__.startswith('mapsage.'))
+        ):
             return True
         cause = cause.__context__
     return False
@@ -389,6 +425,7 @@ def _explain_unreadable(path: object) -> Optional[str]:
     if not path.lower().endswith(_DECODED_SUFFIXES):
         return None
     import cv2
+
     data = np.fromfile(path, dtype=np.uint8)
     if cv2.imdecode(data, cv2.IMREAD_UNCHANGED) is None:
         return f'{path} ({data.size} bytes) cannot be decoded: the file is corrupt or truncated'

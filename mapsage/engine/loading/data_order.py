@@ -5,6 +5,7 @@ global position counts samples over all ranks. A sample therefore looks the same
 workers and ranks, and wherever the run was interrupted. Only the iteration number has to be saved.
 The loader that applies the seeds is in `keyed_loader.py`.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -107,8 +108,15 @@ class ResumableSampler(Sampler):
         drop_last: Whether the loader drops an incomplete last batch.
     """
 
-    def __init__(self, sampler: Sampler, seed: int, rank: int, world_size: int, batch_size: int,
-                 drop_last: bool = False) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        seed: int,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        drop_last: bool = False,
+    ) -> None:
         self._sampler = sampler
         sampler_seed = getattr(sampler, 'seed', None)
         self._seed = int(seed if sampler_seed is None else sampler_seed)
@@ -179,7 +187,8 @@ class ResumableSampler(Sampler):
             if not self._batches_in(position):
                 raise ValueError(
                     f'cannot resume: an epoch has {position} sample(s) on this rank, less than a '
-                    f'batch of {self._batch_size}. Lower batch_size or add data.')
+                    f'batch of {self._batch_size}. Lower batch_size or add data.'
+                )
             batches -= self._batches_in(position)
             # The number by which the loop knows the epoch.
             epoch = self._epoch - self._epoch_offset
@@ -187,8 +196,9 @@ class ResumableSampler(Sampler):
             self._start_epoch(epoch)
             stream, position = iter(self._sampler), 0
         for index in stream:
-            yield with_seed(index, (self._seed, self._epoch,
-                                    position * self._world_size + self._rank))
+            yield with_seed(
+                index, (self._seed, self._epoch, position * self._world_size + self._rank)
+            )
             position += 1
 
     def _batches_in(self, num_samples: int) -> int:
@@ -197,8 +207,18 @@ class ResumableSampler(Sampler):
 
 
 # Attributes of a ResumableSampler itself. All others belong to the wrapped sampler.
-_ATTRIBUTES = ('_sampler', '_seed', '_rank', '_world_size', '_batch_size', '_drop_last', '_epoch',
-               '_epoch_offset', '_skip_batches', '_followers')
+_ATTRIBUTES = (
+    '_sampler',
+    '_seed',
+    '_rank',
+    '_world_size',
+    '_batch_size',
+    '_drop_last',
+    '_epoch',
+    '_epoch_offset',
+    '_skip_batches',
+    '_followers',
+)
 
 
 def _unpickle(attributes: Dict[str, object]) -> ResumableSampler:

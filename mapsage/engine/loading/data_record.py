@@ -4,6 +4,7 @@ The record is a plain dict of numbers, texts and lists. It has digests of blocks
 their names, so its size does not grow with the data and a difference still leads to few files. Only
 the paths below the files' common folder count, so that data may be copied or mounted elsewhere.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -29,8 +30,15 @@ META_KEY = 'data'
 # Most blocks of a list. A digest of a block has 8 hexadecimal digits.
 _BLOCKS = 256
 # Keys of a sample's files in the order of their names: of MMSegmentation, of pairs, of scenes.
-_FILE_KEYS = ('img_path', 'img_path_from', 'img_path_to', 'scene', 'seg_map_path',
-              'seg_map_path_from', 'seg_map_path_to')
+_FILE_KEYS = (
+    'img_path',
+    'img_path_from',
+    'img_path_to',
+    'scene',
+    'seg_map_path',
+    'seg_map_path_from',
+    'seg_map_path_to',
+)
 # Files whose sizes are asked for in one go, and the seconds for one from which on several threads
 # ask.
 _TRIED = 256
@@ -85,7 +93,10 @@ def facts_of_data(dataset: object) -> DataFacts:
     record: Dict[str, Any] = dict(
         samples=len(dataset) if isinstance(dataset, Sized) else None,
         classes=[str(name) for name in metainfo_of(dataset).get('classes') or ()],
-        order=_digests(names), files=len(paths), sizes=_digests([str(size) for size, _ in stats]))
+        order=_digests(names),
+        files=len(paths),
+        sizes=_digests([str(size) for size, _ in stats]),
+    )
     if has_scenes:
         record['times'] = _digests([str(seconds) for _, seconds in stats])
     return DataFacts(record, names, list(paths))
@@ -96,7 +107,7 @@ def compare_records(before: Mapping[str, Any], now: DataFacts) -> DataDifference
     meaning: List[str] = []
     record = now.record
     if before.get('samples') != record['samples']:
-        meaning.append(f"{_number(before.get('samples'))}, now {_number(record['samples'])}")
+        meaning.append(f'{_number(before.get("samples"))}, now {_number(record["samples"])}')
     else:
         changed = _changed_blocks(before.get('order'), record['order'], now.names)
         if changed is None:
@@ -107,8 +118,9 @@ def compare_records(before: Mapping[str, Any], now: DataFacts) -> DataDifference
     content = [] if meaning else _changed_files(before, now)
     classes = before.get('classes')
     if isinstance(classes, list) and classes != record['classes']:
-        meaning.append(f"classes {_some(classes) or 'none'}, now "
-                       f"{_some(record['classes']) or 'none'}")
+        meaning.append(
+            f'classes {_some(classes) or "none"}, now {_some(record["classes"]) or "none"}'
+        )
     return DataDifference(meaning, content)
 
 
@@ -119,7 +131,7 @@ def _number(samples: object) -> str:
 def _changed_files(before: Mapping[str, Any], now: DataFacts) -> List[str]:
     record = now.record
     if before.get('files') != record['files']:
-        return [f"{before.get('files')} files, now {record['files']}"]
+        return [f'{before.get("files")} files, now {record["files"]}']
     sizes = _changed_blocks(before.get('sizes'), record['sizes'], now.files)
     if sizes:
         return [f'the size of {sizes}']
@@ -179,9 +191,12 @@ def _stat(paths: Sequence[str]) -> List[Tuple[Optional[int], Optional[int]]]:
     # A network disk answers late, but many requests at once. On a local one, threads only disturb.
     is_slow = time.perf_counter() - begin > _TRIED * _SLOW_SECONDS
     with ThreadPoolExecutor(_THREADS if is_slow else 1) as threads:
-        chunks = [paths[start:start + _TRIED] for start in range(_TRIED, len(paths), _TRIED)]
-        return stats + [stat for chunk in threads.map(
-            lambda chunk: list(map(_stat_file, chunk)), chunks) for stat in chunk]
+        chunks = [paths[start : start + _TRIED] for start in range(_TRIED, len(paths), _TRIED)]
+        return stats + [
+            stat
+            for chunk in threads.map(lambda chunk: list(map(_stat_file, chunk)), chunks)
+            for stat in chunk
+        ]
 
 
 def _stat_file(path: str) -> Tuple[Optional[int], Optional[int]]:
@@ -198,12 +213,17 @@ def _block_length(count: int) -> int:
 
 def _digests(texts: Sequence[str]) -> List[str]:
     length = _block_length(len(texts))
-    return [hashlib.blake2b('\0'.join(texts[start:start + length]).encode('utf-8', 'replace'),
-                            digest_size=4).hexdigest() for start in range(0, len(texts), length)]
+    return [
+        hashlib.blake2b(
+            '\0'.join(texts[start : start + length]).encode('utf-8', 'replace'), digest_size=4
+        ).hexdigest()
+        for start in range(0, len(texts), length)
+    ]
 
 
-def _changed_blocks(before: Any, now: Optional[Sequence[str]],
-                    names: Sequence[str]) -> Optional[str]:
+def _changed_blocks(
+    before: Any, now: Optional[Sequence[str]], names: Sequence[str]
+) -> Optional[str]:
     """Return the names in the blocks whose digests differ; '' if none differs.
 
     None if the lists have different lengths. Lists of which one is missing do not differ.
@@ -213,10 +233,17 @@ def _changed_blocks(before: Any, now: Optional[Sequence[str]],
     if len(before) != len(now):
         return None
     length = _block_length(len(names))
-    blocks = [names[number * length:(number + 1) * length]
-              for number, (old, new) in enumerate(zip(before, now)) if old != new]
-    return _some([block[0] if len(block) == 1 else f'one or more of {block[0]} to {block[-1]}'
-                  for block in blocks])
+    blocks = [
+        names[number * length : (number + 1) * length]
+        for number, (old, new) in enumerate(zip(before, now))
+        if old != new
+    ]
+    return _some(
+        [
+            block[0] if len(block) == 1 else f'one or more of {block[0]} to {block[-1]}'
+            for block in blocks
+        ]
+    )
 
 
 def _some(names: Sequence[object]) -> str:

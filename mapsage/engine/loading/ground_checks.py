@@ -7,6 +7,7 @@ into a warning.
 
 Coordinates are pixels (column, row) of a scene, or degrees (longitude, latitude) on the globe.
 """
+
 from __future__ import annotations
 
 import math
@@ -63,16 +64,22 @@ class _Scene:
         except GeoError:
             # Without georeference the scene can only be compared with itself.
             return
-        outline = np.array([(x, y) for x in np.linspace(0, self.raster.width, 9)
-                            for y in np.linspace(0, self.raster.height, 9)])
+        outline = np.array(
+            [
+                (x, y)
+                for x in np.linspace(0, self.raster.width, 9)
+                for y in np.linspace(0, self.raster.height, 9)
+            ]
+        )
         self._outline = np.stack(globe.degrees(outline), 1)
         if math.isfinite(pixel) and np.isfinite(self._outline).all():
             self.globe, self.pixel = globe, pixel
 
     def step(self, cells: int) -> int:
         """Return the side in pixels of squares, at most ``cells`` of which lie along the scene."""
-        return max(1, self.dataset.window // 32,
-                   -(-max(self.raster.width, self.raster.height) // cells))
+        return max(
+            1, self.dataset.window // 32, -(-max(self.raster.width, self.raster.height) // cells)
+        )
 
     def cover(self, step: int) -> np.ndarray:
         """Return whether the middle of each square is covered, bool (rows, columns)."""
@@ -95,8 +102,12 @@ class _Scene:
         if max(east - west, right - left) > 180:
             # Across the antimeridian, or around a pole.
             return True
-        return (left - east) % 360 <= wide or (west - right) % 360 <= wide or (
-            (left - west) % 360 <= east - west) or (west - left) % 360 <= right - left
+        return (
+            (left - east) % 360 <= wide
+            or (west - right) % 360 <= wide
+            or ((left - west) % 360 <= east - west)
+            or (west - left) % 360 <= right - left
+        )
 
 
 def shared_ground(train: object, val: object) -> Optional[SharedGround]:
@@ -114,16 +125,27 @@ def shared_ground(train: object, val: object) -> Optional[SharedGround]:
         meters, which keeps its margin by construction.
     """
     train_sets, val_sets = datasets_of_scenes(train), datasets_of_scenes(val)
-    pairs = [(train_set, val_set) for val_set in val_sets for train_set in train_sets
-             if not _are_parts(train_set, val_set)]
+    pairs = [
+        (train_set, val_set)
+        for val_set in val_sets
+        for train_set in train_sets
+        if not _are_parts(train_set, val_set)
+    ]
     if not pairs:
         return None
-    scenes_of = {id(dataset): [_Scene(cover, number) for number in range(len(cover.paths))]
-                 for dataset in (*train_sets, *val_sets) for cover in [SceneCover(dataset)]}
+    scenes_of = {
+        id(dataset): [_Scene(cover, number) for number in range(len(cover.paths))]
+        for dataset in (*train_sets, *val_sets)
+        for cover in [SceneCover(dataset)]
+    }
     area = inside = near = farthest = 0.0
     for val_set in val_sets:
-        training = [scene for train_set, partner in pairs if partner is val_set
-                    for scene in scenes_of[id(train_set)]]
+        training = [
+            scene
+            for train_set, partner in pairs
+            if partner is val_set
+            for scene in scenes_of[id(train_set)]
+        ]
         for scene in scenes_of[id(val_set)]:
             distance = val_set.window / 2 * scene.pixel
             points = scene.points()
@@ -140,32 +162,46 @@ def shared_ground(train: object, val: object) -> Optional[SharedGround]:
 
 def ground_note(train: object, val: object, name: str = 'val_dataloader') -> Optional[str]:
     """Return a warning if training and validation share ground, else None."""
-    blocks = [{scenes.split.blocks for scenes in datasets_of_scenes(dataset)
-               if scenes.split is not None} for dataset in (train, val)]
+    blocks = [
+        {scenes.split.blocks for scenes in datasets_of_scenes(dataset) if scenes.split is not None}
+        for dataset in (train, val)
+    ]
     differ = ''
     if all(blocks) and blocks[0] != blocks[1]:
-        differ = (f' Their splits differ: {_format_blocks(blocks[0])} in train_dataloader, '
-                  f'{_format_blocks(blocks[1])} in {name}; all but part must be equal.')
+        differ = (
+            f' Their splits differ: {_format_blocks(blocks[0])} in train_dataloader, '
+            f'{_format_blocks(blocks[1])} in {name}; all but part must be equal.'
+        )
     shared = shared_ground(train, val)
     if not differ and (shared is None or max(shared.inside, shared.near) < _MIN_SHARE):
         return None
     text = ''
     if shared is not None:
-        text = (f' {100 * shared.inside:.1f} % of the ground of {name} lies in windows of '
-                f'train_dataloader, and another {100 * shared.near:.1f} % within '
-                f'{shared.distance:.4g} m (half a window; pixels without georeference) of one.')
-    advice = '' if differ else (
-        " Give both datasets split=dict(by='blocks', ..., margin=...) with their part "
-        '(docs/reference/datasets.md), or use other scenes.')
+        text = (
+            f' {100 * shared.inside:.1f} % of the ground of {name} lies in windows of '
+            f'train_dataloader, and another {100 * shared.near:.1f} % within '
+            f'{shared.distance:.4g} m (half a window; pixels without georeference) of one.'
+        )
+    advice = (
+        ''
+        if differ
+        else (
+            " Give both datasets split=dict(by='blocks', ..., margin=...) with their part "
+            '(docs/reference/datasets.md), or use other scenes.'
+        )
+    )
     return f'scores may be better than on new ground.{text}{differ}{advice}'
 
 
 def _are_parts(first: GeoTiffDataset, second: GeoTiffDataset) -> bool:
     """Return whether two datasets are different parts of one split in meters."""
-    return (first.split is not None and second.split is not None
-            and first.split.blocks == second.split.blocks
-            and first.split.part != second.split.part
-            and first.split.blocks.unit == 'meters')
+    return (
+        first.split is not None
+        and second.split is not None
+        and first.split.blocks == second.split.blocks
+        and first.split.part != second.split.part
+        and first.split.blocks.unit == 'meters'
+    )
 
 
 def _distances(scene: _Scene, points: np.ndarray, target: _Scene, limit: float) -> np.ndarray:
@@ -181,9 +217,13 @@ def _distances(scene: _Scene, points: np.ndarray, target: _Scene, limit: float) 
         Distances in the unit of ``limit``, (N,). Infinity where the target has no ground near.
     """
     same = scene.path == target.path
-    if same and scene.dataset.split is not None and target.dataset.split is not None \
-            and scene.dataset.split.blocks == target.dataset.split.blocks \
-            and scene.dataset.split.part != target.dataset.split.part:
+    if (
+        same
+        and scene.dataset.split is not None
+        and target.dataset.split is not None
+        and scene.dataset.split.blocks == target.dataset.split.blocks
+        and scene.dataset.split.part != target.dataset.split.part
+    ):
         # Blocks in pixels keep the margin inside of each file.
         return np.full(len(points), np.inf)
     reach = limit / target.pixel
@@ -203,8 +243,9 @@ def _distances(scene: _Scene, points: np.ndarray, target: _Scene, limit: float) 
         distances[close] = far[row.clip(0, last[0]), column.clip(0, last[1])] * target.pixel
         # The last squares reach beyond the edge of the scene, where no ground is covered.
         beyond = ((points[close] < 0) | (points[close] >= size)).any(1)
-        distances[close] = np.where(beyond, np.maximum(distances[close], target.pixel / 2),
-                                    distances[close])
+        distances[close] = np.where(
+            beyond, np.maximum(distances[close], target.pixel / 2), distances[close]
+        )
     return distances
 
 

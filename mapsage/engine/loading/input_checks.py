@@ -4,6 +4,7 @@ Three mismatches are checked: other channels than the data preprocessor's mean, 
 the backbone's first convolution, and a preprocessor without a size to pad images to. The checks are
 forward pre-hooks; they cost a comparison of shapes per batch.
 """
+
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence, Tuple, Union
@@ -29,13 +30,16 @@ def watch_inputs(model: nn.Module) -> nn.Module:
     subtraction, an assertion or a convolution would fail without naming the setting.
     """
     for module in model.modules():
-        if isinstance(module, BaseDataPreprocessor) and _check_inputs not in \
-                module._forward_pre_hooks.values():
+        if (
+            isinstance(module, BaseDataPreprocessor)
+            and _check_inputs not in module._forward_pre_hooks.values()
+        ):
             module.register_forward_pre_hook(_check_inputs)
     for name, module in model.named_modules():
         if name.split('.')[-1] == 'backbone':
-            first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)),
-                         None)
+            first = next(
+                (layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None
+            )
             if first is not None and _check_channels not in first._forward_pre_hooks.values():
                 first.register_forward_pre_hook(_check_channels)
     return model
@@ -52,7 +56,8 @@ def _check_channels(convolution: nn.Conv2d, arguments: Tuple[Any, ...]) -> None:
             f'model.backbone takes images of {convolution.in_channels} channels, and got '
             f'{image.shape[1]} (N, C, H, W = {tuple(image.shape)}): set '
             f'model.backbone.in_channels={image.shape[1]}, or choose {convolution.in_channels} '
-            f'bands of the images (bands= of GeoTiffDataset).')
+            f'bands of the images (bands= of GeoTiffDataset).'
+        )
 
 
 def _check_inputs(preprocessor: BaseDataPreprocessor, arguments: Tuple[Any, ...]) -> None:
@@ -65,10 +70,12 @@ def _check_inputs(preprocessor: BaseDataPreprocessor, arguments: Tuple[Any, ...]
         _check_mean(preprocessor, images)
     # A user's own forward may pad in another way. MMEngine's DDP passes `training` by name, which a
     # hook does not get; the module has the same value.
-    if isinstance(preprocessor, SegDataPreProcessor) \
-            and type(preprocessor).forward.__module__.startswith(('mmseg.', 'mapsage.')):
-        _check_size(preprocessor, images,
-                    bool(arguments[1]) if arguments[1:] else preprocessor.training)
+    if isinstance(preprocessor, SegDataPreProcessor) and type(
+        preprocessor
+    ).forward.__module__.startswith(('mmseg.', 'mapsage.')):
+        _check_size(
+            preprocessor, images, bool(arguments[1]) if arguments[1:] else preprocessor.training
+        )
 
 
 def _check_mean(preprocessor: BaseDataPreprocessor, images: Images) -> None:
@@ -83,7 +90,8 @@ def _check_mean(preprocessor: BaseDataPreprocessor, images: Images) -> None:
                 f'model.data_preprocessor ({type(preprocessor).__name__}) has the mean {values}, '
                 f'for {mean.numel()} channels, and got an image of {channels} (C, H, W = '
                 f'{tuple(image.shape)}). Give mean and std of each channel to '
-                f'BandDataPreProcessor; `{program("geotiff_statistics")}` prints those of scenes.')
+                f'BandDataPreProcessor; `{program("geotiff_statistics")}` prints those of scenes.'
+            )
 
 
 def _check_size(preprocessor: SegDataPreProcessor, images: Images, training: bool) -> None:
@@ -91,16 +99,26 @@ def _check_size(preprocessor: SegDataPreProcessor, images: Images, training: boo
     if not training and not preprocessor.test_cfg:
         return
     setting = 'model.data_preprocessor' + '.test_cfg' * (not training)
-    size, divisor = (preprocessor.size, preprocessor.size_divisor) if training else (
-        preprocessor.test_cfg.get('size'), preprocessor.test_cfg.get('size_divisor'))
+    size, divisor = (
+        (preprocessor.size, preprocessor.size_divisor)
+        if training
+        else (preprocessor.test_cfg.get('size'), preprocessor.test_cfg.get('size_divisor'))
+    )
     if (size is None) != (divisor is None):
         return
-    mistake = 'neither size nor size_divisor' if size is None else \
-        f'size={size} and size_divisor={divisor}, of which one is enough'
+    mistake = (
+        'neither size nor size_divisor'
+        if size is None
+        else f'size={size} and size_divisor={divisor}, of which one is enough'
+    )
     height, width = images[0].shape[-2:]
     raise DataError(
         f'{setting} ({type(preprocessor).__name__}) has {mistake}: images of a batch are padded '
         f'to one size. '
-        + (f'Set size=({height}, {width}) there, the height and width of the crops that the '
-           f'pipeline makes (of this image, if all are alike).' if training else
-           'Set size_divisor=32 there, or leave test_cfg out.'))
+        + (
+            f'Set size=({height}, {width}) there, the height and width of the crops that the '
+            f'pipeline makes (of this image, if all are alike).'
+            if training
+            else 'Set size_divisor=32 there, or leave test_cfg out.'
+        )
+    )

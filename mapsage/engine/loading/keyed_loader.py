@@ -4,6 +4,7 @@ The loader's ``dataset`` remains the user's object: a hook may set attributes on
 must recognize it. Only the loader's iterators, in the main process and in workers, read from
 :class:`KeyedDataset` instead. Where the seeds come from is in `data_order.py`.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -93,7 +94,8 @@ class KeyedDataset(torch.utils.data.Dataset):
         if (self.finish or self.reseed or self.keep_keys) and not isinstance(index, _NUMBER):
             raise ValueError(
                 f'the sampler of the training loader gives {index!r}, expected the number of a '
-                f'sample: dynamic sampling and cached features find samples again by number.')
+                f'sample: dynamic sampling and cached features find samples again by number.'
+            )
         if self.reseed is not None:
             seed = self.reseed(index, seed)
         if seed:
@@ -157,8 +159,9 @@ class KeyedLoader(DataLoader):
         free_bytes = None if self.samples.measured else free_shared_memory()
         self.samples.measured = True
         with starting_workers(needs):
-            iterator = WorkerIterator.adopt(super(KeyedLoader, loader)._get_iterator(), needs,
-                                            free_bytes)
+            iterator = WorkerIterator.adopt(
+                super(KeyedLoader, loader)._get_iterator(), needs, free_bytes
+            )
         if spare and isinstance(iterator, _MultiProcessingDataLoaderIter):
             workers: List[Any] = iterator._workers
             for worker in workers:
@@ -175,8 +178,11 @@ _spared_workers: weakref.WeakSet = weakref.WeakSet()
 
 
 def _kill_spared_workers() -> None:
-    remaining = [worker for worker in list(_spared_workers)
-                 if worker._parent_pid == os.getpid() and worker.is_alive()]
+    remaining = [
+        worker
+        for worker in list(_spared_workers)
+        if worker._parent_pid == os.getpid() and worker.is_alive()
+    ]
     if remaining:
         # torch's handler would raise an error, in any line of code, for a worker that was killed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -198,8 +204,9 @@ class _WorkerInit:
         workers: The loader's workers, which an error of this one names.
     """
 
-    def __init__(self, user_init: Optional[Callable[[int], Any]], spare: bool,
-                 workers: Workers) -> None:
+    def __init__(
+        self, user_init: Optional[Callable[[int], Any]], spare: bool, workers: Workers
+    ) -> None:
         self._user_init, self._spare, self._workers = user_init, spare, workers
 
     def __call__(self, worker_id: int) -> None:

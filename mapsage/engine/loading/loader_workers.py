@@ -7,6 +7,7 @@ Inside of a collective the error would pass for a failure of the collective, and
 name ranks that only wait there. So this module replaces torch's handling of both: the rank raises a
 :class:`BatchTransferError` or a :class:`LoaderWorkerError`.
 """
+
 from __future__ import annotations
 
 import errno
@@ -84,10 +85,12 @@ class Workers(NamedTuple):
         total = self.per_rank * self.ranks
         if total <= _WORKERS_PER_CORE * cores:
             return None
-        return (f'{self.loader}: num_workers={self.per_rank} for each of {self.ranks} rank(s) on '
-                f'this machine starts {total} processes, and {cores} core(s) share the work: the '
-                f'first step waits until all have started. As many workers as cores keep a machine '
-                f'busy, which are {max(1, cores // self.ranks)} for each rank.')
+        return (
+            f'{self.loader}: num_workers={self.per_rank} for each of {self.ranks} rank(s) on '
+            f'this machine starts {total} processes, and {cores} core(s) share the work: the '
+            f'first step waits until all have started. As many workers as cores keep a machine '
+            f'busy, which are {max(1, cores // self.ranks)} for each rank.'
+        )
 
     def memory_note(self, batch_bytes: int, free: int) -> Optional[str]:
         """Return a warning if the batches may not fit into shared memory, or None.
@@ -99,8 +102,10 @@ class Workers(NamedTuple):
         needed = self.shared_bytes(batch_bytes)
         if needed <= free:
             return None
-        return (f'{self.loader}: {self._describe(batch_bytes)}, and {megabytes(free)} were free '
-                f'there. If it is full, the run ends. {_advice(needed)}')
+        return (
+            f'{self.loader}: {self._describe(batch_bytes)}, and {megabytes(free)} were free '
+            f'there. If it is full, the run ends. {_advice(needed)}'
+        )
 
     def failure(self, reason: str, batch_bytes: Optional[int]) -> str:
         """Return the message about a batch that could not be handed over.
@@ -112,17 +117,23 @@ class Workers(NamedTuple):
         head = f'{self.loader}: a worker cannot hand over its batch: {reason}.'
         if _NO_ROOM.search(reason):
             needs = '' if batch_bytes is None else f'{self._describe(batch_bytes)}, and '
-            return (f'{head} {_SHARED_MEMORY} (shm) is full: {needs}{_state_of_shared_memory()}. '
-                    f'{_advice(self.shared_bytes(batch_bytes or 0))}')
+            return (
+                f'{head} {_SHARED_MEMORY} (shm) is full: {needs}{_state_of_shared_memory()}. '
+                f'{_advice(self.shared_bytes(batch_bytes or 0))}'
+            )
         if 'open files' in reason:
             return f'{head} Raise the limit (`ulimit -n 65536`), or lower num_workers.'
-        return (f'{head} Batches travel by pickle and shared memory: look at what the dataset, its '
-                f'transforms and collate_fn return, or set num_workers=0.')
+        return (
+            f'{head} Batches travel by pickle and shared memory: look at what the dataset, its '
+            f'transforms and collate_fn return, or set num_workers=0.'
+        )
 
     def _describe(self, batch_bytes: int) -> str:
-        return (f'the batches need up to {megabytes(self.shared_bytes(batch_bytes))} in '
-                f'{_SHARED_MEMORY} ({megabytes(batch_bytes)} x ({self.per_rank} workers x '
-                f'prefetch_factor {self.prefetch} + 1) x {self.ranks} rank(s) on this machine)')
+        return (
+            f'the batches need up to {megabytes(self.shared_bytes(batch_bytes))} in '
+            f'{_SHARED_MEMORY} ({megabytes(batch_bytes)} x ({self.per_rank} workers x '
+            f'prefetch_factor {self.prefetch} + 1) x {self.ranks} rank(s) on this machine)'
+        )
 
 
 def workers_of(loader: str, per_rank: int, prefetch: Optional[int]) -> Workers:
@@ -139,8 +150,10 @@ def drop_worker_settings(config: Dict[str, Any]) -> None:
         return
     ignored = [name for name in _WORKER_SETTINGS if config.pop(name, None)]
     if ignored:
-        _warn_once(f'num_workers=0: {" and ".join(ignored)} of the loader(s) without workers '
-                   f'{"is" if len(ignored) == 1 else "are"} ignored.')
+        _warn_once(
+            f'num_workers=0: {" and ".join(ignored)} of the loader(s) without workers '
+            f'{"is" if len(ignored) == 1 else "are"} ignored.'
+        )
 
 
 def note_crowding(workers: Workers) -> None:
@@ -177,7 +190,8 @@ def starting_workers(workers: Workers) -> Iterator[None]:
             raise
         raise BatchTransferError(
             f'{workers.loader}: its workers cannot start: {error}. {_SHARED_MEMORY} (shm) is full: '
-            f'{_state_of_shared_memory()}. {_advice()}') from error
+            f'{_state_of_shared_memory()}. {_advice()}'
+        ) from error
 
 
 def shared_bytes(batch: object) -> int:
@@ -186,8 +200,9 @@ def shared_bytes(batch: object) -> int:
     for tensor in tensors_in(batch):
         if tensor.layout == torch.strided:
             # A view takes its whole storage along. PyTorch 1.10 has no untyped storage.
-            storage: Any = tensor.untyped_storage() if hasattr(tensor, 'untyped_storage') \
-                else tensor.storage()
+            storage: Any = (
+                tensor.untyped_storage() if hasattr(tensor, 'untyped_storage') else tensor.storage()
+            )
             storages[storage.data_ptr()] = len(storage) * storage.element_size()
     return sum(storages.values())
 
@@ -210,10 +225,12 @@ def _state_of_shared_memory() -> str:
 
 
 def _advice(needed: int = 0) -> str:
-    size = f'{math.ceil(1.5 * needed / 2 ** 30) or 8}g'
-    return (f'Make it larger: `docker run --shm-size={size}` or `--ipc=host`, in Kubernetes an '
-            f'emptyDir with `medium: Memory` at {_SHARED_MEMORY}, elsewhere `mount -o '
-            f'remount,size={size} {_SHARED_MEMORY}`. Or lower num_workers or prefetch_factor.')
+    size = f'{math.ceil(1.5 * needed / 2**30) or 8}g'
+    return (
+        f'Make it larger: `docker run --shm-size={size}` or `--ipc=host`, in Kubernetes an '
+        f'emptyDir with `medium: Memory` at {_SHARED_MEMORY}, elsewhere `mount -o '
+        f'remount,size={size} {_SHARED_MEMORY}`. Or lower num_workers or prefetch_factor.'
+    )
 
 
 # Set in a worker.
@@ -246,7 +263,9 @@ def _send_error(queue: Any, error: Exception, item: Any) -> None:
     # A loader that is not a KeyedLoader may still read the samples of one.
     workers = _workers_of_this_process or workers_of(
         getattr(info.dataset, 'loader_name', f'the loader of {type(info.dataset).__name__}'),
-        info.num_workers, None)
+        info.num_workers,
+        None,
+    )
     try:
         size = shared_bytes(batch)
     # A user's container may raise anything, and the error must arrive all the same.
@@ -257,8 +276,15 @@ def _send_error(queue: Any, error: Exception, item: Any) -> None:
     if isinstance(batch, ExceptionWrapper):
         reason += f', of an error: {str(batch.exc_msg).strip()}'
     failure = BatchTransferError(workers.failure(reason, size))
-    queue.put((number, ExceptionWrapper((type(failure), failure, error.__traceback__),
-                                        f'in DataLoader worker process {info.id}')))
+    queue.put(
+        (
+            number,
+            ExceptionWrapper(
+                (type(failure), failure, error.__traceback__),
+                f'in DataLoader worker process {info.id}',
+            ),
+        )
+    )
 
 
 # Workers are forks, or import this module when they read their dataset.
@@ -315,8 +341,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             if 'exited unexpectedly' not in str(error):
                 raise
             self._forget_worker_pids()
-            signals = ' (Bus error)' if any(worker.exitcode == -signal.SIGBUS
-                                            for worker in self._workers) else ''
+            signals = (
+                ' (Bus error)'
+                if any(worker.exitcode == -signal.SIGBUS for worker in self._workers)
+                else ''
+            )
             raise _lost_worker(str(error).strip(' .') + signals, True) from error
         except (OSError, EOFError) as error:
             ended = wait([worker.sentinel for worker in self._workers], _END_SECONDS)
@@ -344,7 +373,8 @@ def _replace_worker_check() -> None:
     """Let torch's signal handler for the end of its workers raise LoaderWorkerError."""
     if not isinstance(signal_handling._error_if_any_worker_fails, _WorkerCheck):
         signal_handling._error_if_any_worker_fails = _WorkerCheck(
-            signal_handling._error_if_any_worker_fails)
+            signal_handling._error_if_any_worker_fails
+        )
 
 
 class _WorkerCheck:
@@ -368,14 +398,24 @@ def _lost_worker(reason: str, maybe_memory: bool) -> LoaderWorkerError:
     advice = ''
     # PyTorch before 2.10 allocates shared memory that does not exist; the first use ends a worker.
     if 'Bus error' in reason:
-        advice = (f' {_SHARED_MEMORY} (shm), through which workers hand over their batches, is '
-                  f'full: {_state_of_shared_memory()}. {_advice()}')
+        advice = (
+            f' {_SHARED_MEMORY} (shm), through which workers hand over their batches, is '
+            f'full: {_state_of_shared_memory()}. {_advice()}'
+        )
     elif maybe_memory:
-        advice = (' If nobody has killed it, the machine may have run out of memory (see `dmesg`, '
-                  'and take fewer workers, num_workers), or native code of a transform crashed.')
+        advice = (
+            ' If nobody has killed it, the machine may have run out of memory (see `dmesg`, '
+            'and take fewer workers, num_workers), or native code of a transform crashed.'
+        )
     # torch's signal handler knows nothing but the numbers of the processes.
     numbers = {int(digits) for digits in re.findall(r'\d+', reason)}
-    loaders = sorted({iterator._workers_of_loader.loader for iterator in _iterators
-                      if not numbers.isdisjoint(worker.pid for worker in iterator._workers)})
-    return LoaderWorkerError(f'a loader worker of this rank has ended: {reason} '
-                             f'({", ".join(loaders)}).{advice}')
+    loaders = sorted(
+        {
+            iterator._workers_of_loader.loader
+            for iterator in _iterators
+            if not numbers.isdisjoint(worker.pid for worker in iterator._workers)
+        }
+    )
+    return LoaderWorkerError(
+        f'a loader worker of this rank has ended: {reason} ({", ".join(loaders)}).{advice}'
+    )

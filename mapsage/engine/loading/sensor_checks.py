@@ -3,6 +3,7 @@
 A stack is one image, so a model that expects other bands, or the same bands in another order, would
 train on the wrong ones, or fail in its first layer without naming a sensor.
 """
+
 from __future__ import annotations
 
 from typing import Dict, Iterator, Optional, Tuple
@@ -35,9 +36,11 @@ def compare_sensors(model: nn.Module, dataset: object) -> None:
         for name, layout in _layouts_in(model):
             difference = _difference(of_dataset, layout)
             if difference:
-                raise DataError(f'model.{name} and {type(inner).__name__} have different sensors: '
-                                f'{difference}. Give both the same sensors, with the bands in '
-                                'the same order.')
+                raise DataError(
+                    f'model.{name} and {type(inner).__name__} have different sensors: '
+                    f'{difference}. Give both the same sensors, with the bands in '
+                    'the same order.'
+                )
 
 
 def _layout_of(part: object) -> Optional[StackLayout]:
@@ -49,7 +52,7 @@ def _layouts_in(model: nn.Module) -> Iterator[Tuple[str, StackLayout]]:
     for name, module in model.named_modules():
         layout = _layout_of(module)
         if layout is not None:
-            yield (name[len('module.'):] if name.startswith('module.') else name), layout
+            yield (name[len('module.') :] if name.startswith('module.') else name), layout
 
 
 def _difference(of_dataset: StackLayout, of_model: StackLayout) -> str:
@@ -61,11 +64,15 @@ def _difference(of_dataset: StackLayout, of_model: StackLayout) -> str:
     for sensor in of_model.sensors:
         other = expected[sensor.name]
         if sensor.max_dates != other.max_dates or len(sensor.bands) != len(other.bands):
-            return (f'{sensor.name!r} has {len(sensor.bands)} band(s) and max_dates='
-                    f'{sensor.max_dates} in the model, and {len(other.bands)} and '
-                    f'{other.max_dates} in the dataset')
+            return (
+                f'{sensor.name!r} has {len(sensor.bands)} band(s) and max_dates='
+                f'{sensor.max_dates} in the model, and {len(other.bands)} and '
+                f'{other.max_dates} in the dataset'
+            )
         bands, others = (list(map(canonical_band, side.bands)) for side in (sensor, other))
         if bands != others and sorted(bands) == sorted(others):
-            return (f'{sensor.name!r} has the bands {list(sensor.bands)} in the model, and '
-                    f'{list(other.bands)} in the dataset')
+            return (
+                f'{sensor.name!r} has the bands {list(sensor.bands)} in the model, and '
+                f'{list(other.bands)} in the dataset'
+            )
     return ''

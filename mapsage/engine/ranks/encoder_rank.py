@@ -5,6 +5,7 @@ each runs an :class:`EncoderRank` instead of a Runner, and belongs to no process
 see a job without these ranks, because :func:`take_role` changes the launcher's variables. How
 images and features travel is in `mapsage/features/remote/` and `mapsage/features/wire/`.
 """
+
 from __future__ import annotations
 
 import os
@@ -155,14 +156,25 @@ class EncoderRank:
             accelerator.flush()
             return as_levels(features, encoder)
 
-        links = open_links(store, role.heads + role.index,
-                           range(role.heads, role.heads + role.encoders),
-                           range(0, role.heads, source.get('ranks_per_head', 1)),
-                           env.timeout, source.get('peer_timeout', PEER_TIMEOUT))
-        self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
-                         f'{role.heads} head rank(s), weights {digest}')
-        counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16),
-                       self.logger.log)
+        links = open_links(
+            store,
+            role.heads + role.index,
+            range(role.heads, role.heads + role.encoders),
+            range(0, role.heads, source.get('ranks_per_head', 1)),
+            env.timeout,
+            source.get('peer_timeout', PEER_TIMEOUT),
+        )
+        self.logger.info(
+            f'encoder {role.index} of {role.encoders} on {device} serves '
+            f'{role.heads} head rank(s), weights {digest}'
+        )
+        counts = serve(
+            [links[peer] for peer in sorted(links)],
+            encode,
+            device,
+            int(digest, 16),
+            self.logger.log,
+        )
         numbers = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
         self.logger.info(f'encoder {role.index} has finished: {numbers}')
 

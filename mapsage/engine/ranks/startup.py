@@ -5,6 +5,7 @@ matters: vendors' software reads the launcher's variables on first use, so :func
 comes first, and a process group needs the accelerator, so :func:`choose_accelerator` precedes
 :func:`join_ranks`.
 """
+
 from __future__ import annotations
 
 import os
@@ -67,8 +68,10 @@ def describe_cleared(variables: Mapping[str, str]) -> Optional[str]:
     if not variables:
         return None
     settings = ', '.join(f'{name}={value}' for name, value in variables.items())
-    return (f'cleared the launcher variables {settings}: no launcher started this process, so they '
-            f'are left over from another. If one did, name it with --launcher.')
+    return (
+        f'cleared the launcher variables {settings}: no launcher started this process, so they '
+        f'are left over from another. If one did, name it with --launcher.'
+    )
 
 
 def choose_accelerator(name: str) -> Accelerator:
@@ -90,8 +93,9 @@ def choose_accelerator(name: str) -> Accelerator:
     return accelerator
 
 
-def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
-               timeout: Union[int, float]) -> None:
+def join_ranks(
+    launcher: str, accelerator: Accelerator, backend: str, timeout: Union[int, float]
+) -> None:
     """Select this rank's device and, under a launcher, start the process group.
 
     An existing process group is kept, because a process may build several Runners.
@@ -123,9 +127,10 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
             if not absent:
                 raise
             raise RankLostError(
-                f"rank {os.environ.get('RANK')} waited {timeout:g} s for the others to join and "
+                f'rank {os.environ.get("RANK")} waited {timeout:g} s for the others to join and '
                 f'rank(s) {absent} have not come ({error_text(error).splitlines()[0]}). They hang, '
                 f'were stopped, or still start: look at the last lines in their log.',
-                absent) from error
+                absent,
+            ) from error
         watch_backends(accelerator, timeout)
     check_own_cards(accelerator, local_rank())

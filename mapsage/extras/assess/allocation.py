@@ -7,6 +7,7 @@ Shapes:
     shares, deviations    (H,) share of the area of a stratum, and the standard deviation in it of
                           the quantity that the survey is for
 """
+
 from __future__ import annotations
 
 from typing import Sequence
@@ -24,8 +25,14 @@ _FEWEST = 2
 _MOST = 1000000
 
 
-def allocate(kind: str, points: int, shares: np.ndarray, deviations: np.ndarray,
-             minimum: int = _FEWEST, sizes: Sequence[float] = ()) -> np.ndarray:
+def allocate(
+    kind: str,
+    points: int,
+    shares: np.ndarray,
+    deviations: np.ndarray,
+    minimum: int = _FEWEST,
+    sizes: Sequence[float] = (),
+) -> np.ndarray:
     """Return the number of points of each stratum, int64 ``(H,)``; the sum is ``points``.
 
     Args:
@@ -44,23 +51,27 @@ def allocate(kind: str, points: int, shares: np.ndarray, deviations: np.ndarray,
     strata = len(shares)
     fewest = min(minimum, points // strata) if kind == 'balanced' else _FEWEST
     if points < _FEWEST * strata:
-        raise AssessError(f'{points} points for {strata} strata, expected {_FEWEST * strata} or '
-                          'more: a standard error needs two points in every stratum.')
+        raise AssessError(
+            f'{points} points for {strata} strata, expected {_FEWEST * strata} or '
+            'more: a standard error needs two points in every stratum.'
+        )
     weights = shares * (deviations if kind == 'neyman' and deviations.any() else 1.0)
     ceiling = np.asarray(sizes, float) if len(sizes) else np.full(strata, np.inf)
     if ceiling.sum() < points:
-        raise AssessError(f'{points} points, and the map has {ceiling.sum():.0f} pixels; ask for '
-                          'fewer points.')
+        raise AssessError(
+            f'{points} points, and the map has {ceiling.sum():.0f} pixels; ask for fewer points.'
+        )
     return _round(_fill(points, weights, np.minimum(fewest, ceiling), ceiling), points, ceiling)
 
 
 def expected_error(shares: np.ndarray, deviations: np.ndarray, points: np.ndarray) -> float:
     """Return the expected standard error ``sqrt(sum W_h^2 S_h^2 / n_h)``."""
-    return float(np.sqrt((shares ** 2 * deviations ** 2 / points).sum()))
+    return float(np.sqrt((shares**2 * deviations**2 / points).sum()))
 
 
-def required_points(kind: str, half_width: float, shares: np.ndarray, deviations: np.ndarray,
-                    minimum: int = _FEWEST) -> int:
+def required_points(
+    kind: str, half_width: float, shares: np.ndarray, deviations: np.ndarray, minimum: int = _FEWEST
+) -> int:
     """Return the fewest points with which 1.96 expected standard errors reach ``half_width``.
 
     With ``'neyman'`` this is equation 13 of Olofsson et al. 2014, ``(sum W_h S_h)^2 / S^2``.
@@ -78,8 +89,9 @@ def required_points(kind: str, half_width: float, shares: np.ndarray, deviations
 
     low, high = _FEWEST * strata, _MOST
     if not reaches(high):
-        raise AssessError(f'a half-width of {half_width:g} needs more than {_MOST} points; ask for '
-                          'a larger one.')
+        raise AssessError(
+            f'a half-width of {half_width:g} needs more than {_MOST} points; ask for a larger one.'
+        )
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle + 1, high)

@@ -8,6 +8,7 @@ against it.
 Shapes (n points, H strata, K classes of the map, R reference classes, R >= K):
     y, x        (K, R) value of each pair of map class and reference class
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -27,7 +28,11 @@ from .estimators import (
 from .intervals import FEWEST, Interval, find_interval, hidden_share, span_of_cells
 
 AREA, USERS, PRODUCERS, OVERALL = (
-    'area', "user's accuracy", "producer's accuracy", 'overall accuracy')
+    'area',
+    "user's accuracy",
+    "producer's accuracy",
+    'overall accuracy',
+)
 LABELS_ONLY = 'area from labels only'
 
 
@@ -83,9 +88,13 @@ class Sample:
             if count < 2:
                 raise AssessError(
                     f'stratum {name!r} has {count} labeled point(s), expected 2 or more: '
-                    + ('nothing is known of its part of the map' if not count else
-                       'one point has no standard error')
-                    + '. Label more of its points, or make a plan with more points.')
+                    + (
+                        'nothing is known of its part of the map'
+                        if not count
+                        else 'one point has no standard error'
+                    )
+                    + '. Label more of its points, or make a plan with more points.'
+                )
 
 
 @dataclass(frozen=True)
@@ -134,8 +143,11 @@ class Assessment:
 
     def get(self, quantity: str, class_name: str = '') -> Result:
         """Return the estimate of a quantity."""
-        return next(result for result in self.results
-                    if (result.quantity, result.class_name) == (quantity, class_name))
+        return next(
+            result
+            for result in self.results
+            if (result.quantity, result.class_name) == (quantity, class_name)
+        )
 
 
 def assess(sample: Sample) -> Assessment:
@@ -158,14 +170,22 @@ def assess(sample: Sample) -> Assessment:
     shape = sample.occurs.shape[1], len(sample.class_names)
     cells = sample.mapped * shape[1] + sample.reference
     shares = (sample.shares / survey.points) @ (survey.counts * survey.relative_areas)
-    matrix, counts = (np.bincount(cells, values, shape[0] * shape[1]).reshape(shape)
-                      for values in (shares, None))
-    return Assessment(results, matrix, counts.astype(np.int64), sample.class_names,
-                      survey.points.astype(np.int64), float(sample.area.sum()))
+    matrix, counts = (
+        np.bincount(cells, values, shape[0] * shape[1]).reshape(shape) for values in (shares, None)
+    )
+    return Assessment(
+        results,
+        matrix,
+        counts.astype(np.int64),
+        sample.class_names,
+        survey.points.astype(np.int64),
+        float(sample.area.sum()),
+    )
 
 
-def estimate_table(sample: Sample, y: np.ndarray, x: Optional[np.ndarray],
-                   assisted: bool) -> Tuple[Survey, Estimate, np.ndarray]:
+def estimate_table(
+    sample: Sample, y: np.ndarray, x: Optional[np.ndarray], assisted: bool
+) -> Tuple[Survey, Estimate, np.ndarray]:
     """Return survey, estimate and span of the mean of ``y``, or of the ratio of ``y`` and ``x``."""
     survey = sample.point_survey()
     cells = sample.mapped, sample.reference
@@ -185,53 +205,95 @@ def estimate_table(sample: Sample, y: np.ndarray, x: Optional[np.ndarray],
     if x is None:
         (value, guess), mean = values[0], known[0]
         return survey, estimate_assisted_mean(survey, value, guess, mean), span
-    return survey, estimate_assisted_ratio(
-        survey, values[0][0], values[1][0], values[0][1], values[1][1], *known), span
+    return (
+        survey,
+        estimate_assisted_ratio(
+            survey, values[0][0], values[1][0], values[0][1], values[1][1], *known
+        ),
+        span,
+    )
 
 
-def _estimate(sample: Sample, quantity: str, class_name: str, y: np.ndarray,
-              x: Optional[np.ndarray], assisted: bool = True) -> Result:
+def _estimate(
+    sample: Sample,
+    quantity: str,
+    class_name: str,
+    y: np.ndarray,
+    x: Optional[np.ndarray],
+    assisted: bool = True,
+) -> Result:
     number = sample.class_names.index(class_name) if class_name else 0
     assisted = assisted and _is_assisted(sample, number)
     survey, estimate, span = estimate_table(sample, y, x, assisted)
     if np.isnan(estimate.value) and assisted:
         result = _estimate(sample, quantity, class_name, y, x, assisted=False)
-        return result if np.isnan(result.value) else replace(result, warning=result.warning or (
-            'with the probabilities of the map it cannot be estimated, so this one is from labels '
-            'only'))
+        return (
+            result
+            if np.isnan(result.value)
+            else replace(
+                result,
+                warning=result.warning
+                or (
+                    'with the probabilities of the map it cannot be estimated, so this one is from labels '
+                    'only'
+                ),
+            )
+        )
     if np.isnan(estimate.value):
         missing = 'is mapped there' if quantity == USERS else 'has this class as reference'
-        return Result(quantity, class_name, np.nan, np.nan, 0.0, 1.0,
-                      f'no point {missing}, so it cannot be estimated')
+        return Result(
+            quantity,
+            class_name,
+            np.nan,
+            np.nan,
+            0.0,
+            1.0,
+            f'no point {missing}, so it cannot be estimated',
+        )
     interval = find_interval(survey, estimate, span)
     value = float(np.clip(estimate.value, 0, 1))
-    return Result(quantity, class_name, value, float(np.sqrt(estimate.variance)),
-                  float(interval.low), float(interval.high),
-                  explain_doubt(sample, survey, interval, quantity, float(estimate.value)))
+    return Result(
+        quantity,
+        class_name,
+        value,
+        float(np.sqrt(estimate.variance)),
+        float(interval.low),
+        float(interval.high),
+        explain_doubt(sample, survey, interval, quantity, float(estimate.value)),
+    )
 
 
-def explain_doubt(sample: Sample, survey: Survey, interval: Interval, quantity: str,
-                  value: float) -> str:
+def explain_doubt(
+    sample: Sample, survey: Survey, interval: Interval, quantity: str, value: float
+) -> str:
     """Return why the interval of an estimate, which is ``value``, is doubtful, or ''."""
     if not interval.is_doubtful:
         return ''
     if interval.is_cut:
         end = 'above 100 %' if value > 1 else 'below 0 %'
-        return (f'the estimate is {100 * value:.4g} %, {end}, to which it is set: the labels and '
-                'the probabilities of the map contradict each other')
+        return (
+            f'the estimate is {100 * value:.4g} %, {end}, to which it is set: the labels and '
+            'the probabilities of the map contradict each other'
+        )
     stratum = int(interval.moved_by)
     points = survey.points[stratum]
     if interval.move > 0:
-        text = (f'stratum {sample.stratum_names[stratum]!r} ({100 * sample.shares[stratum]:.1f} % '
-                f'of the map, {points:.0f} points) shows fewer than 3 points of the rarer kind; '
-                f'one more would move the estimate by {100 * interval.move:.2g} percentage points')
+        text = (
+            f'stratum {sample.stratum_names[stratum]!r} ({100 * sample.shares[stratum]:.1f} % '
+            f'of the map, {points:.0f} points) shows fewer than 3 points of the rarer kind; '
+            f'one more would move the estimate by {100 * interval.move:.2g} percentage points'
+        )
         if quantity in (AREA, LABELS_ONLY):
             share = float(sample.shares[stratum])
             # No more than the pixels without a point.
-            hidden = min(hidden_share(share, float(points)),
-                         share * float(1 - points / survey.sizes[stratum]))
-            text += (', and what none of its points shows may still cover up to '
-                     f'{100 * hidden:.2g} % of the map')
+            hidden = min(
+                hidden_share(share, float(points)),
+                share * float(1 - points / survey.sizes[stratum]),
+            )
+            text += (
+                ', and what none of its points shows may still cover up to '
+                f'{100 * hidden:.2g} % of the map'
+            )
         return text
     if not interval.carried_by < FEWEST:
         return f'the estimate is {100 * value:.0f} %, and its standard error is not 0'
@@ -243,14 +305,13 @@ def _is_assisted(sample: Sample, number: int) -> bool:
     return sample.probability is not None and number < sample.occurs.shape[1]
 
 
-def _tables(sample: Sample, number: Optional[int]
-            ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _tables(sample: Sample, number: Optional[int]) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return y = right, x = mapped and x = true of a class, or of all classes; each (K, R)."""
     shape = sample.occurs.shape[1], len(sample.class_names)
     if number is None:
         return np.eye(*shape), np.ones(shape), np.ones(shape)
     is_mapped, is_true = np.zeros(shape), np.zeros(shape)
-    is_mapped[number:number + 1], is_true[:, number] = 1, 1
+    is_mapped[number : number + 1], is_true[:, number] = 1, 1
     return is_mapped * is_true, is_mapped, is_true
 
 
@@ -258,8 +319,10 @@ def _at_points(sample: Sample, table: np.ndarray) -> Tuple[np.ndarray, np.ndarra
     """Return a table's value at the points, and the value that the model expects there."""
     assert sample.probability is not None, 'called for samples with probabilities'
     classes = sample.probability.shape[1]
-    return (table[sample.mapped, sample.reference],
-            (sample.probability * table[sample.mapped, :classes]).sum(1))
+    return (
+        table[sample.mapped, sample.reference],
+        (sample.probability * table[sample.mapped, :classes]).sum(1),
+    )
 
 
 def _known_means(sample: Sample, table: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ Shapes (K classes, L levels of confidence):
     pixels, area       (K, L)
     probability        (K, L, K) sum of area times probability of each class
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -88,12 +89,22 @@ def take_census(reader: MapReader, advance: Advance) -> MapCensus:
         raise AssessError(
             f'at {100 * contradicted:.0f} % of the pixels of {reader.path} another class has a '
             'larger probability, so the probabilities do not belong to this map. Name the file '
-            'that mapsage predict --probabilities wrote with it.')
+            'that mapsage predict --probabilities wrote with it.'
+        )
     shape = classes, LEVELS
-    return _without_absent_values(reader, MapCensus(
-        reader.class_names, reader.unit, pixels.reshape(shape), area.reshape(shape),
-        None if probability is None else np.moveaxis(probability.reshape(classes, *shape), 0, 2),
-        digest.text()))
+    return _without_absent_values(
+        reader,
+        MapCensus(
+            reader.class_names,
+            reader.unit,
+            pixels.reshape(shape),
+            area.reshape(shape),
+            None
+            if probability is None
+            else np.moveaxis(probability.reshape(classes, *shape), 0, 2),
+            digest.text(),
+        ),
+    )
 
 
 def digest_of(reader: MapReader, advance: Advance) -> str:
@@ -122,7 +133,7 @@ class MapDigest:
         left, top, width, height = window.box
         for row in range(0, height, _BLOCK):
             for column in range(0, width, _BLOCK):
-                block = window.classes[row:row + _BLOCK, column:column + _BLOCK]
+                block = window.classes[row : row + _BLOCK, column : column + _BLOCK]
                 self._sum += _hash(f'{left + column} {top + row} '.encode() + block.tobytes())
 
     def text(self) -> str:
@@ -158,7 +169,8 @@ class _Contradictions:
             self._by_score += np.bincount(cells, minlength=2 * LEVELS).reshape(2, LEVELS)
             return
         mapped = np.take_along_axis(
-            window.probabilities, np.maximum(window.classes, 0)[None].astype(np.int64), 0)[0]
+            window.probabilities, np.maximum(window.classes, 0)[None].astype(np.int64), 0
+        )[0]
         self._count += int((valid & (mapped < window.probabilities.max(0) - 0.01)).sum())
 
     def count(self) -> int:
@@ -173,5 +185,11 @@ def _without_absent_values(reader: MapReader, census: MapCensus) -> MapCensus:
         return census
     present = np.flatnonzero(census.pixels.sum(1))
     reader.keep_classes(present)
-    return MapCensus(reader.class_names, census.unit, census.pixels[present], census.area[present],
-                     census.probability, census.digest)
+    return MapCensus(
+        reader.class_names,
+        census.unit,
+        census.pixels[present],
+        census.area[present],
+        census.probability,
+        census.digest,
+    )

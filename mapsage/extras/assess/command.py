@@ -2,6 +2,7 @@
 
 The estimates are made by `mapsage/extras/assess/`, which needs neither PyTorch nor the MM packages.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -46,14 +47,25 @@ def plan(args: argparse.Namespace) -> None:
         GeoError: If a file cannot be read.
     """
     if Path(args.out).exists():
-        raise AssessError(f'{args.out} exists and may hold labels, so it is not replaced; name '
-                          'another file with --out, or move this one away.')
+        raise AssessError(
+            f'{args.out} exists and may hold labels, so it is not replaced; name '
+            'another file with --out, or move this one away.'
+        )
     reader = MapReader(
-        args.map, args.confidence or default_companion(args.map, confidence_path(args.map)),
+        args.map,
+        args.confidence or default_companion(args.map, confidence_path(args.map)),
         args.probabilities or default_companion(args.map, probabilities_path(args.map)),
-        args.nodata)
-    options = PlanOptions(args.points, args.half_width, args.target, args.allocation, args.minimum,
-                          args.doubtful_share / 100, args.seed)
+        args.nodata,
+    )
+    options = PlanOptions(
+        args.points,
+        args.half_width,
+        args.target,
+        args.allocation,
+        args.minimum,
+        args.doubtful_share / 100,
+        args.seed,
+    )
     with ProgressLine(2 * len(reader.boxes()), 'map', _say) as progress:
         survey = make_plan(reader, options, progress.advance)
     write_plan(args.out, survey.record, survey.points, survey.crs)
@@ -82,8 +94,9 @@ def report(args: argparse.Namespace) -> None:
     assessment = assess(sample)
     mapped = [*mapped, *[0.0] * (len(assessment.class_names) - len(mapped))]
     caution = explain_weights(labeled)
-    paths = write_assessment(_stem(args), Path(args.map).name, assessment, labeled.record, mapped,
-                             caution)
+    paths = write_assessment(
+        _stem(args), Path(args.map).name, assessment, labeled.record, mapped, caution
+    )
     _print_report(assessment, AreaUnit(labeled.record.unit, assessment.total_area), mapped)
     if caution:
         _say(caution)
@@ -107,18 +120,28 @@ def compare_maps(args: argparse.Namespace) -> None:
     options = options._replace(extra_classes=[*options.extra_classes, *names])
     differences = compare(*(sample_of_map(labeled, reader, options) for reader in readers))
     rows = [['', 'first', 'second', 'first - second', '95 % interval', '']]
-    rows += [[f'{item.quantity} {item.class_name}'.strip(), percent(item.first),
-              percent(item.second), f'{100 * item.value:+.2f}',
-              f'{100 * item.low:+.2f} to {100 * item.high:+.2f}' + (' !' if item.warning else ''),
-              ('', 'first is better', 'second is better')[item.better]] for item in differences]
+    rows += [
+        [
+            f'{item.quantity} {item.class_name}'.strip(),
+            percent(item.first),
+            percent(item.second),
+            f'{100 * item.value:+.2f}',
+            f'{100 * item.low:+.2f} to {100 * item.high:+.2f}' + (' !' if item.warning else ''),
+            ('', 'first is better', 'second is better')[item.better],
+        ]
+        for item in differences
+    ]
     _print_rows(rows)
     _say('')
-    _print_warnings([(item.quantity, item.warning) for item in differences
-                     if item.quantity == OVERALL])
+    _print_warnings(
+        [(item.quantity, item.warning) for item in differences if item.quantity == OVERALL]
+    )
     doubtful = sum(bool(item.warning) for item in differences if item.quantity != OVERALL)
     if doubtful:
-        _say(f"{doubtful} differences have a '!': the points cannot support the textbook interval, "
-             'and a wider one is printed. The page has the reasons.')
+        _say(
+            f"{doubtful} differences have a '!': the points cannot support the textbook interval, "
+            'and a wider one is printed. The page has the reasons.'
+        )
     if explain_weights(labeled):
         _say(explain_weights(labeled))
     stem = _stem(args, '_comparison')
@@ -149,37 +172,53 @@ def _print_plan(survey: SurveyPlan, reader: MapReader, path: str) -> None:
     record = survey.record
     unit = AreaUnit(record.unit, record.total_area)
     rows = [['stratum', f'area, {unit.name}', '% of the map', 'points']]
-    rows += [[name, unit.format(share), percent(share), str(points)]
-             for name, share, points in zip(record.strata, record.shares, record.points)]
+    rows += [
+        [name, unit.format(share), percent(share), str(points)]
+        for name, share, points in zip(record.strata, record.shares, record.points)
+    ]
     _print_rows(rows)
     if record.threshold:
         _say(f'doubtful: common classes where the confidence is below {record.threshold} %')
-    source = 'the probabilities say' if reader.has_probabilities else \
-        'the confidence says' if reader.has_confidence else 'guessed (80 % accuracy)'
-    _say(f'\nIf the errors are as {source}, {sum(record.points)} points give the overall '
-         f'accuracy to ± {percent(survey.overall)} %, and these areas (% of the map):')
+    source = (
+        'the probabilities say'
+        if reader.has_probabilities
+        else 'the confidence says'
+        if reader.has_confidence
+        else 'guessed (80 % accuracy)'
+    )
+    _say(
+        f'\nIf the errors are as {source}, {sum(record.points)} points give the overall '
+        f'accuracy to ± {percent(survey.overall)} %, and these areas (% of the map):'
+    )
     rows = [['class', 'area', '1.96 SE', 'interval holds in']]
     head = survey.without_doubtful
     if head:
         rows[0].append('without the doubtful stratum')
     for number, item in enumerate(survey.expectations):
-        rows.append([item.class_name, percent(item.share), f'± {percent(item.half_width)}',
-                     _coverage(item)])
+        rows.append(
+            [item.class_name, percent(item.share), f'± {percent(item.half_width)}', _coverage(item)]
+        )
         if head:
             rows[-1].append(f'± {percent(head[number].half_width)}, {_coverage(head[number])}')
     _print_rows(rows)
     weak = [item for item in survey.expectations if item.coverage < _LEAST_COVERAGE]
     for item in weak:
-        _say(f'warning: {item.class_name}: the 95 % interval (± 1.96 SE) would contain the true '
-             f'area in {100 * item.coverage:.0f} % of such surveys; the report will print a wider, '
-             'cautious one.')
+        _say(
+            f'warning: {item.class_name}: the 95 % interval (± 1.96 SE) would contain the true '
+            f'area in {100 * item.coverage:.0f} % of such surveys; the report will print a wider, '
+            'cautious one.'
+        )
     if weak and not record.threshold:
-        _say('A stratum of doubtful pixels helps most: make the map with mapsage predict '
-             '--confidence (or --probabilities too), and plan again.'
-             if not reader.has_confidence else
-             'A stratum of doubtful pixels helps most: plan with --doubtful-share 5.')
-    _say(f'\n{path}: open it in QGIS beside imagery of the date of the map, and choose the class '
-         "of every point in the field 'reference'.")
+        _say(
+            'A stratum of doubtful pixels helps most: make the map with mapsage predict '
+            '--confidence (or --probabilities too), and plan again.'
+            if not reader.has_confidence
+            else 'A stratum of doubtful pixels helps most: plan with --doubtful-share 5.'
+        )
+    _say(
+        f'\n{path}: open it in QGIS beside imagery of the date of the map, and choose the class '
+        "of every point in the field 'reference'."
+    )
     _say(f'Then: mapsage assess report {path} {record.map}')
 
 
@@ -189,28 +228,65 @@ def _coverage(item: Expectation) -> str:
 
 def _print_report(assessment: Assessment, unit: AreaUnit, mapped: Sequence[float]) -> None:
     overall = assessment.get(OVERALL)
-    _say(f'overall accuracy {percent(overall.value)} ± {percent(Z * overall.error)} %, 95 % '
-         f'interval {interval_text(overall)} %\n')
-    rows = [['class', f'map, {unit.name}', f'area, {unit.name}', '1.96 SE', '95 % interval',
-             "user's, %", "producer's, %"]]
+    _say(
+        f'overall accuracy {percent(overall.value)} ± {percent(Z * overall.error)} %, 95 % '
+        f'interval {interval_text(overall)} %\n'
+    )
+    rows = [
+        [
+            'class',
+            f'map, {unit.name}',
+            f'area, {unit.name}',
+            '1.96 SE',
+            '95 % interval',
+            "user's, %",
+            "producer's, %",
+        ]
+    ]
     for name, share in zip(assessment.class_names, mapped):
         area = assessment.get(AREA, name)
-        accuracies = [next((f'{percent(result.value, 1)} ± {percent(Z * result.error, 1)}'
-                            + (' !' if result.warning else '') for result in assessment.results
-                            if (result.quantity, result.class_name) == (quantity, name)), '')
-                      for quantity in (USERS, PRODUCERS)]
-        rows.append([name, unit.format(share), unit.format(area.value),
-                     f'± {unit.format(Z * area.error)}', f'{unit.format(area.low)} to '
-                     f'{unit.format(area.high)}' + (' !' if area.warning else ''), *accuracies])
+        accuracies = [
+            next(
+                (
+                    f'{percent(result.value, 1)} ± {percent(Z * result.error, 1)}'
+                    + (' !' if result.warning else '')
+                    for result in assessment.results
+                    if (result.quantity, result.class_name) == (quantity, name)
+                ),
+                '',
+            )
+            for quantity in (USERS, PRODUCERS)
+        ]
+        rows.append(
+            [
+                name,
+                unit.format(share),
+                unit.format(area.value),
+                f'± {unit.format(Z * area.error)}',
+                f'{unit.format(area.low)} to '
+                f'{unit.format(area.high)}' + (' !' if area.warning else ''),
+                *accuracies,
+            ]
+        )
     _print_rows(rows)
     _say('')
-    _print_warnings([(f'{result.quantity} {result.class_name}'.strip(), result.warning)
-                     for result in assessment.results if result.quantity in (AREA, OVERALL)])
-    doubtful = sum(bool(result.warning) for result in assessment.results
-                   if result.quantity in (USERS, PRODUCERS))
+    _print_warnings(
+        [
+            (f'{result.quantity} {result.class_name}'.strip(), result.warning)
+            for result in assessment.results
+            if result.quantity in (AREA, OVERALL)
+        ]
+    )
+    doubtful = sum(
+        bool(result.warning)
+        for result in assessment.results
+        if result.quantity in (USERS, PRODUCERS)
+    )
     if doubtful:
-        _say(f"{doubtful} user's and producer's accuracies have a '!', too: ± 1.96 SE must not be "
-             'believed there. The page has a wider interval, and the reason.')
+        _say(
+            f"{doubtful} user's and producer's accuracies have a '!', too: ± 1.96 SE must not be "
+            'believed there. The page has a wider interval, and the reason.'
+        )
 
 
 def _print_warnings(warnings: Sequence[Tuple[str, str]]) -> None:
@@ -222,8 +298,10 @@ def _print_warnings(warnings: Sequence[Tuple[str, str]]) -> None:
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
-        cells = [f'{row[0]:<{widths[0]}}', *(f'{cell:>{width}}' for cell, width
-                                             in zip(row[1:], widths[1:]))]
+        cells = [
+            f'{row[0]:<{widths[0]}}',
+            *(f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:])),
+        ]
         _say('  '.join(cells).rstrip())
 
 

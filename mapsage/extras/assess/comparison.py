@@ -3,6 +3,7 @@
 Both maps are judged at the same pixels, so the errors that they share cancel, and the interval of
 the difference is narrower than the two intervals suggest.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -60,15 +61,18 @@ def compare(first: Sample, second: Sample) -> List[FigureDifference]:
     """
     names = [name for name in first.class_names if name in second.class_names]
     if not names:
-        raise AssessError(f'the maps share no class: {", ".join(first.class_names)} and '
-                          f'{", ".join(second.class_names)}; compare maps with the same classes.')
+        raise AssessError(
+            f'the maps share no class: {", ".join(first.class_names)} and '
+            f'{", ".join(second.class_names)}; compare maps with the same classes.'
+        )
     first.check()
     differences = [_difference(first, second, OVERALL, '')]
     for name in names:
-        differences += [_difference(first, second, quantity, name)
-                        for quantity in (USERS, PRODUCERS)
-                        if quantity == PRODUCERS or _is_mapped(first, name)
-                        and _is_mapped(second, name)]
+        differences += [
+            _difference(first, second, quantity, name)
+            for quantity in (USERS, PRODUCERS)
+            if quantity == PRODUCERS or _is_mapped(first, name) and _is_mapped(second, name)
+        ]
     return differences
 
 
@@ -85,11 +89,18 @@ def _difference(first: Sample, second: Sample, quantity: str, name: str) -> Figu
     interval = find_interval(survey, estimate, np.maximum(*spans), is_difference=True)
     unknown = bool(np.isnan(value))
     return FigureDifference(
-        quantity, name, float(estimates[0].value), float(estimates[1].value), float(value),
-        float(np.sqrt(estimate.variance)), -1.0 if unknown else float(interval.low),
+        quantity,
+        name,
+        float(estimates[0].value),
+        float(estimates[1].value),
+        float(value),
+        float(np.sqrt(estimate.variance)),
+        -1.0 if unknown else float(interval.low),
         1.0 if unknown else float(interval.high),
-        'no point has this class on a map or as reference, so it cannot be estimated' if unknown
-        else explain_doubt(first, survey, interval, quantity, float(value)))
+        'no point has this class on a map or as reference, so it cannot be estimated'
+        if unknown
+        else explain_doubt(first, survey, interval, quantity, float(value)),
+    )
 
 
 def _of_points(sample: Sample, quantity: str, name: str) -> Tuple[Estimate, np.ndarray]:

@@ -4,6 +4,7 @@ Every pixel gets a random key, and the pixels with the smallest keys of a stratu
 simple random sample without replacement. On a map in degrees the areas of the pixels differ, and
 the estimates weight the points by them. Memory holds a window and the points.
 """
+
 from __future__ import annotations
 
 from typing import List, NamedTuple
@@ -35,8 +36,9 @@ class DrawnPoints(NamedTuple):
     probability: np.ndarray
 
 
-def draw_points(reader: MapReader, strata: Strata, points: np.ndarray, seed: int,
-                advance: Advance) -> DrawnPoints:
+def draw_points(
+    reader: MapReader, strata: Strata, points: np.ndarray, seed: int, advance: Advance
+) -> DrawnPoints:
     """Draw points.
 
     Args:
@@ -58,14 +60,23 @@ def draw_points(reader: MapReader, strata: Strata, points: np.ndarray, seed: int
         for index in range(strata_count):
             inside = stratum[rows, columns] == index
             row, column = rows[inside], columns[inside]
-            candidates = np.stack([
-                keys[row, column], column + window.box[0], row + window.box[1],
-                window.classes[row, column], window.pixel_area[row, column]])
+            candidates = np.stack(
+                [
+                    keys[row, column],
+                    column + window.box[0],
+                    row + window.box[1],
+                    window.classes[row, column],
+                    window.pixel_area[row, column],
+                ]
+            )
             joined = np.concatenate([smallest[index], candidates], 1)
             count = int(points[index])
             if joined.shape[1] > count:
-                joined = joined[:, np.argpartition(joined[0], count - 1)[:count]] if count else \
-                    joined[:, :0]
+                joined = (
+                    joined[:, np.argpartition(joined[0], count - 1)[:count]]
+                    if count
+                    else joined[:, :0]
+                )
                 limits[index] = joined[0].max() if count else -1.0
             smallest[index] = joined
         advance(1)
@@ -76,8 +87,9 @@ def draw_points(reader: MapReader, strata: Strata, points: np.ndarray, seed: int
     order = np.argsort(table[0], kind='stable')
     order = order[random.permutation(len(order))]
     column, row, mapped = table[1:4, order].astype(np.int64)
-    return DrawnPoints(column, row, owner[order], mapped, table[4, order],
-                       read_probabilities(reader, column, row))
+    return DrawnPoints(
+        column, row, owner[order], mapped, table[4, order], read_probabilities(reader, column, row)
+    )
 
 
 def read_probabilities(reader: MapReader, column: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -85,8 +97,10 @@ def read_probabilities(reader: MapReader, column: np.ndarray, row: np.ndarray) -
     if not reader.has_probabilities:
         return np.empty((len(column), 0))
     windows = [reader.read((int(x), int(y), 1, 1)) for x, y in zip(column, row)]
-    return np.array([window.probabilities[:, 0, 0] for window in windows
-                     if window.probabilities is not None], float)
+    return np.array(
+        [window.probabilities[:, 0, 0] for window in windows if window.probabilities is not None],
+        float,
+    )
 
 
 def _strata_of(window: MapWindow, strata: Strata) -> np.ndarray:

@@ -1,4 +1,5 @@
 """The error of an assessment that cannot be made; commands print it without a traceback."""
+
 from mapsage.errors import UserError
 
 

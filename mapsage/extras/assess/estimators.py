@@ -10,6 +10,7 @@ Shapes:
     y, x, g       (C,) value of a point of the cell, such as 1 if map and reference agree
     residual      (..., C) linearized value of a cell: the estimate has the variance of its mean
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class Survey:
         """
         points = self.points
         squares = (self.counts * self.deviations(residual)).sum(-1) / (points - 1)
-        return (self.shares ** 2 * (1 - points / self.sizes) * squares / points).sum(-1)
+        return (self.shares**2 * (1 - points / self.sizes) * squares / points).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,9 @@ def estimate_ratio(survey: Survey, y: np.ndarray, x: np.ndarray) -> Estimate:
     return _ratio(survey, survey.mean(y), survey.mean(x), y, x)
 
 
-def estimate_assisted_mean(survey: Survey, y: np.ndarray, g: np.ndarray,
-                           known: np.ndarray) -> Estimate:
+def estimate_assisted_mean(
+    survey: Survey, y: np.ndarray, g: np.ndarray, known: np.ndarray
+) -> Estimate:
     """Return the mean of ``y`` with the help of a variable that is known at every pixel.
 
     This is the difference estimator with a tuned coefficient: ``sum_h W_h (mean_h(y) + b (G_h -
@@ -128,17 +130,24 @@ def estimate_assisted_mean(survey: Survey, y: np.ndarray, g: np.ndarray,
     return Estimate(value, survey.variance(residual), residual)
 
 
-def estimate_assisted_ratio(survey: Survey, y: np.ndarray, x: np.ndarray, g_y: np.ndarray,
-                            g_x: np.ndarray, known_y: np.ndarray,
-                            known_x: np.ndarray) -> Estimate:
+def estimate_assisted_ratio(
+    survey: Survey,
+    y: np.ndarray,
+    x: np.ndarray,
+    g_y: np.ndarray,
+    g_x: np.ndarray,
+    known_y: np.ndarray,
+    known_x: np.ndarray,
+) -> Estimate:
     """Return ``mean(y) / mean(x)``, with both means as in :func:`estimate_assisted_mean`."""
     top, y = _assisted(survey, y, g_y, known_y)
     bottom, x = _assisted(survey, x, g_x, known_x)
     return _ratio(survey, top, bottom, y, x)
 
 
-def _assisted(survey: Survey, y: np.ndarray, g: np.ndarray, known: np.ndarray
-              ) -> Tuple[np.ndarray, np.ndarray]:
+def _assisted(
+    survey: Survey, y: np.ndarray, g: np.ndarray, known: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return the assisted mean of ``y`` and its residual ``y - b g``."""
     spread_g, spread_both = survey.variance(g), _covariance(survey, y, g)
     # Between 0 and 1, as in PPI++ (Angelopoulos et al. 2023): a coefficient outside is noise.
@@ -152,8 +161,9 @@ def _covariance(survey: Survey, y: np.ndarray, g: np.ndarray) -> np.ndarray:
     return (survey.variance(y + g) - survey.variance(y - g)) / 4
 
 
-def _ratio(survey: Survey, top: np.ndarray, bottom: np.ndarray, y: np.ndarray,
-           x: np.ndarray) -> Estimate:
+def _ratio(
+    survey: Survey, top: np.ndarray, bottom: np.ndarray, y: np.ndarray, x: np.ndarray
+) -> Estimate:
     with np.errstate(divide='ignore', invalid='ignore'):
         ratio = np.where(bottom > 0, top / bottom, np.nan)
         residual = (y - ratio[..., None] * x) / bottom[..., None]

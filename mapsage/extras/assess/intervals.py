@@ -8,6 +8,7 @@ estimates and gives a cautious interval. docs/how-to/assess.md has the simulated
 Shapes:
     span    (..., H) largest difference of the residual between two pixels of stratum h
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -57,8 +58,9 @@ class Interval:
     is_cut: np.ndarray
 
 
-def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
-                  is_difference: bool = False) -> Interval:
+def find_interval(
+    survey: Survey, estimate: Estimate, span: np.ndarray, is_difference: bool = False
+) -> Interval:
     """Return the interval of an estimate.
 
     Args:
@@ -71,8 +73,9 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
     value, variance = estimate.value, estimate.variance
     # A stratum of which every pixel is labeled hides nothing.
     largest = np.where(survey.counts > 0, survey.relative_areas, 0).max(-1)
-    lever = np.where(survey.points < survey.sizes,
-                     survey.shares * span * largest / survey.points, 0.0)
+    lever = np.where(
+        survey.points < survey.sizes, survey.shares * span * largest / survey.points, 0.0
+    )
     carried_by = _carrying_points(survey, estimate.residual)
     seen = _rarer_points(survey, estimate.residual, span)
     moves = np.where(seen < _RARELY_SEEN, lever, 0.0)
@@ -84,10 +87,14 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
     # At an end, p (1 - p) knows no variance, and another variance contradicts it.
     at_end = ~np.asarray(is_difference) & ((share == 0) | (share == 1)) & (variance > _ROUNDING)
     # Without a lever the estimate is known, such as the accuracy of a class that no map can have.
-    is_doubtful = (lever.sum(-1) != 0) & ~(
-        (carried_by >= FEWEST) & (move <= LARGEST_MOVE * Z * np.sqrt(variance))) | is_cut | at_end
+    is_doubtful = (
+        (lever.sum(-1) != 0)
+        & ~((carried_by >= FEWEST) & (move <= LARGEST_MOVE * Z * np.sqrt(variance)))
+        | is_cut
+        | at_end
+    )
     # Half a point of the rarer kind in each stratum, so that unseen kinds count in the variance.
-    cautious = variance + 0.5 * (lever ** 2).sum(-1)
+    cautious = variance + 0.5 * (lever**2).sum(-1)
     used = np.where(is_doubtful, cautious, variance)
     if is_difference:
         half = Z * np.sqrt(used)
@@ -112,8 +119,9 @@ def wilson(share: np.ndarray, points: np.ndarray) -> Tuple[np.ndarray, np.ndarra
     # Without points the interval is 0 to 1.
     points = np.clip(points, np.finfo(float).eps, 1 / np.finfo(float).eps)
     center = (share + Z * Z / (2 * points)) / (1 + Z * Z / points)
-    half = Z * np.sqrt(share * (1 - share) / points + (Z / (2 * points)) ** 2) / (
-        1 + Z * Z / points)
+    half = (
+        Z * np.sqrt(share * (1 - share) / points + (Z / (2 * points)) ** 2) / (1 + Z * Z / points)
+    )
     return np.maximum(center - half, 0), np.minimum(center + half, 1)
 
 
@@ -146,10 +154,10 @@ def _carrying_points(survey: Survey, residual: np.ndarray) -> np.ndarray:
     weights = (survey.shares / survey.points) ** 2
     contributions = weights[..., None] * survey.deviations(residual)
     total = (survey.counts * contributions).sum((-2, -1))
-    return total ** 2 / np.maximum((survey.counts * contributions ** 2).sum((-2, -1)), _TINY)
+    return total**2 / np.maximum((survey.counts * contributions**2).sum((-2, -1)), _TINY)
 
 
 def _rarer_points(survey: Survey, residual: np.ndarray, span: np.ndarray) -> np.ndarray:
     """Return how many points of each stratum differ from its majority, ``(..., H)``."""
     squares = (survey.counts * survey.centered(residual) ** 2).sum(-1)
-    return squares / np.maximum(span ** 2, _TINY)
+    return squares / np.maximum(span**2, _TINY)

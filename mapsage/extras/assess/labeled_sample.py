@@ -3,6 +3,7 @@
 The map may be the plan's own, or another one of the same area: the strata stay the plan's, which is
 why estimates by strata that are not the map's classes are needed.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -41,11 +42,13 @@ def check_digest(plan: LabeledPlan, reader: MapReader, advance: Advance) -> None
         raise AssessError(
             f'{plan.path} was planned for {plan.record.map} (digest {plan.record.digest[:8]}), and '
             f'{reader.path} has other classes or another grid (digest {digest[:8]}). Name the map '
-            'of the plan; with --other-map the points assess another map of the same area.')
+            'of the plan; with --other-map the points assess another map of the same area.'
+        )
 
 
-def sample_of_plan(plan: LabeledPlan, options: LabelOptions,
-                   reader: Optional[MapReader] = None) -> Sample:
+def sample_of_plan(
+    plan: LabeledPlan, options: LabelOptions, reader: Optional[MapReader] = None
+) -> Sample:
     """Return the sample that assesses the map of the plan.
 
     Args:
@@ -63,11 +66,18 @@ def sample_of_plan(plan: LabeledPlan, options: LabelOptions,
     reference = _reference_indices(plan, names, labeled)
     has_probability = record.probability is not None and points.probability.shape[1] > 0
     return Sample(
-        points.stratum[labeled], points.mapped[labeled], reference, record.strata,
-        np.array(record.area), np.array(record.pixels, float), np.array(record.composition) > 0,
-        names, points.probability[labeled] if has_probability else None,
+        points.stratum[labeled],
+        points.mapped[labeled],
+        reference,
+        record.strata,
+        np.array(record.area),
+        np.array(record.pixels, float),
+        np.array(record.composition) > 0,
+        names,
+        points.probability[labeled] if has_probability else None,
         np.array(record.probability) if has_probability else None,
-        weights_of(plan, reader)[labeled])
+        weights_of(plan, reader)[labeled],
+    )
 
 
 def sample_of_map(plan: LabeledPlan, reader: MapReader, options: LabelOptions) -> Sample:
@@ -83,10 +93,17 @@ def sample_of_map(plan: LabeledPlan, reader: MapReader, options: LabelOptions) -
     record = plan.record
     # Which classes the other map has in a stratum is unknown: any.
     occurs = np.ones((len(record.strata), len(reader.class_names)), bool)
-    return Sample(plan.points.stratum[labeled], mapped[labeled],
-                  _reference_indices(plan, names, labeled), record.strata, np.array(record.area),
-                  np.array(record.pixels, float), occurs, names,
-                  weights=weights_of(plan)[labeled])
+    return Sample(
+        plan.points.stratum[labeled],
+        mapped[labeled],
+        _reference_indices(plan, names, labeled),
+        record.strata,
+        np.array(record.area),
+        np.array(record.pixels, float),
+        occurs,
+        names,
+        weights=weights_of(plan)[labeled],
+    )
 
 
 def weights_of(plan: LabeledPlan, reader: Optional[MapReader] = None) -> np.ndarray:
@@ -104,9 +121,16 @@ def weights_of(plan: LabeledPlan, reader: Optional[MapReader] = None) -> np.ndar
     record, points = plan.record, plan.points
     if record.draw == SIMPLE:
         return points.area
-    area = points.area if reader is None else np.array(
-        [reader.read((int(column), int(row), 1, 1)).pixel_area[0, 0]
-         for column, row in zip(points.column, points.row)])
+    area = (
+        points.area
+        if reader is None
+        else np.array(
+            [
+                reader.read((int(column), int(row), 1, 1)).pixel_area[0, 0]
+                for column, row in zip(points.column, points.row)
+            ]
+        )
+    )
     weights = area.copy()
     for number, pixels in enumerate(record.pixels):
         members = points.stratum == number
@@ -126,14 +150,17 @@ def explain_weights(plan: LabeledPlan) -> str:
     """Return a sentence on a plan whose inclusion probabilities were approximations, or ''."""
     points = plan.points
     if plan.record.draw == SIMPLE or not any(
-            np.ptp(points.inclusion[members]) > 0.01 * points.inclusion[members].mean()
-            for members in (points.stratum == number for number in range(len(plan.record.strata)))
-            if members.any()):
+        np.ptp(points.inclusion[members]) > 0.01 * points.inclusion[members].mean()
+        for members in (points.stratum == number for number in range(len(plan.record.strata)))
+        if members.any()
+    ):
         return ''
-    return (f'{plan.path} was drawn by MapSage {plan.record.version} with chances in proportion to '
-            'the area of the pixels. The inclusion probabilities in it are approximations, which '
-            'are wrong where most pixels of a stratum were drawn. The estimates use better ones, '
-            'computed from the areas; a new plan has exact ones.')
+    return (
+        f'{plan.path} was drawn by MapSage {plan.record.version} with chances in proportion to '
+        'the area of the pixels. The inclusion probabilities in it are approximations, which '
+        'are wrong where most pixels of a stratum were drawn. The estimates use better ones, '
+        'computed from the areas; a new plan has exact ones.'
+    )
 
 
 def classes_at(plan: LabeledPlan, reader: MapReader) -> np.ndarray:
@@ -151,15 +178,18 @@ def classes_at(plan: LabeledPlan, reader: MapReader) -> np.ndarray:
             f'{len(outside)} of {len(pixels)} points of {plan.path} lie outside {reader.path} '
             f'({size[0]} x {size[1]} pixels), such as point {first + 1} at column '
             f'{pixels[first, 0]}, row {pixels[first, 1]}. Name a map of the same area, in the CRS '
-            f'of {plan.record.map}.')
-    classes = np.array([reader.read((int(x), int(y), 1, 1)).classes[0, 0] for x, y in pixels],
-                       np.int64)
+            f'of {plan.record.map}.'
+        )
+    classes = np.array(
+        [reader.read((int(x), int(y), 1, 1)).classes[0, 0] for x, y in pixels], np.int64
+    )
     empty = np.flatnonzero(classes < 0)
     if len(empty):
         raise AssessError(
             f'{reader.path} has no class at {len(empty)} of {len(classes)} points of {plan.path}, '
             f'such as point {empty[0] + 1}. Estimates are for the area of the plan, so the map '
-            'must cover it: fill the gaps, or make a plan for this map.')
+            'must cover it: fill the gaps, or make a plan for this map.'
+        )
     return classes
 
 
@@ -175,7 +205,8 @@ def _labeled(plan: LabeledPlan, options: LabelOptions) -> np.ndarray:
         raise AssessError(
             f'{len(missing)} of {len(labeled)} points of {plan.path} have no label, such as point '
             f'{missing[0] + 1}. Label them; if they cannot be labeled for reasons that have '
-            'nothing to do with the class, leave them out with --skip-unlabeled.')
+            'nothing to do with the class, leave them out with --skip-unlabeled.'
+        )
     return np.flatnonzero(labeled)
 
 
@@ -190,5 +221,6 @@ def _reference_indices(plan: LabeledPlan, names: Sequence[str], labeled: np.ndar
             f'{plan.path}: point {first + 1} has the label {unknown[0]!r}, which the map lacks; '
             f'expected one of {", ".join(names)}.'
             + (f' Did you mean {near[0]!r}?' if near else '')
-            + f' If the class is real, add --extra-class {unknown[0]!r}: it gets an area.')
+            + f' If the class is real, add --extra-class {unknown[0]!r}: it gets an area.'
+        )
     return np.array([index[label] for label in labels], np.int64)

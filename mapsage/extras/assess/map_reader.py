@@ -11,6 +11,7 @@ Shapes:
     probabilities   (K, rows, columns) float32
     pixel_area      (rows, columns) float64 area of each pixel, in `unit`; may be a read-only view
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -67,22 +68,31 @@ class MapReader:
         GeoError: If a file cannot be opened.
     """
 
-    def __init__(self, path: str, confidence: Optional[str] = None,
-                 probabilities: Optional[str] = None, nodata: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        path: str,
+        confidence: Optional[str] = None,
+        probabilities: Optional[str] = None,
+        nodata: Sequence[int] = (),
+    ) -> None:
         self.path, self.raster = path, Raster(path)
         if len(self.raster.bands) != 1 or self.raster.dtype != np.uint8:
             raise AssessError(
                 f'{path} has {len(self.raster.bands)} band(s) of {self.raster.dtype}, expected a '
                 'class map: one band of uint8. Convert it, for example with gdal_translate -b 1 '
-                '-ot Byte.')
+                '-ot Byte.'
+            )
         self._confidence = None if confidence is None else self._companion(confidence)
         self._probabilities = None if probabilities is None else self._companion(probabilities)
         self._nodata = tuple(nodata)
         named = read_classes(path)
         values = [int(entry['value']) for entry in named] or list(range(256))
         self.has_names = bool(named)
-        self.class_names = _distinct([xml_text(entry['name']) for entry in named], values) \
-            if named else list(map(str, values))
+        self.class_names = (
+            _distinct([xml_text(entry['name']) for entry in named], values)
+            if named
+            else list(map(str, values))
+        )
         # Class index of each value.
         self._index = np.full(256, -1, np.int16)
         self._index[values] = np.arange(len(values))
@@ -91,13 +101,18 @@ class MapReader:
                 raise AssessError(
                     f'{probabilities} has {len(self._probabilities.bands)} band(s), {path} has '
                     f'{len(self.class_names)} classes: the probabilities do not belong to this '
-                    'map. Name the file that mapsage predict --probabilities wrote with it.')
+                    'map. Name the file that mapsage predict --probabilities wrote with it.'
+                )
             with open_file(self._probabilities.path) as file:
                 self._scale = np.array(file.scales, np.float32)
-        crs = self.raster.crs.to_wkt() if (
-            self.raster.crs is not None and self.raster.is_georeferenced) else None
-        self._area = EllipsoidArea(crs, self.raster.transform, self.raster.width,
-                                   self.raster.height)
+        crs = (
+            self.raster.crs.to_wkt()
+            if (self.raster.crs is not None and self.raster.is_georeferenced)
+            else None
+        )
+        self._area = EllipsoidArea(
+            crs, self.raster.transform, self.raster.width, self.raster.height
+        )
         self.unit = 'm2' if np.isfinite(self._row_area((0, 0, 1, 1))).all() else 'px'
 
     @property
@@ -118,8 +133,11 @@ class MapReader:
     def boxes(self) -> List[Box]:
         """Return the windows of the map."""
         width, height = self.raster.width, self.raster.height
-        return [(left, top, min(_SIDE, width - left), min(_SIDE, height - top))
-                for top in range(0, height, _SIDE) for left in range(0, width, _SIDE)]
+        return [
+            (left, top, min(_SIDE, width - left), min(_SIDE, height - top))
+            for top in range(0, height, _SIDE)
+            for left in range(0, width, _SIDE)
+        ]
 
     def windows(self, probabilities: bool = True) -> Iterator[MapWindow]:
         """Yield all windows, with their probabilities unless these are not needed.
@@ -141,7 +159,8 @@ class MapReader:
             raise AssessError(
                 f'{self.path} has the value {value}, which is no class of it '
                 f'({", ".join(self.class_names)}). Name it with --nodata {value} if it marks '
-                'pixels without data.')
+                'pixels without data.'
+            )
         level = np.zeros(classes.shape, np.uint8)
         if self._confidence is not None:
             level = self._confidence.read_with_nodata(*box)[0][0]
@@ -157,8 +176,14 @@ class MapReader:
     def grid_key(self) -> bytes:
         """Return bytes that change with the size, transform and CRS of the map."""
         raster = self.raster
-        return repr((raster.width, raster.height, tuple(raster.transform)[:6],
-                     None if raster.crs is None else raster.crs.to_string())).encode()
+        return repr(
+            (
+                raster.width,
+                raster.height,
+                tuple(raster.transform)[:6],
+                None if raster.crs is None else raster.crs.to_string(),
+            )
+        ).encode()
 
     def keep_classes(self, numbers: np.ndarray) -> None:
         """Reduce the classes to those with these indices."""
@@ -186,8 +211,12 @@ class MapReader:
         if self.unit == 'px':
             return np.broadcast_to(1.0, (height, width))
         if width > 1 and not self._area.rows_are_parallels:
-            coarse = self._measure(*(first + np.array([0, side // 2, side - 1])
-                                     for first, side in ((left, width), (top, height))))
+            coarse = self._measure(
+                *(
+                    first + np.array([0, side // 2, side - 1])
+                    for first, side in ((left, width), (top, height))
+                )
+            )
             if (np.ptp(coarse, axis=1) > _EVEN * coarse.max()).any():
                 columns, rows = _chebyshev_points(width), _chebyshev_points(height)
                 areas = self._measure(left + columns, top + rows)
@@ -222,20 +251,25 @@ class MapReader:
             rows = _chebyshev_points(height)
             areas = measure()
         along = np.arange(height)
-        return sum(area * np.prod([(along - node) / (row - node) for node in rows
-                                   if node != row], 0) for row, area in zip(rows, areas))
+        return sum(
+            area * np.prod([(along - node) / (row - node) for node in rows if node != row], 0)
+            for row, area in zip(rows, areas)
+        )
 
     def _companion(self, path: str) -> Raster:
         raster = Raster(path)
         expected, actual = self.raster, raster
-        same = (expected.width, expected.height) == (actual.width, actual.height) \
-            and same_crs(expected.crs, actual.crs) and expected.transform.almost_equals(
-                actual.transform, 1e-6 * abs(expected.transform.a))
+        same = (
+            (expected.width, expected.height) == (actual.width, actual.height)
+            and same_crs(expected.crs, actual.crs)
+            and expected.transform.almost_equals(actual.transform, 1e-6 * abs(expected.transform.a))
+        )
         if not same:
             raise AssessError(
                 f'{path} ({actual.width} x {actual.height} pixels) does not lie on the grid of '
                 f'{self.path} ({expected.width} x {expected.height} pixels), so it does not belong '
-                'to this map. Name the file that mapsage predict wrote with the map.')
+                'to this map. Name the file that mapsage predict wrote with the map.'
+            )
         return raster
 
     def _check_cover(self, raster: Raster, missing: np.ndarray, box: Box) -> None:
@@ -244,7 +278,8 @@ class MapReader:
             raise AssessError(
                 f'{raster.path} has no value at column {box[0] + column}, row {box[1] + row}, '
                 f'where {self.path} has a class: it does not belong to this map. Name the file '
-                'that mapsage predict wrote with the map.')
+                'that mapsage predict wrote with the map.'
+            )
 
 
 def _chebyshev_points(side: int) -> np.ndarray:
@@ -256,15 +291,23 @@ def _chebyshev_points(side: int) -> np.ndarray:
 def _lagrange(side: int, nodes: np.ndarray) -> np.ndarray:
     """Return the weight of each node for each pixel of an axis, float64 (side, nodes)."""
     pixels = np.arange(side)
-    return np.stack([np.prod([(pixels - other) / (node - other) for other in nodes
-                              if other != node], 0) * np.ones(side) for node in nodes], 1)
+    return np.stack(
+        [
+            np.prod([(pixels - other) / (node - other) for other in nodes if other != node], 0)
+            * np.ones(side)
+            for node in nodes
+        ],
+        1,
+    )
 
 
 def _distinct(names: Sequence[str], values: Sequence[int]) -> List[str]:
     """Return names without outer spaces; a name that occurs twice gets its value."""
     stripped = [name.strip() for name in names]
-    return [f'{name} ({value})' if stripped.count(name) > 1 else name
-            for name, value in zip(stripped, values)]
+    return [
+        f'{name} ({value})' if stripped.count(name) > 1 else name
+        for name, value in zip(stripped, values)
+    ]
 
 
 def default_companion(path: str, companion: str) -> Optional[str]:

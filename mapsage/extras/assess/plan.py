@@ -4,6 +4,7 @@
 the map it also simulates surveys with the chosen numbers of points, so that the user learns before
 labeling whether the interval of a rare class would hold.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -114,10 +115,13 @@ def make_plan(reader: MapReader, options: PlanOptions, advance: Advance) -> Surv
     plain_points = _points_of_strata(plain, options, target, int(points.sum()))
     right = np.einsum('hkk->h', strata.joint)
     return SurveyPlan(
-        record, _as_design(reader, strata, points, drawn), reader.crs,
+        record,
+        _as_design(reader, strata, points, drawn),
+        reader.crs,
         Z * expected_error(strata.shares, np.sqrt(right * (1 - right)), points),
         expect_areas(strata, points, census.class_names),
-        expect_areas(plain, plain_points, census.class_names) if doubtful else [])
+        expect_areas(plain, plain_points, census.class_names) if doubtful else [],
+    )
 
 
 def expect_areas(strata: Strata, points: np.ndarray, class_names: List[str]) -> List[Expectation]:
@@ -137,11 +141,17 @@ def expect_areas(strata: Strata, points: np.ndarray, class_names: List[str]) -> 
         counts = np.stack([sampled, points - sampled], -1).astype(float)
         estimate = estimate_mean(
             Survey(counts, strata.shares, strata.pixels.astype(float)),
-            np.broadcast_to(np.array([1.0, 0.0]), (_SURVEYS, 2)))
+            np.broadcast_to(np.array([1.0, 0.0]), (_SURVEYS, 2)),
+        )
         half = Z * np.sqrt(estimate.variance)
-        expectations.append(Expectation(
-            name, float(truth[number]), float(half.mean()),
-            float((abs(estimate.value - truth[number]) <= half + 1e-12).mean())))
+        expectations.append(
+            Expectation(
+                name,
+                float(truth[number]),
+                float(half.mean()),
+                float((abs(estimate.value - truth[number]) <= half + 1e-12).mean()),
+            )
+        )
     return expectations
 
 
@@ -149,45 +159,80 @@ def _target_index(census: MapCensus, target: Optional[str]) -> Optional[int]:
     if target is None:
         return None
     if target not in census.class_names:
-        raise AssessError(f'--target {target}: the map has the classes '
-                          f'{", ".join(census.class_names)}; name one of them.')
+        raise AssessError(
+            f'--target {target}: the map has the classes '
+            f'{", ".join(census.class_names)}; name one of them.'
+        )
     return census.class_names.index(target)
 
 
-def _points_of_strata(strata: Strata, options: PlanOptions, target: Optional[int],
-                      points: Optional[int] = None) -> np.ndarray:
-    share = np.einsum('hkk->h', strata.joint) if target is None else \
-        strata.joint[:, :, target].sum(1)
+def _points_of_strata(
+    strata: Strata, options: PlanOptions, target: Optional[int], points: Optional[int] = None
+) -> np.ndarray:
+    share = (
+        np.einsum('hkk->h', strata.joint) if target is None else strata.joint[:, :, target].sum(1)
+    )
     # A model that is sure of everything is not believed: the deviation stays above 0.1.
     deviations = np.maximum(np.sqrt(np.clip(share * (1 - share), 0, None)), 0.1)
     points = options.points if points is None else points
     if points is None:
         assert options.half_width is not None, 'the command gives points or a half-width'
-        points = required_points(options.allocation, options.half_width, strata.shares, deviations,
-                                 options.minimum)
-    return allocate(options.allocation, points, strata.shares, deviations, options.minimum,
-                    strata.pixels.tolist())
+        points = required_points(
+            options.allocation, options.half_width, strata.shares, deviations, options.minimum
+        )
+    return allocate(
+        options.allocation,
+        points,
+        strata.shares,
+        deviations,
+        options.minimum,
+        strata.pixels.tolist(),
+    )
 
 
-def _build_record(reader: MapReader, census: MapCensus, strata: Strata, points: np.ndarray,
-                  options: PlanOptions) -> PlanRecord:
+def _build_record(
+    reader: MapReader, census: MapCensus, strata: Strata, points: np.ndarray, options: PlanOptions
+) -> PlanRecord:
     probability = None
     if census.probability is not None:
         member = strata.table[None] == np.arange(len(strata.names))[:, None, None]
-        probability = (np.einsum('hkl,klr->hkr', member, census.probability)
-                       / strata.area[:, None, None]).tolist()
+        probability = (
+            np.einsum('hkl,klr->hkr', member, census.probability) / strata.area[:, None, None]
+        ).tolist()
     colors = {entry['name']: entry['color'] for entry in read_classes(reader.path)}
     return PlanRecord(
-        reader.path, census.digest, census.unit, census.class_names,
-        [tuple(colors.get(name, (127, 127, 127))) for name in census.class_names], strata.names,
-        strata.area.tolist(), strata.pixels.tolist(), points.tolist(),
-        strata.composition.tolist(), probability, options.allocation, strata.threshold,
-        options.seed, __version__, SIMPLE)
+        reader.path,
+        census.digest,
+        census.unit,
+        census.class_names,
+        [tuple(colors.get(name, (127, 127, 127))) for name in census.class_names],
+        strata.names,
+        strata.area.tolist(),
+        strata.pixels.tolist(),
+        points.tolist(),
+        strata.composition.tolist(),
+        probability,
+        options.allocation,
+        strata.threshold,
+        options.seed,
+        __version__,
+        SIMPLE,
+    )
 
 
-def _as_design(reader: MapReader, strata: Strata, points: np.ndarray,
-               drawn: DrawnPoints) -> DesignPoints:
+def _as_design(
+    reader: MapReader, strata: Strata, points: np.ndarray, drawn: DrawnPoints
+) -> DesignPoints:
     inclusion = (points / strata.pixels)[drawn.stratum]
     x, y = reader.positions(drawn.column, drawn.row).T
-    return DesignPoints(drawn.stratum, drawn.mapped, inclusion, drawn.column, drawn.row, x, y,
-                        drawn.probability, drawn.area)
+    return DesignPoints(
+        drawn.stratum,
+        drawn.mapped,
+        inclusion,
+        drawn.column,
+        drawn.row,
+        x,
+        y,
+        drawn.probability,
+        drawn.area,
+    )

@@ -7,6 +7,7 @@ Shapes (H strata, K classes of the map):
     composition    (H, K) share of each map class in the area of a stratum
     probability    (H, K, K) area-weighted mean of [map class = m] * probability of class k
 """
+
 from __future__ import annotations
 
 import json
@@ -101,28 +102,38 @@ class PlanRecord:
         except (TypeError, ValueError) as error:
             raise AssessError(
                 f'{path}: the plan in its table mapsage_plan cannot be read ({error}). Take the '
-                'file that mapsage assess plan wrote, or make the plan again.') from error
+                'file that mapsage assess plan wrote, or make the plan again.'
+            ) from error
         return record
 
     def check(self) -> None:
         """Raise ValueError if lengths or numbers of the record cannot be."""
         strata, classes = len(self.strata), len(self.class_names)
-        numbers: List[Any] = [('area', self.area, (strata,)), ('pixels', self.pixels, (strata,)),
-                              ('points', self.points, (strata,)),
-                              ('composition', self.composition, (strata, classes)),
-                              ('palette', self.palette, (classes, 3))]
+        numbers: List[Any] = [
+            ('area', self.area, (strata,)),
+            ('pixels', self.pixels, (strata,)),
+            ('points', self.points, (strata,)),
+            ('composition', self.composition, (strata, classes)),
+            ('palette', self.palette, (classes, 3)),
+        ]
         if self.probability is not None:
             numbers.append(('probability', self.probability, (strata, classes, classes)))
         for name, values, shape in numbers:
             array = np.array(values, float)
             if array.shape != shape or not np.isfinite(array).all() or (array < 0).any():
-                raise ValueError(f'{name} holds {str(values)[:60]}, expected numbers of shape '
-                                 f'{shape}, 0 or more')
+                raise ValueError(
+                    f'{name} holds {str(values)[:60]}, expected numbers of shape {shape}, 0 or more'
+                )
         if (np.array(self.points) > np.array(self.pixels)).any():
-            raise ValueError(f'points are {self.points}, expected at most the pixels of the '
-                             f'strata, {self.pixels}')
+            raise ValueError(
+                f'points are {self.points}, expected at most the pixels of the '
+                f'strata, {self.pixels}'
+            )
         if self.draw not in (SIMPLE, BY_AREA):
             raise ValueError(f'draw is {self.draw!r}, expected {SIMPLE!r} or {BY_AREA!r}')
-        if not strata or min(self.area) <= 0 or not all(
-                isinstance(name, str) for name in [*self.strata, *self.class_names]):
+        if (
+            not strata
+            or min(self.area) <= 0
+            or not all(isinstance(name, str) for name in [*self.strata, *self.class_names])
+        ):
             raise ValueError('strata need names and areas above 0')

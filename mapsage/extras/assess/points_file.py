@@ -4,6 +4,7 @@ The layer `points` has what an interpreter needs and not the class of the map, w
 the label. The table `mapsage_design` has stratum, map class and inclusion probability of each
 point, the table `mapsage_plan` the record of the plan. QGIS keeps both when it saves labels.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,14 +30,24 @@ from .plan_record import PlanRecord
 
 LAYER, REFERENCE, POINT = 'points', 'reference', 'point'
 _DESIGN, _PLAN = 'mapsage_design', 'mapsage_plan'
-_COLUMNS = ('point', 'stratum', 'map_class', 'inclusion_probability', 'pixel_column', 'pixel_row',
-            'x', 'y', 'probabilities', 'pixel_area')
-_TABLES = f'''
+_COLUMNS = (
+    'point',
+    'stratum',
+    'map_class',
+    'inclusion_probability',
+    'pixel_column',
+    'pixel_row',
+    'x',
+    'y',
+    'probabilities',
+    'pixel_area',
+)
+_TABLES = f"""
 CREATE TABLE {_DESIGN} (point INTEGER PRIMARY KEY NOT NULL, stratum TEXT, map_class TEXT,
     inclusion_probability DOUBLE, pixel_column INTEGER, pixel_row INTEGER, x DOUBLE, y DOUBLE,
     probabilities TEXT, pixel_area DOUBLE);
 CREATE TABLE {_PLAN} (id INTEGER PRIMARY KEY NOT NULL, record TEXT);
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -96,20 +107,32 @@ def write_plan(path: str, record: PlanRecord, points: DesignPoints, crs: Optiona
         AssessError: If the file exists or cannot be written.
     """
     if Path(path).exists():
-        raise AssessError(f'{path} exists and may hold labels, so it is not replaced; name another '
-                          'file with --out, or move this one away.')
+        raise AssessError(
+            f'{path} exists and may hold labels, so it is not replaced; name another '
+            'file with --out, or move this one away.'
+        )
     count = len(points.stratum)
-    fields = {POINT: np.arange(1, count + 1, dtype=np.int32),
-              REFERENCE: np.array([None] * count, object), 'note': np.array([None] * count, object)}
+    fields = {
+        POINT: np.arange(1, count + 1, dtype=np.int32),
+        REFERENCE: np.array([None] * count, object),
+        'note': np.array([None] * count, object),
+    }
     try:
         with temporary_beside(Path(path)) as folder, warnings.catch_warnings():
             # A map in pixels has no CRS.
             warnings.filterwarnings('ignore', "'crs' was not provided")
             temporary = str(folder / Path(path).name)
             pyogrio.raw.write(
-                temporary, shapely.to_wkb(shapely.points(points.x, points.y)),
-                list(fields.values()), list(fields), layer=LAYER, driver='GPKG',
-                geometry_type='Point', crs=crs, VERSION='1.2')
+                temporary,
+                shapely.to_wkb(shapely.points(points.x, points.y)),
+                list(fields.values()),
+                list(fields),
+                layer=LAYER,
+                driver='GPKG',
+                geometry_type='Point',
+                crs=crs,
+                VERSION='1.2',
+            )
             _write_tables(temporary, record, points)
             add_point_form(temporary, LAYER, REFERENCE, record.class_names, record.palette)
             os.replace(temporary, path)
@@ -118,19 +141,34 @@ def write_plan(path: str, record: PlanRecord, points: DesignPoints, crs: Optiona
 
 
 def _write_tables(path: str, record: PlanRecord, points: DesignPoints) -> None:
-    rows = zip(range(1, len(points.stratum) + 1), [record.strata[i] for i in points.stratum],
-               [record.class_names[i] for i in points.mapped], points.inclusion.tolist(),
-               points.column.tolist(), points.row.tolist(), points.x.tolist(), points.y.tolist(),
-               [json.dumps([round(value, 4) for value in values])
-                for values in points.probability.tolist()], points.area.tolist())
+    rows = zip(
+        range(1, len(points.stratum) + 1),
+        [record.strata[i] for i in points.stratum],
+        [record.class_names[i] for i in points.mapped],
+        points.inclusion.tolist(),
+        points.column.tolist(),
+        points.row.tolist(),
+        points.x.tolist(),
+        points.y.tolist(),
+        [
+            json.dumps([round(value, 4) for value in values])
+            for values in points.probability.tolist()
+        ],
+        points.area.tolist(),
+    )
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.executescript(_TABLES)
-        file.executemany(f'INSERT INTO {_DESIGN} ({", ".join(_COLUMNS)}) VALUES '
-                         f'({", ".join("?" * len(_COLUMNS))})', rows)
+        file.executemany(
+            f'INSERT INTO {_DESIGN} ({", ".join(_COLUMNS)}) VALUES '
+            f'({", ".join("?" * len(_COLUMNS))})',
+            rows,
+        )
         file.execute(f'INSERT INTO {_PLAN} (id, record) VALUES (1, ?)', (record.to_text(),))
         file.executemany(
-            "INSERT INTO gpkg_contents (table_name, data_type, identifier, description, srs_id) "
-            "VALUES (?, 'attributes', ?, '', 0)", [(name, name) for name in (_DESIGN, _PLAN)])
+            'INSERT INTO gpkg_contents (table_name, data_type, identifier, description, srs_id) '
+            "VALUES (?, 'attributes', ?, '', 0)",
+            [(name, name) for name in (_DESIGN, _PLAN)],
+        )
 
 
 def read_labeled_plan(path: str) -> LabeledPlan:
@@ -142,15 +180,19 @@ def read_labeled_plan(path: str) -> LabeledPlan:
     record, points = _read_design(path)
     try:
         _, _, geometry, (numbers, reference) = pyogrio.raw.read(
-            path, layer=LAYER, columns=[POINT, REFERENCE])
+            path, layer=LAYER, columns=[POINT, REFERENCE]
+        )
     except (DataSourceError, DataLayerError, ValueError) as error:
         raise AssessError(
             f'{path}: the layer {LAYER!r} with the fields {POINT!r} and {REFERENCE!r} cannot be '
             f'read ({error}). Label the points in the file that mapsage assess plan wrote, and '
-            'keep its fields.') from error
+            'keep its fields.'
+        ) from error
     shapes = shapely.from_wkb(geometry)
-    labels = [None if label is None or not str(label).strip() else str(label).strip()
-              for label in reference]
+    labels = [
+        None if label is None or not str(label).strip() else str(label).strip()
+        for label in reference
+    ]
     _check_numbers(path, numbers, labels, len(points.stratum))
     order = np.argsort(np.asarray(numbers, float), kind='stable')
     _check_positions(path, record, points, shapes[order])
@@ -161,13 +203,15 @@ def _read_design(path: str) -> Tuple[PlanRecord, DesignPoints]:
     if not Path(path).is_file():
         raise AssessError(f'{path}: no such file; expected the GeoPackage of mapsage assess plan.')
     try:
-        with contextlib.closing(sqlite3.connect(f'{Path(path).resolve().as_uri()}?mode=ro',
-                                                uri=True)) as file:
+        with contextlib.closing(
+            sqlite3.connect(f'{Path(path).resolve().as_uri()}?mode=ro', uri=True)
+        ) as file:
             text = file.execute(f'SELECT record FROM {_PLAN}').fetchone()[0]
             present = {row[1] for row in file.execute(f'PRAGMA table_info({_DESIGN})')}
             columns = _COLUMNS if _COLUMNS[-1] in present else _COLUMNS[:-1]
             rows = file.execute(
-                f'SELECT {", ".join(columns)} FROM {_DESIGN} ORDER BY point').fetchall()
+                f'SELECT {", ".join(columns)} FROM {_DESIGN} ORDER BY point'
+            ).fetchall()
     except (sqlite3.Error, TypeError, IndexError) as error:
         raise AssessError(_no_plan(path)) from error
     record = PlanRecord.from_text(text, path)
@@ -177,41 +221,57 @@ def _read_design(path: str) -> Tuple[PlanRecord, DesignPoints]:
         numbers, stratum, mapped, inclusion, column, row, x, y, probability, *area = zip(*rows)
         owner, chance = np.array([strata[name] for name in stratum]), np.array(inclusion, float)
         points = DesignPoints(
-            owner, np.array([classes[name] for name in mapped]), chance,
-            np.array(column, np.int64), np.array(row, np.int64), np.array(x, float),
-            np.array(y, float), np.array([json.loads(values) for values in probability], float),
+            owner,
+            np.array([classes[name] for name in mapped]),
+            chance,
+            np.array(column, np.int64),
+            np.array(row, np.int64),
+            np.array(x, float),
+            np.array(y, float),
+            np.array([json.loads(values) for values in probability], float),
             # Earlier versions stored the expected number of points of a pixel instead, at most 1.
-            np.array(area[0], float) if area else
-            chance * (np.array(record.area) / np.maximum(record.points, 1))[owner])
+            np.array(area[0], float)
+            if area
+            else chance * (np.array(record.area) / np.maximum(record.points, 1))[owner],
+        )
         if not (np.isfinite(points.area).all() and (points.area > 0).all()):
             raise ValueError('pixel_area holds numbers that are not above 0')
         drawn = np.bincount(points.stratum, minlength=len(strata)).tolist()
         if drawn != record.points or list(numbers) != list(range(1, len(rows) + 1)):
             raise ValueError(f'{drawn} points in the strata, the plan has {record.points}')
     except (KeyError, TypeError, ValueError) as error:
-        raise AssessError(f'{path}: its table {_DESIGN} does not fit the plan ({error}). Take the '
-                          'file that mapsage assess plan wrote, or make the plan again.') from error
+        raise AssessError(
+            f'{path}: its table {_DESIGN} does not fit the plan ({error}). Take the '
+            'file that mapsage assess plan wrote, or make the plan again.'
+        ) from error
     return record, points
 
 
 def _no_plan(path: str) -> str:
     """Return the message for a file without a plan, which says more of suggested windows."""
     try:
-        layers = {str(name): set(map(str, pyogrio.read_info(path, layer=name)['fields']))
-                  for name, _ in pyogrio.list_layers(path)}
+        layers = {
+            str(name): set(map(str, pyogrio.read_info(path, layer=name)['fields']))
+            for name, _ in pyogrio.list_layers(path)
+        }
     except (DataSourceError, DataLayerError):
         layers = {}
     if any({'rank', 'score', 'reason'} <= fields for fields in layers.values()):
-        return (f'{path} holds windows of mapsage suggest, chosen because the model doubts there. '
-                'They have no inclusion probabilities, and accuracies from them would be far too '
-                'low, so they are refused. Draw points with mapsage assess plan.')
-    return (f'{path} has no table {_PLAN}, so it is unknown with which probability its points were '
-            'drawn, and no estimate from them would be unbiased. Draw points with mapsage assess '
-            'plan and label them in its file; an export of the layer lacks the table.')
+        return (
+            f'{path} holds windows of mapsage suggest, chosen because the model doubts there. '
+            'They have no inclusion probabilities, and accuracies from them would be far too '
+            'low, so they are refused. Draw points with mapsage assess plan.'
+        )
+    return (
+        f'{path} has no table {_PLAN}, so it is unknown with which probability its points were '
+        'drawn, and no estimate from them would be unbiased. Draw points with mapsage assess '
+        'plan and label them in its file; an export of the layer lacks the table.'
+    )
 
 
-def _check_numbers(path: str, numbers: np.ndarray, labels: Sequence[Optional[str]],
-                   count: int) -> None:
+def _check_numbers(
+    path: str, numbers: np.ndarray, labels: Sequence[Optional[str]], count: int
+) -> None:
     """Raise an error unless the layer has every point of the plan once."""
     counts: Dict[float, int] = Counter(np.asarray(numbers, float).tolist())
     twice = sorted(number for number, times in counts.items() if times > 1)
@@ -220,23 +280,27 @@ def _check_numbers(path: str, numbers: np.ndarray, labels: Sequence[Optional[str
         raise AssessError(
             f'{path}: point {twice[0]:.0f} occurs {counts[twice[0]]} times, with the labels '
             f'{", ".join(map(repr, values))}{_more(twice)}; expected every point once. Delete the '
-            'copies.')
+            'copies.'
+        )
     added = sorted(number for number in counts if not 1 <= number <= count)
     added += [number for number in counts if number != number]
     if added:
         raise AssessError(
             f'{path}: a point {added[0]:.0f} is not of the plan, which has points 1 to {count}'
-            f'{_more(added)}; points added by hand have no inclusion probability. Delete them.')
+            f'{_more(added)}; points added by hand have no inclusion probability. Delete them.'
+        )
     missing = sorted(set(range(1, count + 1)) - set(counts))
     if missing:
         raise AssessError(
             f'{path}: point {missing[0]} of the plan was deleted{_more(missing)}. A survey without '
             'its difficult points is biased: restore it from a copy, and leave the label empty '
-            'where you cannot tell.')
+            'where you cannot tell.'
+        )
 
 
-def _check_positions(path: str, record: PlanRecord, points: DesignPoints,
-                     shapes: np.ndarray) -> None:
+def _check_positions(
+    path: str, record: PlanRecord, points: DesignPoints, shapes: np.ndarray
+) -> None:
     """Raise an error if a point was moved by more than a millionth of its coordinates."""
     x, y = shapely.get_x(shapes), shapely.get_y(shapes)
     limit = 1e-6 * np.maximum(np.abs([points.x, points.y]).max(0), 1)
@@ -248,7 +312,8 @@ def _check_positions(path: str, record: PlanRecord, points: DesignPoints,
             f'{path}: point {first + 1} lies at ({x[first]:.10g}, {y[first]:.10g}), the plan of '
             f'{record.map} drew it at ({points.x[first]:.10g}, {points.y[first]:.10g})'
             f'{_more(moved.tolist())}. A point that was moved is no longer random: move it back, '
-            'or restore the file from a copy.')
+            'or restore the file from a copy.'
+        )
 
 
 def _more(items: Sequence) -> str:

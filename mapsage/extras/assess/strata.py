@@ -8,6 +8,7 @@ Shapes (K classes, L levels of confidence, H strata):
     table     (K, L) stratum of the pixels of a class and level; -1 where there are no pixels
     joint     (H, K, K) expected shares of map class and true class in each stratum
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -78,9 +79,15 @@ def build_strata(census: MapCensus, doubtful_share: float) -> Strata:
     by_class = np.einsum('hkl,kl->hk', member, census.area)
     joint = np.einsum('hkl,klr->hkr', member, expected_reference(census))
     names = [*census.class_names, _doubtful_name(census)]
-    return Strata([names[stratum] for stratum in used], table, area,
-                  (member * census.pixels).sum((1, 2)), joint / area[:, None, None],
-                  by_class / area[:, None], threshold)
+    return Strata(
+        [names[stratum] for stratum in used],
+        table,
+        area,
+        (member * census.pixels).sum((1, 2)),
+        joint / area[:, None, None],
+        by_class / area[:, None],
+        threshold,
+    )
 
 
 def expected_reference(census: MapCensus) -> np.ndarray:
@@ -95,7 +102,8 @@ def expected_reference(census: MapCensus) -> np.ndarray:
     if census.probability is not None:
         total = census.probability.sum(-1, keepdims=True)
         return census.area[..., None] * np.divide(
-            census.probability, total, where=total > 0, out=np.zeros_like(census.probability))
+            census.probability, total, where=total > 0, out=np.zeros_like(census.probability)
+        )
     classes = len(census.class_names)
     has_confidence = census.pixels[:, 1:].any()
     right = np.arange(LEVELS) / 100 if has_confidence else np.full(LEVELS, _GUESSED_ACCURACY)

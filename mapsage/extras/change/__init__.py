@@ -6,6 +6,7 @@ of two dates, whoever has loaded it. `siamese_backbone.py` compares the features
 `metric.py` scores what has changed. Names of classes of change are in `mapsage/change_classes.py`,
 which maps of pairs need too.
 """
+
 from .augment import ExchangeDates, JitterDates, ShiftDate
 from .dataset import ChangeDataError, ChangeDataset
 from .loading import LoadChangeLabels, LoadChangePair
@@ -13,6 +14,13 @@ from .metric import ChangeMetric
 from .siamese_backbone import SiameseBackbone
 
 __all__ = [
-    'ChangeDataError', 'ChangeDataset', 'ChangeMetric', 'ExchangeDates', 'JitterDates',
-    'LoadChangeLabels', 'LoadChangePair', 'ShiftDate', 'SiameseBackbone'
+    'ChangeDataError',
+    'ChangeDataset',
+    'ChangeMetric',
+    'ExchangeDates',
+    'JitterDates',
+    'LoadChangeLabels',
+    'LoadChangePair',
+    'ShiftDate',
+    'SiameseBackbone',
 ]

@@ -7,6 +7,7 @@ seeds for every sample.
 Shapes:
     img    (height, width, 2 bands + 2): bands of both dates, then their valid pixels
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence, Tuple
@@ -33,14 +34,15 @@ class TwoDates:
     def __init__(self, results: Mapping[str, Any]) -> None:
         layout: StackLayout = results['stack_layout']
         if [sensor.max_dates for sensor in layout.sensors] != [2]:
-            raise ChangeClassError(f'{layout}, expected one sensor with max_dates=2 for a pair of '
-                                   f'dates.')
+            raise ChangeClassError(
+                f'{layout}, expected one sensor with max_dates=2 for a pair of dates.'
+            )
         self._image: np.ndarray = results['img']
         self.bands = len(layout.sensors[0].bands)
 
     def pixels(self, date: int) -> np.ndarray:
         """Return a view (height, width, bands) of the pixels of a date, 0 or 1."""
-        return self._image[..., date * self.bands:(date + 1) * self.bands]
+        return self._image[..., date * self.bands : (date + 1) * self.bands]
 
     def valid(self, date: int) -> np.ndarray:
         """Return a view (height, width) of the valid pixels of a date, 1 where there is data."""
@@ -65,12 +67,17 @@ class ExchangeDates(BaseTransform):
         ChangeClassError: If a class has no reverse, such as 'new building'.
     """
 
-    def __init__(self, classes: Sequence[str] = (UNCHANGED, CHANGED), prob: float = 0.5,
-                 symmetric: Sequence[str] = (UNCHANGED, CHANGED), ignore_index: int = 255) -> None:
+    def __init__(
+        self,
+        classes: Sequence[str] = (UNCHANGED, CHANGED),
+        prob: float = 0.5,
+        symmetric: Sequence[str] = (UNCHANGED, CHANGED),
+        ignore_index: int = 255,
+    ) -> None:
         self.prob = prob
         self._table = np.arange(256, dtype=np.uint8)
         reverse = reversed_classes(classes, symmetric)
-        self._table[:len(reverse)] = reverse
+        self._table[: len(reverse)] = reverse
         self._classes, self._ignored = list(classes), ignore_index
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -88,7 +95,8 @@ class ExchangeDates(BaseTransform):
                 raise ChangeClassError(
                     f'label {int(labels[labels != self._ignored].max())} of '
                     f'{results.get("img_path")} is none of the classes={self._classes} of '
-                    f'ExchangeDates; give it the classes of the dataset.')
+                    f'ExchangeDates; give it the classes of the dataset.'
+                )
             results[key] = self._table[labels]
         return results
 
@@ -108,8 +116,13 @@ class JitterDates(BaseTransform):
         prob: Probability of a change, for each date.
     """
 
-    def __init__(self, contrast: float = .25, brightness: float = .4, color: float = .15,
-                 prob: float = .8) -> None:
+    def __init__(
+        self,
+        contrast: float = 0.25,
+        brightness: float = 0.4,
+        color: float = 0.15,
+        prob: float = 0.8,
+    ) -> None:
         self.contrast, self.brightness, self.color, self.prob = contrast, brightness, color, prob
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -122,7 +135,8 @@ class JitterDates(BaseTransform):
                 continue
             gain = 1 + np.random.uniform(-self.contrast, self.contrast)
             offset = np.random.uniform(-self.brightness, self.brightness) + np.random.uniform(
-                -self.color, self.color, dates.bands)
+                -self.color, self.color, dates.bands
+            )
             mean, spread = pixels[valid].mean(0), pixels[valid].std(0)
             pixels[valid] = mean + (pixels[valid] - mean) * gain + offset * spread
         return results
@@ -142,10 +156,12 @@ class ShiftDate(BaseTransform):
         prob: Probability of a shift.
     """
 
-    def __init__(self, pixels: int = 2, fixed: Sequence[int] = (), prob: float = 1.) -> None:
+    def __init__(self, pixels: int = 2, fixed: Sequence[int] = (), prob: float = 1.0) -> None:
         if int(pixels) != pixels or pixels < 0 or len(fixed) not in (0, 2):
-            raise ChangeClassError(f'pixels={pixels} and fixed={fixed}, expected whole pixels from '
-                                   f'0, and two numbers or none.')
+            raise ChangeClassError(
+                f'pixels={pixels} and fixed={fixed}, expected whole pixels from '
+                f'0, and two numbers or none.'
+            )
         self.pixels, self.prob = int(pixels), prob
         self.fixed = tuple(int(number) for number in fixed)
 
@@ -167,13 +183,16 @@ def shifted(plane: np.ndarray, columns: int, rows: int) -> np.ndarray:
     """Return an array (H, W, ...) shifted to the right and downward, with zeros at the edges."""
     height, width = plane.shape[:2]
     result = np.zeros_like(plane)
-    source, target = zip(*(_ranges(shift, length) for shift, length in (
-        (rows, height), (columns, width))))
+    source, target = zip(
+        *(_ranges(shift, length) for shift, length in ((rows, height), (columns, width)))
+    )
     result[target] = plane[source]
     return result
 
 
 def _ranges(shift: int, length: int) -> Tuple[slice, slice]:
     """Return the pixels of an axis that stay inside, before and after a shift."""
-    return (slice(max(0, -shift), max(0, min(length, length - shift))),
-            slice(max(0, shift), max(0, min(length, length + shift))))
+    return (
+        slice(max(0, -shift), max(0, min(length, length - shift))),
+        slice(max(0, shift), max(0, min(length, length + shift))),
+    )

@@ -4,6 +4,7 @@ A sample is a stack of one sensor with two dates (`mapsage/stacks/layout.py`). T
 whole files, GeoTIFFs too, and its label belongs to a pair. Windows of large scenes are read by
 `SceneStackDataset` with the same sensors, whose label belongs to a place.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -76,26 +77,34 @@ class ChangeDataset(BaseSegDataset):
 
     METAINFO: Dict[str, Any] = {}
 
-    def __init__(self,
-                 sensors: Mapping[str, Mapping[str, Any]],
-                 land_classes: Optional[Sequence[str]] = None,
-                 land_palette: Optional[Sequence[Sequence[int]]] = None,
-                 transitions: Optional[Sequence[str]] = None,
-                 reduce_semantic_zero_label: bool = False,
-                 dates: Optional[Sequence[str]] = None,
-                 max_shift: Optional[float] = 1.,
-                 data_prefix: Optional[Dict[str, str]] = None,
-                 metainfo: Optional[Dict[str, Any]] = None,
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        land_classes: Optional[Sequence[str]] = None,
+        land_palette: Optional[Sequence[Sequence[int]]] = None,
+        transitions: Optional[Sequence[str]] = None,
+        reduce_semantic_zero_label: bool = False,
+        dates: Optional[Sequence[str]] = None,
+        max_shift: Optional[float] = 1.0,
+        data_prefix: Optional[Dict[str, str]] = None,
+        metainfo: Optional[Dict[str, Any]] = None,
+        **kwargs: Any,
+    ) -> None:
         self.folders = LabelFolders.of_prefixes(
             data_prefix or dict(img_path_from='A', img_path_to='B', seg_map_path='label'),
-            land_classes, transitions, reduce_semantic_zero_label)
+            land_classes,
+            transitions,
+            reduce_semantic_zero_label,
+        )
         self.layout = StackLayout.of_config(sensors)
         sensor = self.layout.sensors[0]
         if [sensor.max_dates for sensor in self.layout.sensors] != [2] or not all(
-                band.isdecimal() and int(band) for band in sensor.bands):
-            raise ChangeDataError(f'sensors={sensors}, expected one sensor, with numbers of bands '
-                                  f'from 1 and max_dates=2.')
+            band.isdecimal() and int(band) for band in sensor.bands
+        ):
+            raise ChangeDataError(
+                f'sensors={sensors}, expected one sensor, with numbers of bands '
+                f'from 1 and max_dates=2.'
+            )
         self.bands = [int(band) for band in sensor.bands]
         self.dates = _parse_dates(dates)
         self.max_shift = max_shift
@@ -104,33 +113,53 @@ class ChangeDataset(BaseSegDataset):
         if land_classes is not None and self.folders.is_from_to:
             colors = land_palette or _made_colors(len(land_classes))
             if len(colors) != len(land_classes):
-                raise ChangeClassError(f'land_palette has {len(colors)} colors, expected '
-                                       f'{len(land_classes)}, one for each land class.')
+                raise ChangeClassError(
+                    f'land_palette has {len(colors)} colors, expected '
+                    f'{len(land_classes)}, one for each land class.'
+                )
             palette = transition_palette(classes, land_classes, colors)
-        super().__init__(data_prefix=self.folders.prefixes,
-                         metainfo=dict(dict(classes=classes, palette=palette), **metainfo or {}),
-                         **kwargs)
+        super().__init__(
+            data_prefix=self.folders.prefixes,
+            metainfo=dict(dict(classes=classes, palette=palette), **metainfo or {}),
+            **kwargs,
+        )
 
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry for each pair, with the paths of its files."""
         names = self._names()
-        pairs = [{key: os.path.join(str(folder), name) for key, folder in self._folders().items()}
-                 for name in names]
+        pairs = [
+            {key: os.path.join(str(folder), name) for key, folder in self._folders().items()}
+            for name in names
+        ]
         # Every rank refuses the same files. Only rank 0 measures.
         self._check_pairs(pairs)
-        return [dict(pair, img_path=pair['img_path_from'], stack_layout=self.layout,
-                     days=self.dates,
-                     label_folders=self.folders, label_map=self.label_map,
-                     reduce_zero_label=self.reduce_zero_label, seg_fields=[]) for pair in pairs]
+        return [
+            dict(
+                pair,
+                img_path=pair['img_path_from'],
+                stack_layout=self.layout,
+                days=self.dates,
+                label_folders=self.folders,
+                label_map=self.label_map,
+                reduce_zero_label=self.reduce_zero_label,
+                seg_fields=[],
+            )
+            for pair in pairs
+        ]
 
     def measure_shift(self) -> ShiftReport:
         """Measure the shift between the dates on a few pairs, spread evenly over the dataset."""
         step = max(1, len(self) // _MEASURED_PAIRS)
         pairs = [self.get_data_info(index) for index in range(0, len(self), step)]
-        return summarize_shifts([
-            shift for pair in pairs[:_MEASURED_PAIRS]
-            for shift in pair_shifts(pair['img_path_from'], pair['img_path_to'], self.bands,
-                                     _BLOCKS_OF_A_PAIR)])
+        return summarize_shifts(
+            [
+                shift
+                for pair in pairs[:_MEASURED_PAIRS]
+                for shift in pair_shifts(
+                    pair['img_path_from'], pair['img_path_to'], self.bands, _BLOCKS_OF_A_PAIR
+                )
+            ]
+        )
 
     def start_notes(self) -> List[Tuple[int, str]]:
         """Return the shift between the dates of training pairs: a logging level and a text."""
@@ -145,8 +174,10 @@ class ChangeDataset(BaseSegDataset):
         """Return the names of the pairs; all folders must have a file of each name."""
         folders = self._folders()
         if self.ann_file:
-            names = [name if os.path.splitext(name)[1] else name + self.img_suffix
-                     for name in _listed_names(Path(self.ann_file))]
+            names = [
+                name if os.path.splitext(name)[1] else name + self.img_suffix
+                for name in _listed_names(Path(self.ann_file))
+            ]
         else:
             names = _images_in(folders['img_path_from'])
         source = self.ann_file or folders['img_path_from']
@@ -157,22 +188,27 @@ class ChangeDataset(BaseSegDataset):
                 raise ChangeDataError(
                     f'{len(missing)} of {len(names)} names of {source} are not '
                     f'in {folder} ({key}), the first is {missing[0]}. Files of a pair have the '
-                    f'same name in all folders.')
+                    f'same name in all folders.'
+                )
             surplus = sorted(present - set(names))
             if surplus and not self.ann_file:
                 raise ChangeDataError(
                     f'{folder} ({key}) has {len(surplus)} file(s) that '
                     f'{folders["img_path_from"]} lacks, the first is {surplus[0]}. Files of a pair '
-                    f'have the same name in all folders.')
+                    f'have the same name in all folders.'
+                )
         if not names:
-            raise ChangeDataError(f'{source} has no pair, expected images with names that end in '
-                                  f'{" ".join(_SUFFIXES)}.')
+            raise ChangeDataError(
+                f'{source} has no pair, expected images with names that end in '
+                f'{" ".join(_SUFFIXES)}.'
+            )
         return names
 
     def _check_pairs(self, pairs: List[Dict[str, str]]) -> None:
         for pair in pairs:
-            with Raster(pair['img_path_from'], self.bands) as before, \
-                    Raster(pair['img_path_to'], self.bands) as after:
+            with Raster(pair['img_path_from'], self.bands) as before, Raster(
+                pair['img_path_to'], self.bands
+            ) as after:
                 check_same_grid(before, after)
                 self._check_label_grids(pair, before)
         if not self.test_mode:
@@ -196,14 +232,16 @@ class ChangeDataset(BaseSegDataset):
         raise ChangeDataError(
             f'no pixel of the {len(pairs)} pairs is changed (data_root={self.data_root!r}): a '
             f'model would learn to say "unchanged" everywhere. Check the labels; in a change label '
-            f'0 is unchanged and 128 to 255 is changed.')
-
+            f'0 is unchanged and 128 to 255 is changed.'
+        )
 
 
 def _images_in(folder: Path) -> List[str]:
     if not folder.is_dir():
-        raise ChangeDataError(f'folder {folder} does not exist. Set data_root and data_prefix '
-                              f'(Open-CD: train/A, train/B, train/label).')
+        raise ChangeDataError(
+            f'folder {folder} does not exist. Set data_root and data_prefix '
+            f'(Open-CD: train/A, train/B, train/label).'
+        )
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_SUFFIXES))
 
 
@@ -213,13 +251,16 @@ def _listed_names(path: Path) -> List[str]:
         # Editors of Windows begin a file in UTF-8 with a byte order mark.
         lines = path.read_text(encoding='utf-8-sig').splitlines()
     except OSError as error:
-        raise ChangeDataError(f'the list of pairs {path} (ann_file) cannot be read: '
-                              f'{error.strerror}. Correct the path; without ann_file all pairs of '
-                              f'the folders are taken.') from error
+        raise ChangeDataError(
+            f'the list of pairs {path} (ann_file) cannot be read: '
+            f'{error.strerror}. Correct the path; without ann_file all pairs of '
+            f'the folders are taken.'
+        ) from error
     except UnicodeDecodeError as error:
-        raise ChangeDataError(f'the list of pairs {path} (ann_file) is not in UTF-8, at byte '
-                              f'{error.start}. Convert it, for example with iconv -f gbk -t utf-8.'
-                              ) from error
+        raise ChangeDataError(
+            f'the list of pairs {path} (ann_file) is not in UTF-8, at byte '
+            f'{error.start}. Convert it, for example with iconv -f gbk -t utf-8.'
+        ) from error
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -230,11 +271,14 @@ def _parse_dates(dates: Optional[Sequence[str]]) -> Tuple[int, int]:
     try:
         first, second = (day_number(datetime.date.fromisoformat(str(date))) for date in dates)
     except ValueError as error:
-        raise ChangeDataError(f"dates={dates!r}, expected two days such as ('2019-06-14', "
-                              f"'2023-07-02'): {error}") from error
+        raise ChangeDataError(
+            f"dates={dates!r}, expected two days such as ('2019-06-14', '2023-07-02'): {error}"
+        ) from error
     if first > second:
-        raise ChangeDataError(f'dates={tuple(dates)!r}: the second date is before the first one. '
-                              f'Exchange img_path_from and img_path_to, or correct the dates.')
+        raise ChangeDataError(
+            f'dates={tuple(dates)!r}: the second date is before the first one. '
+            f'Exchange img_path_from and img_path_to, or correct the dates.'
+        )
     return first, second
 
 

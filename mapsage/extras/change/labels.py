@@ -3,6 +3,7 @@
 Shapes:
     labels    (height, width) uint8: index of a class of change, or the ignore index
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -45,8 +46,13 @@ class LabelFolders(NamedTuple):
         return bool(self.land_classes)
 
     @classmethod
-    def of_prefixes(cls, prefixes: Mapping[str, str], land_classes: Optional[Sequence[str]],
-                    transitions: Optional[Sequence[str]], zero_is_unchanged: bool) -> LabelFolders:
+    def of_prefixes(
+        cls,
+        prefixes: Mapping[str, str],
+        land_classes: Optional[Sequence[str]],
+        transitions: Optional[Sequence[str]],
+        zero_is_unchanged: bool,
+    ) -> LabelFolders:
         """Return the description of a dataset; the arguments are those of ``ChangeDataset``.
 
         Raises:
@@ -55,21 +61,30 @@ class LabelFolders(NamedTuple):
         """
         unknown = sorted(set(prefixes) - set(_KEYS))
         if unknown or 'img_path_from' not in prefixes or 'img_path_to' not in prefixes:
-            raise ChangeClassError(f'data_prefix={dict(prefixes)}, expected img_path_from, '
-                                   f'img_path_to and the folders of the labels, from {_KEYS}.')
+            raise ChangeClassError(
+                f'data_prefix={dict(prefixes)}, expected img_path_from, '
+                f'img_path_to and the folders of the labels, from {_KEYS}.'
+            )
         dates = [key for key in ('seg_map_path_from', 'seg_map_path_to') if prefixes.get(key)]
         if len(dates) == 1:
-            raise ChangeClassError(f'data_prefix names {dates[0]} only, expected the classes of '
-                                   f'both dates: seg_map_path_from and seg_map_path_to.')
+            raise ChangeClassError(
+                f'data_prefix names {dates[0]} only, expected the classes of '
+                f'both dates: seg_map_path_from and seg_map_path_to.'
+            )
         if bool(dates) != (land_classes is not None):
             raise ChangeClassError(
                 f'land_classes={land_classes} with data_prefix={dict(prefixes)}: from-to classes '
                 f'need land_classes, seg_map_path_from and seg_map_path_to; a label of change '
-                f'(seg_map_path) needs none of them.')
+                f'(seg_map_path) needs none of them.'
+            )
         if land_classes is None:
             return cls(dict(prefixes), (UNCHANGED, CHANGED), (), False)
-        return cls(dict(prefixes), from_to_classes(land_classes, transitions),
-                   tuple(map(str, land_classes)), zero_is_unchanged)
+        return cls(
+            dict(prefixes),
+            from_to_classes(land_classes, transitions),
+            tuple(map(str, land_classes)),
+            zero_is_unchanged,
+        )
 
 
 def read_change(pair: Mapping[str, Any], folders: LabelFolders, ignore_index: int) -> np.ndarray:
@@ -88,29 +103,42 @@ def read_change(pair: Mapping[str, Any], folders: LabelFolders, ignore_index: in
         values = _read(pair['seg_map_path'])
         change = values >= _CHANGED_FROM
         if values.max() == 1:
-            raise GeoError(f'{pair["seg_map_path"]} holds 0 and 1, and a label of change is 0 or '
-                           f'255 (128 and more is changed). Multiply it by 255.')
+            raise GeoError(
+                f'{pair["seg_map_path"]} holds 0 and 1, and a label of change is 0 or '
+                f'255 (128 and more is changed). Multiply it by 255.'
+            )
     if not folders.is_from_to:
         assert change is not None
         return change.astype(np.uint8)
     before, after = (_read(pair[key]) for key in ('seg_map_path_from', 'seg_map_path_to'))
     if before.shape != after.shape:
-        raise GeoError(f'{pair["seg_map_path_from"]} has {_size(before)} pixels and '
-                       f'{pair["seg_map_path_to"]} {_size(after)}, expected one size.')
+        raise GeoError(
+            f'{pair["seg_map_path_from"]} has {_size(before)} pixels and '
+            f'{pair["seg_map_path_to"]} {_size(after)}, expected one size.'
+        )
     table, shift = _table(folders, ignore_index), int(folders.zero_is_unchanged)
     count = len(folders.land_classes)
     for key, classes in (('seg_map_path_from', before), ('seg_map_path_to', after)):
         wrong = (classes >= count + shift) & (classes != ignore_index)
         if wrong.any():
-            raise GeoError(f'{pair[key]} holds the value {int(classes[wrong][0])}; {count} land '
-                           f'classes allow {shift} to {count - 1 + shift}'
-                           f'{" and 0 for unchanged" if shift else ""}, and {ignore_index} for '
-                           f'ignored pixels.')
+            raise GeoError(
+                f'{pair[key]} holds the value {int(classes[wrong][0])}; {count} land '
+                f'classes allow {shift} to {count - 1 + shift}'
+                f'{" and 0 for unchanged" if shift else ""}, and {ignore_index} for '
+                f'ignored pixels.'
+            )
     labels = table[before, after]
     if (labels == _IMPOSSIBLE).any():
         row, column = np.argwhere(labels == _IMPOSSIBLE)[0]
-        raise GeoError(_describe_impossible(pair, folders, int(before[row, column]),
-                                            int(after[row, column]), (int(column), int(row))))
+        raise GeoError(
+            _describe_impossible(
+                pair,
+                folders,
+                int(before[row, column]),
+                int(after[row, column]),
+                (int(column), int(row)),
+            )
+        )
     if change is not None:
         _check_agreement(pair, change, labels, ignore_index)
     return labels.astype(np.uint8)
@@ -137,26 +165,35 @@ def _table(folders: LabelFolders, ignore_index: int) -> np.ndarray:
     return table
 
 
-def _describe_impossible(pair: Mapping[str, Any], folders: LabelFolders, before: int, after: int,
-                         pixel: Tuple[int, int]) -> str:
+def _describe_impossible(
+    pair: Mapping[str, Any], folders: LabelFolders, before: int, after: int, pixel: Tuple[int, int]
+) -> str:
     names = f'{pair["seg_map_path_from"]} and {pair["seg_map_path_to"]}'
     if 0 in (before, after) and folders.zero_is_unchanged:
-        return (f'{names} hold {before} and {after} at (column, row) = {pixel}: 0 is unchanged, '
-                f'and then both files hold 0. Correct the labels, or set '
-                f'reduce_semantic_zero_label=False if 0 is a class.')
+        return (
+            f'{names} hold {before} and {after} at (column, row) = {pixel}: 0 is unchanged, '
+            f'and then both files hold 0. Correct the labels, or set '
+            f'reduce_semantic_zero_label=False if 0 is a class.'
+        )
     shift = int(folders.zero_is_unchanged)
-    name = transition_name(folders.land_classes[before - shift],
-                           folders.land_classes[after - shift])
-    return (f'{names} hold {name!r} at (column, row) = {pixel}, which is not in transitions: '
-            f'{list(folders.classes[1:])}. Add it, or correct the labels.')
+    name = transition_name(
+        folders.land_classes[before - shift], folders.land_classes[after - shift]
+    )
+    return (
+        f'{names} hold {name!r} at (column, row) = {pixel}, which is not in transitions: '
+        f'{list(folders.classes[1:])}. Add it, or correct the labels.'
+    )
 
 
-def _check_agreement(pair: Mapping[str, Any], change: np.ndarray, labels: np.ndarray,
-                     ignore_index: int) -> None:
+def _check_agreement(
+    pair: Mapping[str, Any], change: np.ndarray, labels: np.ndarray, ignore_index: int
+) -> None:
     """Check that a file of change and two files of classes say the same."""
     if change.shape != labels.shape:
-        raise GeoError(f'{pair["seg_map_path"]} has {_size(change)} pixels and '
-                       f'{pair["seg_map_path_from"]} {_size(labels)}, expected one size.')
+        raise GeoError(
+            f'{pair["seg_map_path"]} has {_size(change)} pixels and '
+            f'{pair["seg_map_path_from"]} {_size(labels)}, expected one size.'
+        )
     wrong = (change != (labels != 0)) & (labels != ignore_index)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
@@ -165,7 +202,8 @@ def _check_agreement(pair: Mapping[str, Any], change: np.ndarray, labels: np.nda
             f'{pair["seg_map_path_to"]} disagree on {int(wrong.sum())} of {wrong.size} pixels, the '
             f'first at (column, row) = {(int(column), int(row))}: '
             f'{"changed" if change[row, column] else "unchanged"} in the label of change. Correct '
-            f'the labels, or leave seg_map_path out: the classes say what has changed.')
+            f'the labels, or leave seg_map_path out: the classes say what has changed.'
+        )
 
 
 def check_label_grid(label: Raster, image: Raster) -> None:
@@ -177,8 +215,10 @@ def check_label_grid(label: Raster, image: Raster) -> None:
         GeoError: If size, CRS or transform differ.
     """
     if (label.width, label.height) != (image.width, image.height):
-        raise GeoError(f'label {label.path} has {label.width}x{label.height} pixels and the images '
-                       f'{image.path} {image.width}x{image.height}, expected one size.')
+        raise GeoError(
+            f'label {label.path} has {label.width}x{label.height} pixels and the images '
+            f'{image.path} {image.width}x{image.height}, expected one size.'
+        )
     if label.is_georeferenced and image.is_georeferenced:
         check_same_grid(image, label)
 
@@ -189,8 +229,10 @@ def _read(path: str) -> np.ndarray:
     if values.dtype != np.uint8:
         raise GeoError(f'label {path} holds {values.dtype}, expected uint8.')
     if len(values) > 1 and not (values[1:] == values[:1]).all():
-        raise GeoError(f'label {path} has {len(values)} bands that differ, expected one band whose '
-                       f'values are labels. A colored picture of labels is no label.')
+        raise GeoError(
+            f'label {path} has {len(values)} bands that differ, expected one band whose '
+            f'values are labels. A colored picture of labels is no label.'
+        )
     return values[0]
 
 

@@ -5,6 +5,7 @@ Shapes:
                 then the valid pixels of both dates as 1 (`mapsage/stacks/layout.py`)
     gt_seg_map  (height, width) uint8
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List
@@ -35,7 +36,7 @@ class LoadChangePair(BaseTransform):
             RasterBlockError: If a file is damaged.
         """
         paths = [results['img_path_from'], results['img_path_to']]
-        sensor, = results['stack_layout'].sensors
+        (sensor,) = results['stack_layout'].sensors
         pixels: List[np.ndarray] = []
         valid: List[np.ndarray] = []
         for path in paths:
@@ -45,12 +46,15 @@ class LoadChangePair(BaseTransform):
             pixels.append(values)
             valid.append(has_data[None])
         if pixels[0].shape != pixels[1].shape:
-            sizes = [f'{path}: {values.shape[2]}x{values.shape[1]} pixels'
-                     for path, values in zip(paths, pixels)]
+            sizes = [
+                f'{path}: {values.shape[2]}x{values.shape[1]} pixels'
+                for path, values in zip(paths, pixels)
+            ]
             raise GeoError(f'the dates of a pair differ: {"; ".join(sizes)}. Expected one size.')
         is_small = all(values.dtype == np.uint8 for values in pixels)
-        image = np.concatenate([plane.astype(np.uint8 if is_small else np.float32)
-                                for plane in (*pixels, *valid)]).transpose(1, 2, 0)
+        image = np.concatenate(
+            [plane.astype(np.uint8 if is_small else np.float32) for plane in (*pixels, *valid)]
+        ).transpose(1, 2, 0)
         results['img'] = np.ascontiguousarray(image)
         results['site'] = float('nan'), float('nan')
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
@@ -82,7 +86,8 @@ class LoadChangeLabels(BaseTransform):
             raise GeoError(
                 f'label {path} has {labels.shape[1]}x{labels.shape[0]} pixels and the images '
                 f'{results["img_path"]} {results["img"].shape[1]}x{results["img"].shape[0]}, '
-                f'expected one size.')
+                f'expected one size.'
+            )
         # What has changed is unknown where one of the dates has no data.
         dates = results['stack_layout'].dates
         labels[~results['img'][..., -dates:].all(-1)] = self.ignore_index

@@ -4,6 +4,7 @@ All of them are computed from one confusion matrix of the change classes, which
 `ConfusionMatrixMetric` sums exactly over the images of all ranks. The classes are explained in
 `mapsage/change_classes.py`.
 """
+
 from __future__ import annotations
 
 import logging
@@ -35,12 +36,19 @@ def change_scores(matrix: np.ndarray, unchanged: int = 0) -> Dict[str, float]:
     """
     changed = [index for index in range(len(matrix)) if index != unchanged]
     groups = ([unchanged], changed)
-    binary = np.array([[matrix[np.ix_(truth, prediction)].sum() for prediction in groups]
-                       for truth in groups], np.int64)
+    binary = np.array(
+        [[matrix[np.ix_(truth, prediction)].sum() for prediction in groups] for truth in groups],
+        np.int64,
+    )
     result: Dict[str, Any] = scores(binary)
-    return dict(F1=float(result['Fbeta'][1]), IoU=float(result['IoU'][1]),
-                Precision=float(result['Precision'][1]), Recall=float(result['Recall'][1]),
-                mIoU=float(result['mIoU']), aAcc=float(result['aAcc']))
+    return dict(
+        F1=float(result['Fbeta'][1]),
+        IoU=float(result['IoU'][1]),
+        Precision=float(result['Precision'][1]),
+        Recall=float(result['Recall'][1]),
+        mIoU=float(result['mIoU']),
+        aAcc=float(result['aAcc']),
+    )
 
 
 def land_confusion(matrix: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -60,8 +68,9 @@ def land_confusion(matrix: np.ndarray, names: Sequence[str]) -> np.ndarray:
     land: List[str] = []
     for name, pair in zip(names, pairs):
         if pair is None and name != UNCHANGED:
-            raise ChangeClassError(f"class {name!r}, expected {UNCHANGED!r} or a name such as "
-                                   f"'forest > building'.")
+            raise ChangeClassError(
+                f"class {name!r}, expected {UNCHANGED!r} or a name such as 'forest > building'."
+            )
         land += [side for side in pair or () if side not in land]
     total = np.zeros((len(land) + 1, len(land) + 1), np.int64)
     for date in (0, 1):
@@ -115,36 +124,54 @@ class ChangeMetric(ConfusionMatrixMetric):
         ChangeClassError: In the evaluation, if no class is called 'unchanged'.
     """
 
-    def __init__(self, ignore_index: int = 255, picture: Optional[str] = None,
-                 prefix: Optional[str] = None, output_dir: Optional[str] = None,
-                 format_only: bool = False, collect_device: str = 'cpu') -> None:
-        super().__init__(ignore_index=ignore_index, picture=picture, prefix=prefix,
-                         output_dir=output_dir, format_only=format_only,
-                         collect_device=collect_device)
+    def __init__(
+        self,
+        ignore_index: int = 255,
+        picture: Optional[str] = None,
+        prefix: Optional[str] = None,
+        output_dir: Optional[str] = None,
+        format_only: bool = False,
+        collect_device: str = 'cpu',
+    ) -> None:
+        super().__init__(
+            ignore_index=ignore_index,
+            picture=picture,
+            prefix=prefix,
+            output_dir=output_dir,
+            format_only=format_only,
+            collect_device=collect_device,
+        )
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
         """Return the scores of ``results``, a list of one count vector, and log the table."""
         names = list(self._classes())
         if UNCHANGED not in names:
-            raise ChangeClassError(f'ChangeMetric: the classes are {names}, expected one that is '
-                                   f'called {UNCHANGED!r}; name it in metainfo of the dataset.')
+            raise ChangeClassError(
+                f'ChangeMetric: the classes are {names}, expected one that is '
+                f'called {UNCHANGED!r}; name it in metainfo of the dataset.'
+            )
         unchanged = names.index(UNCHANGED)
         vector = results[0].numpy()
-        self.matrix = matrix = vector[2:2 + len(names)**2].reshape(len(names), len(names))
+        self.matrix = matrix = vector[2 : 2 + len(names) ** 2].reshape(len(names), len(names))
         result = change_scores(matrix, unchanged)
         by_class: Dict[str, Any] = scores(matrix)
         if any(transition_of(name) for name in names):
             sek = separated_kappa(land_confusion(matrix, names))
             ious = np.delete(by_class['IoU'], unchanged)
-            result.update(SeK=sek, SCD_Score=.3 * result['mIoU'] + .7 * sek,
-                          from_to_mIoU=float(np.nanmean(ious)) if not np.isnan(ious).all()
-                          else float('nan'))
+            result.update(
+                SeK=sek,
+                SCD_Score=0.3 * result['mIoU'] + 0.7 * sek,
+                from_to_mIoU=float(np.nanmean(ious)) if not np.isnan(ious).all() else float('nan'),
+            )
         if get_dist_info()[0] == 0:
             self._log_classes(names, matrix, by_class)
             if not np.delete(matrix, unchanged, 0).any():
-                print_log('no pixel of the evaluated truth is changed: recall and F1 of change say '
-                          'nothing. Check the labels (Open-CD: 255 is changed, 0 is not).',
-                          logger='current', level=logging.WARNING)
+                print_log(
+                    'no pixel of the evaluated truth is changed: recall and F1 of change say '
+                    'nothing. Check the labels (Open-CD: 255 is changed, 0 is not).',
+                    logger='current',
+                    level=logging.WARNING,
+                )
             if self.picture:
                 self.plot(self.picture)
         return {key: float(np.round(value * 100, 2)) for key, value in result.items()}
@@ -156,10 +183,23 @@ class ChangeMetric(ConfusionMatrixMetric):
             row = matrix[index]
             wrong = np.where(np.arange(len(row)) == index, -1, row)
             rival = int(wrong.argmax())
-            confusion = (f'{names[rival]} ({100 * wrong[rival] / row.sum():.1f} %)'
-                         if wrong[rival] > 0 else '')
+            confusion = (
+                f'{names[rival]} ({100 * wrong[rival] / row.sum():.1f} %)'
+                if wrong[rival] > 0
+                else ''
+            )
             if row.any() or matrix[:, index].any():
-                table.add_row([name, *(f'{100 * by_class[key][index]:.2f}' for key in (
-                    'IoU', 'Precision', 'Recall')), int(row.sum()), confusion])
-        print_log('per class results:\n' + table.get_string(),
-                  logger=MMLogger.get_current_instance())
+                table.add_row(
+                    [
+                        name,
+                        *(
+                            f'{100 * by_class[key][index]:.2f}'
+                            for key in ('IoU', 'Precision', 'Recall')
+                        ),
+                        int(row.sum()),
+                        confusion,
+                    ]
+                )
+        print_log(
+            'per class results:\n' + table.get_string(), logger=MMLogger.get_current_instance()
+        )

@@ -3,6 +3,7 @@
 The neck or decode head behind it sees one set of levels and needs no change. The simpler rival is
 ``StackBackbone(dates='channels')``, which sees both dates as bands of one image.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -36,12 +37,19 @@ class SiameseBackbone(StackBackbone):
         StackLayoutError: If there are not two dates in all, or ``fusion`` is unknown.
     """
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]], encoder: Dict[str, Any],
-                 fusion: str = 'concat', init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        encoder: Dict[str, Any],
+        fusion: str = 'concat',
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(sensors, encoder, init_cfg=init_cfg)
         if self.layout.dates != 2:
-            raise StackLayoutError(f'{self.layout}, expected two dates in all: one sensor with '
-                                   f'max_dates=2, or two sensors with one date.')
+            raise StackLayoutError(
+                f'{self.layout}, expected two dates in all: one sensor with '
+                f'max_dates=2, or two sensors with one date.'
+            )
         if fusion not in FUSIONS:
             raise StackLayoutError(f'fusion={fusion!r}, expected one of {", ".join(FUSIONS)}.')
         self.fusion, self.returns_facts = fusion, False
@@ -60,6 +68,7 @@ class SiameseBackbone(StackBackbone):
                 continue
             first, second = level.chunk(2, 1)
             difference = (second - first).abs()
-            fused.append(difference if self.fusion == 'abs_diff'
-                         else torch.cat([level, difference], 1))
+            fused.append(
+                difference if self.fusion == 'abs_diff' else torch.cat([level, difference], 1)
+            )
         return tuple(fused)

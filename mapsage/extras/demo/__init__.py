@@ -5,6 +5,7 @@ Scenes are drawn by `demo_scenes.py`, which calls `landscape.py` and `settlement
 canvas of `ground_canvas.py`. Every byte follows from a seed: a change in the order of random draws
 is a new format of the data. `prepare/` converts archives to the folders that datasets read.
 """
+
 from mapsage_launcher.only_help import is_only_help
 
 # The help of a program needs none of these.
@@ -16,7 +17,16 @@ if not is_only_help():
     from .neighbor_scenes import NeighborParams, write_neighbor_scenes
 
 __all__ = [
-    'CROP_CLASSES', 'CROP_PALETTE', 'ChangeParams', 'CropParams', 'DemoParams', 'DemoScene',
-    'NeighborParams', 'draw_scene', 'write_change_pairs', 'write_crop_places', 'write_demo_data',
-    'write_neighbor_scenes'
+    'CROP_CLASSES',
+    'CROP_PALETTE',
+    'ChangeParams',
+    'CropParams',
+    'DemoParams',
+    'DemoScene',
+    'NeighborParams',
+    'draw_scene',
+    'write_change_pairs',
+    'write_crop_places',
+    'write_demo_data',
+    'write_neighbor_scenes',
 ]

@@ -3,6 +3,7 @@
 Both pictures show the same ground under another sun, another camera and other crops, which is no
 change. The pictures lie exactly on each other.
 """
+
 from __future__ import annotations
 
 import copy
@@ -49,24 +50,35 @@ def draw_change(seed: int, kind: str, size: int = 640) -> ChangedGround:
     second.rng = np.random.RandomState(seed + 2**31)
     change_season(second)
     _change(second)
-    crop = np.s_[MARGIN:MARGIN + size, MARGIN:MARGIN + size]
-    return ChangedGround(photograph(first)[crop], photograph(second)[crop],
-                         first.mask[crop], second.mask[crop])
+    crop = np.s_[MARGIN : MARGIN + size, MARGIN : MARGIN + size]
+    return ChangedGround(
+        photograph(first)[crop], photograph(second)[crop], first.mask[crop], second.mask[crop]
+    )
 
 
 def _change(canvas: GroundCanvas) -> None:
     """Build, fell and flood at a few sites each; about a tenth of the land changes."""
     rng, side = canvas.rng, canvas.side
     # Felled sites have smooth borders; each is a hill of a field of noise.
-    fell(canvas, largest(canvas.noise(side * .3, 2), .25 if (canvas.mask == FOREST).mean() < .5
-                         else .12))
-    flood(canvas, largest(canvas.noise(side * .5, 3), .10))
+    fell(
+        canvas,
+        largest(
+            canvas.noise(side * 0.3, 2), 0.25 if (canvas.mask == FOREST).mean() < 0.5 else 0.12
+        ),
+    )
+    flood(canvas, largest(canvas.noise(side * 0.5, 3), 0.10))
     for _ in range(rng.randint(2, 5)):
-        center = rng.uniform(.1, .9, 2) * side
+        center = rng.uniform(0.1, 0.9, 2) * side
         length, width = rng.uniform(80, 190, 2)
         angle = rng.uniform(0, np.pi)
         along = np.array([np.cos(angle), np.sin(angle)])
         across = np.array([-along[1], along[0]])
-        build_estate(canvas, np.stack([
-            center + u * length / 2 * along + v * width / 2 * across
-            for u, v in ((-1, -1), (1, -1), (1, 1), (-1, 1))]))
+        build_estate(
+            canvas,
+            np.stack(
+                [
+                    center + u * length / 2 * along + v * width / 2 * across
+                    for u, v in ((-1, -1), (1, -1), (1, 1), (-1, 1))
+                ]
+            ),
+        )

@@ -3,6 +3,7 @@
 The folder appears complete or not at all. One exception: if a complete folder lacks the scene for
 the map, the scene is added. The scenes are drawn by `demo_scenes.py`.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -56,15 +57,19 @@ class DemoParams:
             if not 1 <= count < 1000:
                 raise ValueError(f'{name}={count} is out of range; choose 1 .. 999')
         if self.tile_size < 64 or self.tile_size % 32:
-            raise ValueError(f'tile_size={self.tile_size} does not suit the backbones; '
-                             'choose a multiple of 32, at least 64')
+            raise ValueError(
+                f'tile_size={self.tile_size} does not suit the backbones; '
+                'choose a multiple of 32, at least 64'
+            )
         if self.scene_size < self.tile_size or self.scene_size % self.tile_size:
-            raise ValueError(f'scene_size={self.scene_size} cannot be cut into whole tiles; '
-                             f'choose a multiple of tile_size={self.tile_size}')
+            raise ValueError(
+                f'scene_size={self.scene_size} cannot be cut into whole tiles; '
+                f'choose a multiple of tile_size={self.tile_size}'
+            )
 
     def tiles(self) -> Dict[str, int]:
         """Return the number of tiles by split."""
-        per_scene = (self.scene_size // self.tile_size)**2
+        per_scene = (self.scene_size // self.tile_size) ** 2
         return {'train': self.train_scenes * per_scene, 'val': self.val_scenes * per_scene}
 
 
@@ -95,9 +100,11 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
         # NumPy and OpenCV release Python's lock. A scene needs about 200 bytes a pixel.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             scenes: List[Future[object]] = [pool.submit(write_demo_map, folder, *map_scene)]
-            scenes += [pool.submit(_write_scene, folder, split, index, params)
-                       for split, count in (('train', params.train_scenes),
-                                            ('val', params.val_scenes)) for index in range(count)]
+            scenes += [
+                pool.submit(_write_scene, folder, split, index, params)
+                for split, count in (('train', params.train_scenes), ('val', params.val_scenes))
+                for index in range(count)
+            ]
             try:
                 for scene in scenes:
                     scene.result()
@@ -116,13 +123,15 @@ def _write_scene(root: Path, split: str, index: int, params: DemoParams) -> None
     kinds = list(SCENE_KINDS)
     image, mask = draw_scene(
         params.seed * _SEEDS + (_FIRST_VAL if split == 'val' else 0) + index,
-        kinds[index % len(kinds)], params.scene_size,
-        no_data=index % _NO_DATA_EVERY == _NO_DATA_EVERY - 1)
+        kinds[index % len(kinds)],
+        params.scene_size,
+        no_data=index % _NO_DATA_EVERY == _NO_DATA_EVERY - 1,
+    )
     size = params.tile_size
     corners = range(0, params.scene_size, size)
-    for number, (y, x) in enumerate(itertools.product(corners, corners), index * len(corners)**2):
+    for number, (y, x) in enumerate(itertools.product(corners, corners), index * len(corners) ** 2):
         # OpenCV writes BGR.
         for kind, plane in (('img_dir', image[..., ::-1]), ('ann_dir', mask)):
             path = str(root / kind / split / f'{number}.png')
-            if not cv2.imwrite(path, plane[y:y + size, x:x + size]):
+            if not cv2.imwrite(path, plane[y : y + size, x : x + size]):
                 raise OSError(f'OpenCV could not write {path}')

@@ -3,6 +3,7 @@
 The marker file `demo.json` holds the parameters of the data. A folder whose marker has the same
 parameters is reused; a folder with other content is an error and is never overwritten.
 """
+
 from __future__ import annotations
 
 import json
@@ -64,16 +65,23 @@ def is_complete(root: Path, marker: Dict[str, object]) -> bool:
         return False
     path = root / MARKER
     if not path.is_file():
-        raise ValueError(f'{root} is in use and has no {MARKER}, so it is no demo dataset; '
-                         'choose another folder or empty this one')
+        raise ValueError(
+            f'{root} is in use and has no {MARKER}, so it is no demo dataset; '
+            'choose another folder or empty this one'
+        )
     try:
         content = parse_json(path.read_text())
     except ValueError:
         content = None
     existing = content if isinstance(content, dict) else {}
     if existing != marker:
-        differing = ', '.join(f'{key}={existing.get(key)!r} (asked for {value!r})'
-                              for key, value in marker.items() if existing.get(key) != value)
-        raise ValueError(f'{root} holds a demo dataset with {differing or "other parameters"}; '
-                         'remove the folder or choose another one')
+        differing = ', '.join(
+            f'{key}={existing.get(key)!r} (asked for {value!r})'
+            for key, value in marker.items()
+            if existing.get(key) != value
+        )
+        raise ValueError(
+            f'{root} holds a demo dataset with {differing or "other parameters"}; '
+            'remove the folder or choose another one'
+        )
     return True

@@ -3,6 +3,7 @@
 The tiles of the demo have no coordinates; this scene does, so that the map opens in a GIS. Its
 coordinates are at sea, because the scene is not a real place.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,7 +27,7 @@ SCENE, LABEL = 'scene.tif', 'scene_label.tif'
 _KIND = 'river'
 
 # UTM zone 31N: upper left corner and side of a pixel in meters.
-_CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000., 4_500_000., 0.5
+_CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000.0, 4_500_000.0, 0.5
 
 # Side of a block of the GeoTIFF in pixels.
 _BLOCK = 256
@@ -58,10 +59,21 @@ def write_demo_map(root: Path, seed: int, size: int) -> bool:
 def _write(path: Path, bands: np.ndarray, photometric: str) -> None:
     """Write bands, uint8 (bands, H, W), as a GeoTIFF; a single band gets LoveDA's colors."""
     profile: Dict[str, object] = dict(
-        driver='GTiff', dtype='uint8', count=bands.shape[0], height=bands.shape[1],
-        width=bands.shape[2], crs=crs_of_code(_CRS), nodata=NO_DATA, photometric=photometric,
-        transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), tiled=True, blockxsize=_BLOCK,
-        blockysize=_BLOCK, compress='deflate', interleave='pixel')
+        driver='GTiff',
+        dtype='uint8',
+        count=bands.shape[0],
+        height=bands.shape[1],
+        width=bands.shape[2],
+        crs=crs_of_code(_CRS),
+        nodata=NO_DATA,
+        photometric=photometric,
+        transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),
+        tiled=True,
+        blockxsize=_BLOCK,
+        blockysize=_BLOCK,
+        compress='deflate',
+        interleave='pixel',
+    )
     with temporary_beside(path) as folder:
         with rasterio.open(str(folder / path.name), 'w', **profile) as file:
             file.write(bands)

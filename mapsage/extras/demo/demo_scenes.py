@@ -11,6 +11,7 @@ Randomness comes from ``np.random.RandomState``, whose stream NumPy has frozen (
 kernels may still round differently on another processor or version, so that a few pixels differ by
 a gray level, or by a class at a border.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -29,14 +30,14 @@ MARGIN = 32
 # Half of the kinds consist mostly of one class. Real scenes are like that: a model learns little
 # from most of their tiles. The values are the fields of SceneKind, in order.
 SCENE_KINDS = {
-    'plain': SceneKind(.03, .00, .00, False, .02, .97, 60_000, .2),
-    'town': SceneKind(.06, .00, .75, True, .30, .70, 30_000, 1.),
-    'forest': SceneKind(.93, .02, .00, False, .20, .70, 50_000, .2),
-    'village': SceneKind(.12, .03, .30, False, .15, .70, 28_000, 1.),
-    'lake': SceneKind(.08, .82, .00, False, .40, .70, 50_000, .2),
-    'river': SceneKind(.20, .00, .15, True, .25, .75, 40_000, .8),
-    'wasteland': SceneKind(.05, .02, .00, False, .92, .40, 60_000, .2),
-    'farmland': SceneKind(.08, .02, .00, False, .12, .72, 32_000, .9),
+    'plain': SceneKind(0.03, 0.00, 0.00, False, 0.02, 0.97, 60_000, 0.2),
+    'town': SceneKind(0.06, 0.00, 0.75, True, 0.30, 0.70, 30_000, 1.0),
+    'forest': SceneKind(0.93, 0.02, 0.00, False, 0.20, 0.70, 50_000, 0.2),
+    'village': SceneKind(0.12, 0.03, 0.30, False, 0.15, 0.70, 28_000, 1.0),
+    'lake': SceneKind(0.08, 0.82, 0.00, False, 0.40, 0.70, 50_000, 0.2),
+    'river': SceneKind(0.20, 0.00, 0.15, True, 0.25, 0.75, 40_000, 0.8),
+    'wasteland': SceneKind(0.05, 0.02, 0.00, False, 0.92, 0.40, 60_000, 0.2),
+    'farmland': SceneKind(0.08, 0.02, 0.00, False, 0.12, 0.72, 32_000, 0.9),
 }
 
 
@@ -62,15 +63,15 @@ def paint_ground(seed: int, kind: str, side: int) -> GroundCanvas:
         raise ValueError(f'kind={kind!r} is not a scene kind; choose one of {sorted(SCENE_KINDS)}')
     spec = SCENE_KINDS[kind]
     canvas = GroundCanvas.blank(seed, side, BACKGROUND)
-    town = largest(canvas.noise(canvas.side * .8, 2), spec.town)
+    town = largest(canvas.noise(canvas.side * 0.8, 2), spec.town)
     cuts, streets, blocks = paint_parcels(canvas, spec, town)
-    relief = canvas.noise(canvas.side * .4, 5) - 3. * town
+    relief = canvas.noise(canvas.side * 0.4, 5) - 3.0 * town
     paint_forest(canvas, largest(relief, spec.forest))
-    paint_water(canvas, spec, -relief - 6. * town)
-    plant_hedges(canvas, cuts, .35 * spec.settled)
+    paint_water(canvas, spec, -relief - 6.0 * town)
+    plant_hedges(canvas, cuts, 0.35 * spec.settled)
     paint_roads(canvas, cuts, streets, paved=canvas.rng.rand() < spec.settled)
     build_town(canvas, blocks)
-    build_farms(canvas, cuts, .6 * spec.settled)
+    build_farms(canvas, cuts, 0.6 * spec.settled)
     return canvas
 
 
@@ -100,7 +101,7 @@ def draw_scene(seed: int, kind: str, size: int = 640, no_data: bool = False) -> 
 def _cut_corner(rng: np.random.RandomState, image: np.ndarray, mask: np.ndarray) -> None:
     """Blank one corner in place, as at the edge of a flight strip."""
     size = len(mask)
-    x, y = (rng.uniform(.15, .4, 2) * size).astype(np.int32).tolist()
+    x, y = (rng.uniform(0.15, 0.4, 2) * size).astype(np.int32).tolist()
     outside = np.zeros_like(mask)
     cv2.fillPoly(outside, [np.array([[0, 0], [x, 0], [0, y]], np.int32)], 1)
     outside = np.rot90(outside, rng.randint(4)).astype(bool)

@@ -10,6 +10,7 @@ Shapes:
     polygon        (N, 2) corners x, y
     photograph     (H, W, 3) uint8 RGB
 """
+
 from __future__ import annotations
 
 import math
@@ -52,18 +53,19 @@ class GroundCanvas:
             rng=np.random.RandomState(seed),
             mask=np.full((side, side), value, np.uint8),
             albedo=np.zeros((side, side, 3), np.float32),
-            height=np.zeros((side, side), np.float32))
+            height=np.zeros((side, side), np.float32),
+        )
 
     @property
     def side(self) -> int:
         """Height and width in pixels."""
         return self.mask.shape[0]
 
-    def pick(self, colors: Sequence[Color], spread: float = .05) -> np.ndarray:
+    def pick(self, colors: Sequence[Color], spread: float = 0.05) -> np.ndarray:
         """Return one of the colors, with small changes of brightness and hue, float32 (3,)."""
         color = np.array(colors[self.rng.randint(len(colors))])
-        color = color * (1 + spread * self.rng.randn()) + .3 * spread * self.rng.randn(3)
-        return color.clip(.02, .95).astype(np.float32)
+        color = color * (1 + spread * self.rng.randn()) + 0.3 * spread * self.rng.randn(3)
+        return color.clip(0.02, 0.95).astype(np.float32)
 
     def noise(self, cell: float, octaves: int = 3) -> np.ndarray:
         """Return smooth noise, float32 (H, W), mean 0, variance 1, features up to ``cell`` wide."""
@@ -72,7 +74,9 @@ class GroundCanvas:
             nodes = max(3, math.ceil(self.side * 2**octave / cell) + 1)
             grid = self.rng.randn(nodes, nodes).astype(np.float32)
             shape = (self.side, self.side)
-            total += cv2.resize(grid, shape, interpolation=cv2.INTER_CUBIC) * np.float32(.5**octave)
+            total += cv2.resize(grid, shape, interpolation=cv2.INTER_CUBIC) * np.float32(
+                0.5**octave
+            )
         return (total - total.mean()) / max(float(total.std()), 1e-6)
 
     def fill(self, polygon: np.ndarray) -> Tuple[Tuple[slice, slice], np.ndarray]:
@@ -105,8 +109,9 @@ def longest_edge(polygon: np.ndarray) -> np.ndarray:
     return along / np.hypot(*along)
 
 
-def _cut_polygon(polygon: np.ndarray, normal: np.ndarray,
-                 offset: float) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+def _cut_polygon(
+    polygon: np.ndarray, normal: np.ndarray, offset: float
+) -> Tuple[List[np.ndarray], List[np.ndarray]]:
     """Cut a convex polygon (N, 2) along ``p @ normal == offset``; return both point lists."""
     side = polygon @ normal - offset
     halves: Tuple[List[np.ndarray], List[np.ndarray]] = ([], [])
@@ -119,29 +124,36 @@ def _cut_polygon(polygon: np.ndarray, normal: np.ndarray,
     return halves
 
 
-def divide(rng: np.random.RandomState, polygon: np.ndarray, area: float, angle: float,
-           cuts: List[Segment], depth: int = 0) -> List[np.ndarray]:
+def divide(
+    rng: np.random.RandomState,
+    polygon: np.ndarray,
+    area: float,
+    angle: float,
+    cuts: List[Segment],
+    depth: int = 0,
+) -> List[np.ndarray]:
     """Halve a convex polygon (N, 2) across its longer side until the pieces are about ``area``.
 
     Inheritance and streets divide land in this way: the borders are nearly parallel, and younger
     ones end at older ones. ``angle`` (radians) is the direction of the borders. The cuts are
     appended to ``cuts``, oldest first.
     """
-    if cv2.contourArea(polygon.astype(np.float32)) < area * rng.uniform(.7, 1.9):
+    if cv2.contourArea(polygon.astype(np.float32)) < area * rng.uniform(0.7, 1.9):
         return [polygon]
     axes = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     lengths = np.ptp(polygon @ axes.T, axis=0)
-    direction = angle + (math.pi / 2 if lengths[0] > lengths[1] else 0.) + .04 * rng.randn()
+    direction = angle + (math.pi / 2 if lengths[0] > lengths[1] else 0.0) + 0.04 * rng.randn()
     normal = np.array([-math.sin(direction), math.cos(direction)])
     offsets = polygon @ normal
-    offset = offsets.min() + np.ptp(offsets) * rng.uniform(.36, .64)
+    offset = offsets.min() + np.ptp(offsets) * rng.uniform(0.36, 0.64)
     halves = _cut_polygon(polygon, normal, offset)
     ends = [p for p in halves[0] if abs(p @ normal - offset) < 1e-6]
     if len(ends) < 2 or min(map(len, halves)) < 3:
         return [polygon]
     cuts.append((ends[0], ends[-1], depth))
     return [
-        leaf for half in halves
+        leaf
+        for half in halves
         for leaf in divide(rng, np.array(half), area, angle, cuts, depth + 1)
     ]
 
@@ -158,8 +170,8 @@ def _shadows(height: np.ndarray, sun: np.ndarray, slope: float) -> np.ndarray:
     for step in range(1, math.ceil(float(height.max()) / slope) + 1):
         shift = np.round(-sun * step).astype(int)
         blocker = np.roll(height, (shift[1], shift[0]), (0, 1)) - step * slope
-        np.maximum(shadow, blocker > height + .3, out=shadow)
-    return cv2.GaussianBlur(shadow, (0, 0), .7)
+        np.maximum(shadow, blocker > height + 0.3, out=shadow)
+    return cv2.GaussianBlur(shadow, (0, 0), 0.7)
 
 
 def photograph(canvas: GroundCanvas) -> np.ndarray:
@@ -169,24 +181,24 @@ def photograph(canvas: GroundCanvas) -> np.ndarray:
     haze, the camera's color cast, optical blur and sensor noise are added.
     """
     rng = canvas.rng
-    azimuth, slope = rng.uniform(0, 2 * math.pi), rng.uniform(.8, 1.5)
+    azimuth, slope = rng.uniform(0, 2 * math.pi), rng.uniform(0.8, 1.5)
     sun = np.array([math.cos(azimuth), math.sin(azimuth)])
-    smooth = cv2.GaussianBlur(canvas.height, (0, 0), .8)
+    smooth = cv2.GaussianBlur(canvas.height, (0, 0), 0.8)
     gradient_y, gradient_x = np.gradient(smooth)
-    facing = 1 - .35 * (gradient_x * sun[0] + gradient_y * sun[1])
-    facing = facing.clip(.45, 1.5).astype(np.float32)
+    facing = 1 - 0.35 * (gradient_x * sun[0] + gradient_y * sun[1])
+    facing = facing.clip(0.45, 1.5).astype(np.float32)
     direct = facing * (1 - _shadows(canvas.height, sun, slope))
-    sky = np.array([.26, .30, .36], np.float32)
-    light = direct[..., None] * np.array([.86, .82, .74], np.float32) + sky
-    light *= (1 + .07 * canvas.noise(400, 2))[..., None]
-    camera = rng.uniform(.85, 1.25) * rng.uniform(.94, 1.06, 3)
-    haze = rng.uniform(.0, .10)
+    sky = np.array([0.26, 0.30, 0.36], np.float32)
+    light = direct[..., None] * np.array([0.86, 0.82, 0.74], np.float32) + sky
+    light *= (1 + 0.07 * canvas.noise(400, 2))[..., None]
+    camera = rng.uniform(0.85, 1.25) * rng.uniform(0.94, 1.06, 3)
+    haze = rng.uniform(0.0, 0.10)
     picture = canvas.albedo * light * (camera * (1 - haze)).astype(np.float32)
-    picture += haze * np.array([.62, .66, .72], np.float32)
-    picture = cv2.GaussianBlur(picture, (0, 0), rng.uniform(.5, .8))
+    picture += haze * np.array([0.62, 0.66, 0.72], np.float32)
+    picture = cv2.GaussianBlur(picture, (0, 0), rng.uniform(0.5, 0.8))
     grain = rng.randn(*picture.shape).astype(np.float32)
     # Noise that all bands share.
     grain += rng.randn(*picture.shape[:2], 1).astype(np.float32)
-    picture += np.float32(rng.uniform(.008, .016)) * grain
+    picture += np.float32(rng.uniform(0.008, 0.016)) * grain
     # The value 0 is reserved for no data.
     return (picture * 255).round().clip(1, 255).astype(np.uint8)

@@ -4,6 +4,7 @@ They have the difficulties of real deliveries: they overlap, differ in brightnes
 one lies in another UTM zone, and one has a corner without data. The ground is drawn once by
 `wide_ground.py`, and the scenes are cut out of it.
 """
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from .wide_ground import WideGround, draw_ground
 _FORMAT = 1
 
 # UTM zone 31N, in meters. The coordinates are at sea, because the scenes are not a real place.
-_CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000., 4_500_000., 0.5
+_CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000.0, 4_500_000.0, 0.5
 # The neighboring zone. Its grid north differs by four degrees here.
 _NEXT_ZONE = 32632
 # Degrees by which the grid of scene _ROTATED is rotated.
@@ -53,12 +54,15 @@ class NeighborParams:
         if not 0 <= self.seed < 2**20:
             raise ValueError(f'seed={self.seed} is out of range; choose one in 0 .. {2**20 - 1}')
         if self.scene_size < 128:
-            raise ValueError(f'scene_size={self.scene_size} is too small for scenes that overlap '
-                             'by a tenth; choose 128 pixels or more')
+            raise ValueError(
+                f'scene_size={self.scene_size} is too small for scenes that overlap '
+                'by a tenth; choose 128 pixels or more'
+            )
 
 
-def write_neighbor_scenes(root: Union[str, Path],
-                          params: NeighborParams = NeighborParams()) -> bool:
+def write_neighbor_scenes(
+    root: Union[str, Path], params: NeighborParams = NeighborParams()
+) -> bool:
     """Write ``scenes/{a,b}{1,2,3}.tif``, ``labels.gpkg`` and ``truth.tif``.
 
     Row a lies in the north, column 1 in the west; neighbors overlap by a tenth of their side. The
@@ -86,45 +90,81 @@ def write_neighbor_scenes(root: Union[str, Path],
 
 def _write(folder: Path, params: NeighborParams) -> None:
     size = params.scene_size
-    ground = draw_ground(params.seed, round(size * (1 + _STEP * (len(_COLUMNS) - 1))),
-                         round(size * (1 + _STEP * (len(_ROWS) - 1))))
+    ground = draw_ground(
+        params.seed,
+        round(size * (1 + _STEP * (len(_COLUMNS) - 1))),
+        round(size * (1 + _STEP * (len(_ROWS) - 1))),
+    )
     to_meters = from_origin(_WEST, _NORTH, _PIXEL, _PIXEL)
     (folder / 'scenes').mkdir()
     for row, letter in enumerate(_ROWS):
         for column, digit in enumerate(_COLUMNS):
             name = letter + digit
-            center = to_meters * ((column * _STEP + .5) * size, (row * _STEP + .5) * size)
+            center = to_meters * ((column * _STEP + 0.5) * size, (row * _STEP + 0.5) * size)
             rng = np.random.RandomState(params.seed * 8 + 3 * row + column)
             _write_scene(folder / 'scenes' / f'{name}.tif', name, size, ground, center, rng)
     meta = LoveDADataset.METAINFO
     _write_classes(folder / 'truth.tif', ground.mask - 1)
-    write_polygons(folder / 'truth.tif', folder / 'labels.gpkg', meta['classes'],
-                   palette=meta['palette'])
+    write_polygons(
+        folder / 'truth.tif', folder / 'labels.gpkg', meta['classes'], palette=meta['palette']
+    )
 
 
-def _write_scene(path: Path, name: str, size: int, ground: WideGround,
-                 center: Tuple[float, float], rng: np.random.RandomState) -> None:
+def _write_scene(
+    path: Path,
+    name: str,
+    size: int,
+    ground: WideGround,
+    center: Tuple[float, float],
+    rng: np.random.RandomState,
+) -> None:
     """Cut one scene out of the ground; ``center`` is in meters of UTM zone 31N."""
     scene_crs = crs_of_code(_CRS)
     crs = crs_of_code(_NEXT_ZONE) if name == _REPROJECTED else scene_crs
     (x,), (y,) = transform(scene_crs, crs, [center[0]], [center[1]])
-    grid = (Affine.translation(x, y) * Affine.rotation(_ROTATION if name == _ROTATED else 0)
-            * Affine.scale(_PIXEL, -_PIXEL) * Affine.translation(-size / 2, -size / 2))
+    grid = (
+        Affine.translation(x, y)
+        * Affine.rotation(_ROTATION if name == _ROTATED else 0)
+        * Affine.scale(_PIXEL, -_PIXEL)
+        * Affine.translation(-size / 2, -size / 2)
+    )
     values = np.zeros((len(ground.bands), size, size), np.float32)
-    reproject(ground.bands, values, src_transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),
-              src_crs=scene_crs, dst_transform=grid, dst_crs=crs, src_nodata=0, dst_nodata=0,
-              resampling=Resampling.bilinear)
+    reproject(
+        ground.bands,
+        values,
+        src_transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),
+        src_crs=scene_crs,
+        dst_transform=grid,
+        dst_crs=crs,
+        src_nodata=0,
+        dst_nodata=0,
+        resampling=Resampling.bilinear,
+    )
     valid = values[0] > 0
     if name == _CUT:
         rows, columns = np.mgrid[:size, :size]
-        valid &= rows + 1.5 * columns > .3 * size
-    gain = 32 * (1 + .03 * rng.randn(len(values), 1, 1))
+        valid &= rows + 1.5 * columns > 0.3 * size
+    gain = 32 * (1 + 0.03 * rng.randn(len(values), 1, 1))
     noise = rng.randn(*values.shape).astype(np.float32)
     values = (values * gain + 20 * noise).round().clip(1, 65535) * valid
     profile: Dict[str, object] = dict(
-        driver='GTiff', dtype='uint16', count=len(values), height=size, width=size, crs=crs,
-        transform=grid, nodata=0, tiled=True, blockxsize=256, blockysize=256, compress='deflate',
-        predictor=2, interleave='pixel', photometric='rgb', alpha='no')
+        driver='GTiff',
+        dtype='uint16',
+        count=len(values),
+        height=size,
+        width=size,
+        crs=crs,
+        transform=grid,
+        nodata=0,
+        tiled=True,
+        blockxsize=256,
+        blockysize=256,
+        compress='deflate',
+        predictor=2,
+        interleave='pixel',
+        photometric='rgb',
+        alpha='no',
+    )
     with rasterio.open(str(path), 'w', **profile) as file:
         file.write(values.astype(np.uint16))
         for band, color in enumerate(('red', 'green', 'blue', 'near infrared'), 1):
@@ -134,9 +174,20 @@ def _write_scene(path: Path, name: str, size: int, ground: WideGround,
 def _write_classes(path: Path, classes: np.ndarray) -> None:
     colors = enumerate(LoveDADataset.METAINFO['palette'])
     profile: Dict[str, object] = dict(
-        driver='GTiff', dtype='uint8', count=1, height=classes.shape[0], width=classes.shape[1],
-        crs=crs_of_code(_CRS), transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), nodata=255,
-        tiled=True, blockxsize=256, blockysize=256, compress='deflate', photometric='palette')
+        driver='GTiff',
+        dtype='uint8',
+        count=1,
+        height=classes.shape[0],
+        width=classes.shape[1],
+        crs=crs_of_code(_CRS),
+        transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),
+        nodata=255,
+        tiled=True,
+        blockxsize=256,
+        blockysize=256,
+        compress='deflate',
+        photometric='palette',
+    )
     with rasterio.open(str(path), 'w', **profile) as file:
         file.write(classes, 1)
         file.write_colormap(1, {value: tuple(color) for value, color in colors})

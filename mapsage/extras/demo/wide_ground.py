@@ -8,6 +8,7 @@ Shapes:
     mask       (H, W) uint8, classes 1..7 as in `DemoScene`
     ys, xs     (rows, 1) and (1, columns) pixel coordinates, which broadcast to a sheet
 """
+
 from __future__ import annotations
 
 import math
@@ -49,22 +50,27 @@ def draw_ground(seed: int, width: int, height: int) -> WideGround:
     rows, columns = _divide_side(height), _divide_side(width)
     side = math.ceil(max(height / len(rows), width / len(columns))) + 2 * (_SWAY + MARGIN)
     number = 0
-    for (top, bottom) in rows:
-        for (left, right) in columns:
+    for top, bottom in rows:
+        for left, right in columns:
             picture, classes = _draw_sheet(seed, number, max(side, 64 + 2 * MARGIN))
             number += 1
             y0, y1 = max(top - _SWAY, 0), min(bottom + _SWAY, height)
             x0, x1 = max(left - _SWAY, 0), min(right + _SWAY, width)
             ys, xs = np.arange(y0, y1)[:, None], np.arange(x0, x1)[None]
-            to_border = np.minimum(*(
-                np.minimum(*_distances_to_borders(along, across, ends, total))
-                for along, across, ends, total in ((ys, xs, (top, bottom), height),
-                                                   (xs, ys, (left, right), width))))
+            to_border = np.minimum(
+                *(
+                    np.minimum(*_distances_to_borders(along, across, ends, total))
+                    for along, across, ends, total in (
+                        (ys, xs, (top, bottom), height),
+                        (xs, ys, (left, right), width),
+                    )
+                )
+            )
             inside = to_border > -_ROAD
             road = inside & (to_border < _ROAD)
             window = np.s_[y0:y1, x0:x1]
-            image[window][inside] = picture[:y1 - y0, :x1 - x0][inside]
-            mask[window][inside] = classes[:y1 - y0, :x1 - x0][inside]
+            image[window][inside] = picture[: y1 - y0, : x1 - x0][inside]
+            mask[window][inside] = classes[: y1 - y0, : x1 - x0][inside]
             grain = (xs * 7919 + ys * 104729) % 13 - 6
             image[window][road] = (np.array(_ASPHALT) + grain[road][:, None]).astype(np.uint8)
             mask[window][road] = ROAD
@@ -87,8 +93,9 @@ def _draw_sheet(seed: int, number: int, side: int) -> Tuple[np.ndarray, np.ndarr
     return photograph(canvas)[crop], canvas.mask[crop]
 
 
-def _distances_to_borders(along: np.ndarray, across: np.ndarray, ends: Sequence[int],
-                          total: int) -> Iterator[np.ndarray]:
+def _distances_to_borders(
+    along: np.ndarray, across: np.ndarray, ends: Sequence[int], total: int
+) -> Iterator[np.ndarray]:
     """Yield the distance of each pixel to the first border of a sheet, then to the second one.
 
     The distance is in pixels, and positive inside the sheet. The edge of the ground does not count
@@ -101,9 +108,12 @@ def _distances_to_borders(along: np.ndarray, across: np.ndarray, ends: Sequence[
         total: Size of the ground in the direction of ``along``.
     """
     for end, sign in zip(ends, (1, -1)):
-        line = end + (_SWAY - _ROAD) * np.sin(across / 140. + end)
-        yield sign * (along - line) if 0 < end < total else np.full(
-            np.broadcast(along, across).shape, float(total))
+        line = end + (_SWAY - _ROAD) * np.sin(across / 140.0 + end)
+        yield (
+            sign * (along - line)
+            if 0 < end < total
+            else np.full(np.broadcast(along, across).shape, float(total))
+        )
 
 
 def _near_infrared(colors: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -115,6 +125,6 @@ def _near_infrared(colors: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """
     total = colors.sum(0) + 1
     green = (2 * colors[1] - colors[0] - colors[2]) / total
-    band = total / 3 * (0.9 + 4 * green.clip(0, .3))
-    band[mask == WATER] *= .3
+    band = total / 3 * (0.9 + 4 * green.clip(0, 0.3))
+    band[mask == WATER] *= 0.3
     return band.clip(1, 255)

@@ -2,6 +2,7 @@
 
 ``encoder.py`` has what they share; every encoder has a file. They read stacks (``mapsage/stacks``).
 """
+
 from .dofa import DOFA
 from .olmoearth import OlmoEarth
 from .prithvi import PrithviEO

@@ -5,6 +5,7 @@ of every sensor is encoded by itself and the features are averaged.
 
 Shapes as in ``encoder.py``.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -67,21 +68,32 @@ ARCHS: Dict[str, DOFAArch] = {
     'v2_large': DOFAArch(1024, 24, 16, 14, 2),
 }
 
-_SENTINEL2 = dict(zip(
-    ('B1', 'B2', 'B3', 'B4', 'B5', 'B6', 'B7', 'B8', 'B8A', 'B9', 'B10', 'B11', 'B12'),
-    (.443, .49, .56, .665, .705, .74, .783, .842, .865, .945, 1.375, 1.61, 2.19)))
+_SENTINEL2 = dict(
+    zip(
+        ('B1', 'B2', 'B3', 'B4', 'B5', 'B6', 'B7', 'B8', 'B8A', 'B9', 'B10', 'B11', 'B12'),
+        (0.443, 0.49, 0.56, 0.665, 0.705, 0.74, 0.783, 0.842, 0.865, 0.945, 1.375, 1.61, 2.19),
+    )
+)
 # Wavelengths in micrometers by the name of the sensor and of the band. Sentinel-2's are of DOFA's
 # README and, for the bands that it lacks, of ESA; a radar has none, and 5.405 is the README's.
 WAVELENGTHS: Dict[str, Dict[str, float]] = {
     's2': _SENTINEL2,
     's1': {'VV': 5.405, 'VH': 5.405},
-    'rgb': {'RED': .665, 'GREEN': .56, 'BLUE': .49},
+    'rgb': {'RED': 0.665, 'GREEN': 0.56, 'BLUE': 0.49},
 }
 # Mean and std of 8-bit values, by sensor and band. Source: zhu-xlab/DOFA@02937538, README.md.
 _STATISTICS: Dict[str, Dict[str, Tuple[float, float]]] = {
-    's2': {'B4': (114.11, 77.84), 'B3': (114.82, 69.97), 'B2': (126.64, 67.42),
-           'B5': (84.34, 64.57), 'B6': (97.85, 61.73), 'B7': (103.94, 61.34),
-           'B8': (101.44, 60.30), 'B11': (72.33, 47.89), 'B12': (56.67, 42.56)},
+    's2': {
+        'B4': (114.11, 77.84),
+        'B3': (114.82, 69.97),
+        'B2': (126.64, 67.42),
+        'B5': (84.34, 64.57),
+        'B6': (97.85, 61.73),
+        'B7': (103.94, 61.34),
+        'B8': (101.44, 60.30),
+        'B11': (72.33, 47.89),
+        'B12': (56.67, 42.56),
+    },
     's1': {'VH': (166.36, 64.83), 'VV': (88.46, 43.07)},
     'rgb': {'RED': (123.675, 58.395), 'GREEN': (116.28, 57.12), 'BLUE': (103.53, 57.375)},
 }
@@ -94,15 +106,17 @@ class WaveAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_proj_weight = nn.Parameter(torch.randn(3 * _WAVES, _WAVES) * .02)
+        self.in_proj_weight = nn.Parameter(torch.randn(3 * _WAVES, _WAVES) * 0.02)
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * _WAVES))
         self.out_proj = nn.Linear(_WAVES, _WAVES)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Transform tokens (1, K, 128)."""
-        query, key, value = (split_heads(projected, 4) for projected in F.linear(
-            tokens, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
-        weights = (query * query.shape[-1]**-.5) @ key.transpose(-2, -1)
+        query, key, value = (
+            split_heads(projected, 4)
+            for projected in F.linear(tokens, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+        )
+        weights = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
         return self.out_proj(join_heads(weights.softmax(-1) @ value))
 
 
@@ -145,8 +159,8 @@ class KernelGenerator(nn.Module):
     def __init__(self, arch: DOFAArch) -> None:
         super().__init__()
         self.arch = arch
-        self.weight_tokens = nn.Parameter(torch.randn(_WAVES, _WAVES) * .02)
-        self.bias_token = nn.Parameter(torch.randn(1, _WAVES) * .02)
+        self.weight_tokens = nn.Parameter(torch.randn(_WAVES, _WAVES) * 0.02)
+        self.bias_token = nn.Parameter(torch.randn(1, _WAVES) * 0.02)
         self.transformer_encoder = WaveLayers()
         self.fc_weight = nn.Linear(_WAVES, arch.patch_size**2 * arch.embed_dims)
         self.fc_bias = nn.Linear(_WAVES, arch.embed_dims)
@@ -158,7 +172,7 @@ class KernelGenerator(nn.Module):
         size = self.arch.patch_size
         kernel = self.fc_weight(tokens[_WAVES:-1] + waves)
         kernel = kernel.view(len(waves), size, size, self.arch.embed_dims).permute(3, 0, 1, 2)
-        return kernel * .01, self.fc_bias(tokens[-1]) * .01
+        return kernel * 0.01, self.fc_bias(tokens[-1]) * 0.01
 
 
 class WaveProjection(nn.Module):
@@ -190,8 +204,7 @@ class DynamicEmbedding(nn.Module):
     def forward(self, pixels: torch.Tensor, wavelengths: torch.Tensor) -> torch.Tensor:
         """Return tokens (N, D, h, w) of pixels (N, C, H, W) and wavelengths (C,) in micrometers."""
         waves = wave_encoding(wavelengths.float() * 1000, _WAVES)
-        kernel, bias = self.weight_generator(
-            self.fclayer(waves.to(self.fclayer.w1.weight.dtype)))
+        kernel, bias = self.weight_generator(self.fclayer(waves.to(self.fclayer.w1.weight.dtype)))
         return F.conv2d(pixels, kernel, bias, stride=self.patch_size, padding=1)
 
 
@@ -229,58 +242,89 @@ class DOFA(EarthEncoder):
     """
 
     embedding_names = ('patch_embed.', 'cls_token', 'pos_embed')
-    weights_origin = ('The published files are at https://huggingface.co/earthflow/DOFA '
-                      '(dofav2_vit_base_e150.pth and others) and, for v1, at '
-                      'https://huggingface.co/torchgeo/dofa.')
+    weights_origin = (
+        'The published files are at https://huggingface.co/earthflow/DOFA '
+        '(dofav2_vit_base_e150.pth and others) and, for v1, at '
+        'https://huggingface.co/torchgeo/dofa.'
+    )
     weights_license = WeightsLicense('CC-BY-4.0', 'https://huggingface.co/earthflow/DOFA')
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]],
-                 arch: Union[str, Dict[str, Any]] = 'v2_base',
-                 wavelengths: Optional[Mapping[str, Sequence[float]]] = None,
-                 mean: Optional[Mapping[str, Sequence[float]]] = None,
-                 std: Optional[Mapping[str, Sequence[float]]] = None,
-                 out_indices: Optional[Sequence[int]] = None, frozen: bool = False,
-                 modalities: Optional[Dict[str, str]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        arch: Union[str, Dict[str, Any]] = 'v2_base',
+        wavelengths: Optional[Mapping[str, Sequence[float]]] = None,
+        mean: Optional[Mapping[str, Sequence[float]]] = None,
+        std: Optional[Mapping[str, Sequence[float]]] = None,
+        out_indices: Optional[Sequence[int]] = None,
+        frozen: bool = False,
+        modalities: Optional[Dict[str, str]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         self.arch = parse_arch(arch, ARCHS, DOFAArch)
         layout = StackLayout.of_config(sensors)
-        _check_names(layout, dict(wavelengths=wavelengths, mean=mean, std=std,
-                                  modalities=modalities))
+        _check_names(
+            layout, dict(wavelengths=wavelengths, mean=mean, std=std, modalities=modalities)
+        )
         described = [
-            _describe(sensor, (modalities or {}).get(sensor.name, sensor.name),
-                      (wavelengths or {}).get(sensor.name), (mean or {}).get(sensor.name),
-                      (std or {}).get(sensor.name)) for sensor in layout.sensors]
-        super().__init__(layout, described, self.arch.embed_dims, self.arch.num_layers,
-                         self.arch.patch_size, out_indices, frozen, init_cfg)
+            _describe(
+                sensor,
+                (modalities or {}).get(sensor.name, sensor.name),
+                (wavelengths or {}).get(sensor.name),
+                (mean or {}).get(sensor.name),
+                (std or {}).get(sensor.name),
+            )
+            for sensor in layout.sensors
+        ]
+        super().__init__(
+            layout,
+            described,
+            self.arch.embed_dims,
+            self.arch.num_layers,
+            self.arch.patch_size,
+            out_indices,
+            frozen,
+            init_cfg,
+        )
         for number, sensor in enumerate(described):
-            self.register_buffer(f'_wavelengths_{number}',
-                                 torch.tensor(sensor.published.wavelengths), persistent=False)
+            self.register_buffer(
+                f'_wavelengths_{number}',
+                torch.tensor(sensor.published.wavelengths),
+                persistent=False,
+            )
         self.grid = _IMAGE // self.stride
         self.patch_embed = DynamicEmbedding(self.arch)
-        self.cls_token = nn.Parameter(torch.randn(1, 1, self.embed_dims) * .02)
-        self.pos_embed = nn.Parameter(torch.randn(1, self.grid**2 + 1, self.embed_dims) * .02)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, self.embed_dims) * 0.02)
+        self.pos_embed = nn.Parameter(torch.randn(1, self.grid**2 + 1, self.embed_dims) * 0.02)
         # Tells files of this encoder from published ones, which have the same names.
         self.register_buffer('saved_by_mapsage', torch.ones(1))
         self.blocks = nn.ModuleList(
             vit_block(self.embed_dims, self.arch.num_heads, 1e-6, self.arch.version == 2)
-            for _ in range(self.out_indices[-1] + 1))
+            for _ in range(self.out_indices[-1] + 1)
+        )
         self.norm = nn.Identity()
         self.finish()
 
     def encode(self, stack: PreparedStack) -> List[torch.Tensor]:
         """Return the feature maps, float (N, D, h, w), of the blocks of ``out_indices``."""
-        of_sensors = [self._encode_sensor(number, sensor, stack.complete)
-                      for number, sensor in enumerate(stack.sensors)]
+        of_sensors = [
+            self._encode_sensor(number, sensor, stack.complete)
+            for number, sensor in enumerate(stack.sensors)
+        ]
         valid = torch.stack([cells for _, cells in of_sensors], 1)
-        return [mean_over_valid(torch.stack(maps, 1), valid)
-                for maps in zip(*(maps for maps, _ in of_sensors))]
+        return [
+            mean_over_valid(torch.stack(maps, 1), valid)
+            for maps in zip(*(maps for maps, _ in of_sensors))
+        ]
 
-    def _encode_sensor(self, number: int, sensor: PreparedSensor, complete: bool
-                       ) -> Tuple[List[torch.Tensor], torch.Tensor]:
+    def _encode_sensor(
+        self, number: int, sensor: PreparedSensor, complete: bool
+    ) -> Tuple[List[torch.Tensor], torch.Tensor]:
         """Return a sensor's maps (N, D, h, w), and where it has a valid date, bool (N, h, w)."""
         count, dates = sensor.pixels.shape[:2]
-        tokens = self.patch_embed(sensor.pixels.flatten(0, 1),
-                                  self.get_buffer(f'_wavelengths_{number}'))
+        tokens = self.patch_embed(
+            sensor.pixels.flatten(0, 1), self.get_buffer(f'_wavelengths_{number}')
+        )
         rows, columns = tokens.shape[-2:]
         table = self.pos_embed[0, 1:].float().t().reshape(-1, self.grid, self.grid)
         positions = resize_table(table, rows, columns, align_corners=False)
@@ -290,9 +334,12 @@ class DOFA(EarthEncoder):
         tokens = torch.cat([first, tokens.flatten(2).transpose(1, 2)], 1)
         valid = valid_cells(sensor.valid, rows, columns)
         mask = None if complete else with_class_token(valid.view(count * dates, -1))
-        maps = [mean_over_valid(output[:, 1:].view(count, dates, rows, columns, -1)
-                                .permute(0, 1, 4, 2, 3), valid)
-                for output in self.run_blocks(tokens, mask)]
+        maps = [
+            mean_over_valid(
+                output[:, 1:].view(count, dates, rows, columns, -1).permute(0, 1, 4, 2, 3), valid
+            )
+            for output in self.run_blocks(tokens, mask)
+        ]
         return maps, valid.any(1)
 
     def published_names(self, state: State, path: str) -> PublishedNames:
@@ -303,21 +350,32 @@ class DOFA(EarthEncoder):
         """
         if 'saved_by_mapsage' in state:
             return PublishedNames([], [])
-        if self.arch.version == 1 and not any(key.startswith('projector.') for key in state) \
-                and _hash_of(path) not in _CURRENT_FILES:
+        if (
+            self.arch.version == 1
+            and not any(key.startswith('projector.') for key in state)
+            and _hash_of(path) not in _CURRENT_FILES
+        ):
             raise WeightsError(
                 f'{path} is not a file of DOFA v1 since August 2024: it has no projector, and its '
                 f'SHA-256 begins with none of {list(_CURRENT_FILES)}. Earlier files have another '
                 'order of the kernels and would give wrong features. Take DOFA_ViT_base_e100.pth, '
-                f'or torchgeo\'s. {self.weights_origin}')
+                f"or torchgeo's. {self.weights_origin}"
+            )
         state['saved_by_mapsage'] = torch.ones(1)
-        unused = [(r'mask_token$|projector\.|decoder', 'the training'),
-                  (r'(fc_norm|norm|head|model\.norm)\.', 'the classification')]
+        unused = [
+            (r'mask_token$|projector\.|decoder', 'the training'),
+            (r'(fc_norm|norm|head|model\.norm)\.', 'the classification'),
+        ]
         return PublishedNames([(r'^model\.', '')] if self.arch.version == 2 else [], unused)
 
 
-def _describe(sensor: SensorLayout, name: str, wavelengths: Optional[Sequence[float]],
-              mean: Optional[Sequence[float]], std: Optional[Sequence[float]]) -> MatchedSensor:
+def _describe(
+    sensor: SensorLayout,
+    name: str,
+    wavelengths: Optional[Sequence[float]],
+    mean: Optional[Sequence[float]],
+    std: Optional[Sequence[float]],
+) -> MatchedSensor:
     """Return a sensor of the config with the wavelengths and statistics of its bands."""
     known = _ALIASES.get(plain_name(name), plain_name(name))
     aliases = _BAND_ALIASES.get(known, {})
@@ -329,20 +387,23 @@ def _describe(sensor: SensorLayout, name: str, wavelengths: Optional[Sequence[fl
             raise EarthSensorError(
                 f'sensor {sensor.name!r}: the wavelengths of its bands {unknown} are unknown. Give '
                 f'those of all bands in micrometers, wavelengths=dict({sensor.name}=[...]), or '
-                f'name a known sensor, modalities=dict({sensor.name}=...): {sorted(WAVELENGTHS)}.')
+                f'name a known sensor, modalities=dict({sensor.name}=...): {sorted(WAVELENGTHS)}.'
+            )
         wavelengths = [table[band] for band in bands]
     if (mean is None) != (std is None):
         raise EarthSensorError(f'sensor {sensor.name!r}: expected both mean and std, or none.')
     unit = OTHER
     if mean is None or std is None:
         statistics = _STATISTICS.get(known, {})
-        unknown = [band for band, canonical in zip(sensor.bands, bands)
-                   if canonical not in statistics]
+        unknown = [
+            band for band, canonical in zip(sensor.bands, bands) if canonical not in statistics
+        ]
         if unknown:
             raise EarthSensorError(
                 f'sensor {sensor.name!r}: mean and std of its bands {unknown} are not published. '
                 f'Give those of all bands, mean=dict({sensor.name}=[...]), std=dict(...); '
-                'tools/geotiff_statistics.py prints them.')
+                'tools/geotiff_statistics.py prints them.'
+            )
         mean, std = zip(*(statistics[band] for band in bands))
         unit = BYTES
     lengths = {len(sensor.bands), len(wavelengths), len(mean), len(std)}
@@ -350,9 +411,11 @@ def _describe(sensor: SensorLayout, name: str, wavelengths: Optional[Sequence[fl
         raise EarthSensorError(
             f'sensor {sensor.name!r} with the bands {list(sensor.bands)}: wavelengths='
             f'{list(wavelengths)}, mean={list(mean)}, std={list(std)}; expected one number for '
-            'each band, std above 0, and wavelengths in micrometers (red is 0.665).')
-    published = PublishedSensor(tuple(sensor.bands), tuple(mean), tuple(std), unit, {},
-                                tuple(map(float, wavelengths)))
+            'each band, std above 0, and wavelengths in micrometers (red is 0.665).'
+        )
+    published = PublishedSensor(
+        tuple(sensor.bands), tuple(mean), tuple(std), unit, {}, tuple(map(float, wavelengths))
+    )
     return MatchedSensor(sensor, sensor.name, published, tuple(range(len(sensor.bands))))
 
 
@@ -360,8 +423,9 @@ def _check_names(layout: StackLayout, settings: Mapping[str, Optional[Mapping[st
     names = [sensor.name for sensor in layout.sensors]
     for setting, values in settings.items():
         if values is not None and not set(values) <= set(names):
-            raise EarthSensorError(f'{setting} names the sensors {sorted(values)}, expected some '
-                                   f'of {names}.')
+            raise EarthSensorError(
+                f'{setting} names the sensors {sorted(values)}, expected some of {names}.'
+            )
 
 
 def _hash_of(path: str) -> str:

@@ -6,6 +6,7 @@ preprocessor must not normalize, because mean and std belong to the weights.
 
 Shapes: N images, T dates, C bands, H x W pixels, D channels, h x w cells of the feature map.
 """
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -96,7 +97,7 @@ class EarthEncoder(BaseModule):
 
     # Methods that compile=dict(backbone=True) compiles. forward() is not one of them, because its
     # check of units reads pixel values on the host.
-    compiled_methods = ('compute_maps', )
+    compiled_methods = ('compute_maps',)
     # Beginnings of the names of parameters before the first block, for layer decay.
     embedding_names: Tuple[str, ...] = ()
     # Sentence that says where the published files are.
@@ -104,30 +105,48 @@ class EarthEncoder(BaseModule):
     weights_license: WeightsLicense
     blocks: nn.ModuleList
 
-    def __init__(self, layout: StackLayout, sensors: Sequence[MatchedSensor], embed_dims: int,
-                 num_layers: int, stride: int, out_indices: Optional[Sequence[int]],
-                 frozen: bool, init_cfg: Optional[Dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        layout: StackLayout,
+        sensors: Sequence[MatchedSensor],
+        embed_dims: int,
+        num_layers: int,
+        stride: int,
+        out_indices: Optional[Sequence[int]],
+        frozen: bool,
+        init_cfg: Optional[Dict[str, Any]],
+    ) -> None:
         super().__init__(init_cfg)
         if out_indices is None:
-            out_indices = sorted({max(num_layers * quarter // 4 - 1, 0)
-                                  for quarter in (1, 2, 3, 4)})
+            out_indices = sorted(
+                {max(num_layers * quarter // 4 - 1, 0) for quarter in (1, 2, 3, 4)}
+            )
         if not out_indices or list(out_indices) != sorted(
-                set(out_indices) & set(range(num_layers))):
-            raise ValueError(f'out_indices={tuple(out_indices)} must be ascending block indices in '
-                             f'0..{num_layers - 1}, at least one')
+            set(out_indices) & set(range(num_layers))
+        ):
+            raise ValueError(
+                f'out_indices={tuple(out_indices)} must be ascending block indices in '
+                f'0..{num_layers - 1}, at least one'
+            )
         self.layout, self.sensors = layout, tuple(sensors)
         self.embed_dims, self.num_layers, self.stride = embed_dims, num_layers, stride
         self.out_indices = tuple(out_indices)
-        self.out_channels = (embed_dims, ) * len(self.out_indices)
+        self.out_channels = (embed_dims,) * len(self.out_indices)
         self.frozen = frozen
         self._check_units = UnitCheck(type(self).__name__, self.sensors)
         for number, sensor in enumerate(self.sensors):
             # In the order of the config's bands. The config determines them, so they are not saved.
-            order = sorted((position, index) for index, position in enumerate(sensor.positions)
-                           if position is not None)
+            order = sorted(
+                (position, index)
+                for index, position in enumerate(sensor.positions)
+                if position is not None
+            )
             for kind, values in (('mean', sensor.published.mean), ('std', sensor.published.std)):
-                self.register_buffer(f'_{kind}_{number}', torch.tensor(
-                    [values[index] for _, index in order]).view(-1, 1, 1), persistent=False)
+                self.register_buffer(
+                    f'_{kind}_{number}',
+                    torch.tensor([values[index] for _, index in order]).view(-1, 1, 1),
+                    persistent=False,
+                )
 
     @property
     def is_whole(self) -> bool:
@@ -138,7 +157,7 @@ class EarthEncoder(BaseModule):
         """Initialize all linear layers and freeze what the config says."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=.02)
+                nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         self._freeze()
@@ -164,19 +183,24 @@ class EarthEncoder(BaseModule):
             raise BackboneInputError(
                 f'input of {x.shape[-2]} x {x.shape[-1]} pixels (H x W), expected multiples of '
                 f'{self.stride}; choose a crop size or --window that fits, or pad with '
-                f'size_divisor={self.stride} in the data preprocessor')
+                f'size_divisor={self.stride} in the data preprocessor'
+            )
         stack = self._split(x)
-        self._check_units({name: (images.pixels, images.valid)
-                           for name, images in stack.sensors.items()})
+        self._check_units(
+            {name: (images.pixels, images.valid) for name, images in stack.sensors.items()}
+        )
         return self.compute_maps(x)
 
     def compute_maps(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Compute the output of :meth:`forward` without its checks."""
         stack = self._split(x)
-        prepared = [self._prepare(number, sensor, stack.sensors[sensor.layout.name])
-                    for number, sensor in enumerate(self.sensors)]
-        maps = self.encode(PreparedStack(prepared, stack.longitude, stack.latitude,
-                                         self._is_plain(x)))
+        prepared = [
+            self._prepare(number, sensor, stack.sensors[sensor.layout.name])
+            for number, sensor in enumerate(self.sensors)
+        ]
+        maps = self.encode(
+            PreparedStack(prepared, stack.longitude, stack.latitude, self._is_plain(x))
+        )
         # Without contiguous() the maps would be channels-last views, for which GroupNorm of torch
         # 2.13 crashes in the backward pass if its input needs no gradient.
         return tuple(features.contiguous() for features in maps)
@@ -214,8 +238,9 @@ class EarthEncoder(BaseModule):
     def init_weights(self) -> None:
         """Load the weights that ``init_cfg`` names; without ``init_cfg``, do what MMEngine does."""
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg or {}]
-        pretrained = [cfg for cfg in cfgs
-                      if initializer_name(cfg) in ('Pretrained', 'PretrainedInit')]
+        pretrained = [
+            cfg for cfg in cfgs if initializer_name(cfg) in ('Pretrained', 'PretrainedInit')
+        ]
         if self.is_init or not pretrained:  # type: ignore[has-type]
             super().init_weights()
             return
@@ -232,13 +257,20 @@ class EarthEncoder(BaseModule):
         name = type(self).__name__
         state = read_tensors(path, prefix, name, self.weights_origin)
         # Adapters that the file lacks keep their initial values.
-        target = {key: value for key, value in self.state_dict().items()
-                  if key in state or not is_adapter(key)}
-        fitted, unused = fit_published(state, target, self.published_names(state, path),
-                                       self.num_layers, name)
+        target = {
+            key: value
+            for key, value in self.state_dict().items()
+            if key in state or not is_adapter(key)
+        }
+        fitted, unused = fit_published(
+            state, target, self.published_names(state, path), self.num_layers, name
+        )
         self.load_state_dict(fitted, strict=len(target) == len(self.state_dict()))
-        print_log(f'{name}: {len(fitted)} tensors of {path}; not used: {unused}. '
-                  + self.weights_license.describe(), logger='current')
+        print_log(
+            f'{name}: {len(fitted)} tensors of {path}; not used: {unused}. '
+            + self.weights_license.describe(),
+            logger='current',
+        )
 
     def _freeze(self) -> None:
         if self.frozen:
@@ -254,12 +286,14 @@ class EarthEncoder(BaseModule):
             return self.layout.split(x)
         sensors, channel = {}, 0
         for sensor in self.layout.sensors:
-            pixels = x[:, None, channel:channel + len(sensor.bands)]
+            pixels = x[:, None, channel : channel + len(sensor.bands)]
             sensors[sensor.name] = SensorImages(
-                pixels, torch.ones_like(pixels[:, :, 0], dtype=torch.bool),
-                x.new_full((x.shape[0], 1), NO_DAY))
+                pixels,
+                torch.ones_like(pixels[:, :, 0], dtype=torch.bool),
+                x.new_full((x.shape[0], 1), NO_DAY),
+            )
             channel += len(sensor.bands)
-        unknown = x.new_full((x.shape[0], ), float('nan'))
+        unknown = x.new_full((x.shape[0],), float('nan'))
         return SceneStack(sensors, unknown, unknown)
 
     def _prepare(self, number: int, sensor: MatchedSensor, images: SensorImages) -> PreparedSensor:
@@ -307,8 +341,9 @@ def mean_over_valid(features: torch.Tensor, valid: torch.Tensor) -> torch.Tensor
 _Arch = TypeVar('_Arch', bound=Tuple[Any, ...])
 
 
-def parse_arch(arch: Union[str, Mapping[str, Any]], archs: Mapping[str, _Arch],
-               kind: Type[_Arch]) -> _Arch:
+def parse_arch(
+    arch: Union[str, Mapping[str, Any]], archs: Mapping[str, _Arch], kind: Type[_Arch]
+) -> _Arch:
     """Return the architecture that a config names, or describes by a dict of its fields.
 
     Raises:
@@ -321,5 +356,6 @@ def parse_arch(arch: Union[str, Mapping[str, Any]], archs: Mapping[str, _Arch],
     try:
         return kind(**arch)
     except TypeError as error:
-        raise ValueError(f'arch={dict(arch)}: {error}; expected the keys '
-                         f'{list(kind.__annotations__)}') from error
+        raise ValueError(
+            f'arch={dict(arch)}: {error}; expected the keys {list(kind.__annotations__)}'
+        ) from error

@@ -2,6 +2,7 @@
 
 Shapes as in ``encoder.py``.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
@@ -51,21 +52,42 @@ ARCHS: Dict[str, PrithviArch] = {
 }
 
 # Harmonized Landsat and Sentinel-2. Source: the same file.
-_MEAN = 1087., 1342., 1433., 2734., 1958., 1363.
-_STD = 2248., 2179., 2178., 1850., 1242., 1049.
+_MEAN = 1087.0, 1342.0, 1433.0, 2734.0, 1958.0, 1363.0
+_STD = 2248.0, 2179.0, 2178.0, 1850.0, 1242.0, 1049.0
 SENSORS: Dict[str, PublishedSensor] = {
     # The product S30 and the weights have the names of Sentinel-2.
-    'HLS': PublishedSensor(('B02', 'B03', 'B04', 'B8A', 'B11', 'B12'), _MEAN, _STD, REFLECTANCE,
-                           SENTINEL2_ALIASES),
+    'HLS': PublishedSensor(
+        ('B02', 'B03', 'B04', 'B8A', 'B11', 'B12'), _MEAN, _STD, REFLECTANCE, SENTINEL2_ALIASES
+    ),
     # The product L30 has the names of Landsat 8 and 9: its B05 is near infrared, where that of S30
     # is a red edge, and its B11 is thermal.
     'HLSL30': PublishedSensor(
-        ('B02', 'B03', 'B04', 'B05', 'B06', 'B07'), _MEAN, _STD, REFLECTANCE,
-        {'BLUE': 'B2', 'GREEN': 'B3', 'RED': 'B4', 'NIR': 'B5', 'NIR_NARROW': 'B5', 'SWIR_1': 'B6',
-         'SWIR_2': 'B7'}),
+        ('B02', 'B03', 'B04', 'B05', 'B06', 'B07'),
+        _MEAN,
+        _STD,
+        REFLECTANCE,
+        {
+            'BLUE': 'B2',
+            'GREEN': 'B3',
+            'RED': 'B4',
+            'NIR': 'B5',
+            'NIR_NARROW': 'B5',
+            'SWIR_1': 'B6',
+            'SWIR_2': 'B7',
+        },
+    ),
 }
-_ALIASES = {'hls': 'HLS', 's2': 'HLS', 's2l2a': 'HLS', 'sentinel2': 'HLS', 'sentinel2l2a': 'HLS',
-            'hlss30': 'HLS', 's30': 'HLS', 'hlsl30': 'HLSL30', 'l30': 'HLSL30'}
+_ALIASES = {
+    'hls': 'HLS',
+    's2': 'HLS',
+    's2l2a': 'HLS',
+    'sentinel2': 'HLS',
+    'sentinel2l2a': 'HLS',
+    'hlss30': 'HLS',
+    's30': 'HLS',
+    'hlsl30': 'HLSL30',
+    'l30': 'HLSL30',
+}
 
 
 class LearnedScale(nn.Module):
@@ -73,7 +95,7 @@ class LearnedScale(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.full((1, ), .1))
+        self.scale = nn.Parameter(torch.full((1,), 0.1))
 
 
 class VolumeEmbedding(nn.Module):
@@ -88,8 +110,12 @@ class VolumeEmbedding(nn.Module):
         """Return tokens (N, T, h, w, D) of pixels (N, T, C, H, W)."""
         count, dates = pixels.shape[:2]
         # A 2-D convolution of every date computes the same and exists on every device.
-        tokens = nn.functional.conv2d(pixels.flatten(0, 1), self.proj.weight[:, :, 0],
-                                      self.proj.bias, stride=self.proj.stride[1:])
+        tokens = nn.functional.conv2d(
+            pixels.flatten(0, 1),
+            self.proj.weight[:, :, 0],
+            self.proj.bias,
+            stride=self.proj.stride[1:],
+        )
         return tokens.view(count, dates, *tokens.shape[1:]).permute(0, 1, 3, 4, 2)
 
 
@@ -128,32 +154,50 @@ class PrithviEO(EarthEncoder):
     """
 
     embedding_names = ('patch_embed.', 'cls_token', 'temporal_embed_enc.', 'location_embed_enc.')
-    weights_origin = ('The published files are at https://huggingface.co/ibm-nasa-geospatial '
-                      '(Prithvi-EO-2.0-300M-TL and others): Prithvi_EO_V2_<arch>.pt.')
+    weights_origin = (
+        'The published files are at https://huggingface.co/ibm-nasa-geospatial '
+        '(Prithvi-EO-2.0-300M-TL and others): Prithvi_EO_V2_<arch>.pt.'
+    )
     weights_license = WeightsLicense('Apache-2.0', 'https://huggingface.co/ibm-nasa-geospatial')
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]],
-                 arch: Union[str, Dict[str, Any]] = '300M_TL',
-                 out_indices: Optional[Sequence[int]] = None, frozen: bool = False,
-                 modalities: Optional[Dict[str, str]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        arch: Union[str, Dict[str, Any]] = '300M_TL',
+        out_indices: Optional[Sequence[int]] = None,
+        frozen: bool = False,
+        modalities: Optional[Dict[str, str]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         self.arch = parse_arch(arch, ARCHS, PrithviArch)
         layout = StackLayout.of_config(sensors)
         if len(layout.sensors) > 1:
-            raise EarthSensorError(f'PrithviEO takes one sensor, got '
-                                   f'{[sensor.name for sensor in layout.sensors]}. TerraMind and '
-                                   'OlmoEarth take several.')
-        super().__init__(layout, match_sensors(layout, SENSORS, _ALIASES, modalities, 'PrithviEO'),
-                         self.arch.embed_dims, self.arch.num_layers, self.arch.patch_size,
-                         out_indices, frozen, init_cfg)
-        self.patch_embed = VolumeEmbedding(self.embed_dims, self.stride,
-                                           len(self.sensors[0].published.bands))
-        self.cls_token = nn.Parameter(torch.randn(1, 1, self.embed_dims) * .02)
+            raise EarthSensorError(
+                f'PrithviEO takes one sensor, got '
+                f'{[sensor.name for sensor in layout.sensors]}. TerraMind and '
+                'OlmoEarth take several.'
+            )
+        super().__init__(
+            layout,
+            match_sensors(layout, SENSORS, _ALIASES, modalities, 'PrithviEO'),
+            self.arch.embed_dims,
+            self.arch.num_layers,
+            self.arch.patch_size,
+            out_indices,
+            frozen,
+            init_cfg,
+        )
+        self.patch_embed = VolumeEmbedding(
+            self.embed_dims, self.stride, len(self.sensors[0].published.bands)
+        )
+        self.cls_token = nn.Parameter(torch.randn(1, 1, self.embed_dims) * 0.02)
         if self.arch.coords:
             self.temporal_embed_enc = LearnedScale()
             self.location_embed_enc = LearnedScale()
-        self.blocks = nn.ModuleList(vit_block(self.embed_dims, self.arch.num_heads, 1e-5)
-                                    for _ in range(self.out_indices[-1] + 1))
+        self.blocks = nn.ModuleList(
+            vit_block(self.embed_dims, self.arch.num_heads, 1e-5)
+            for _ in range(self.out_indices[-1] + 1)
+        )
         self.norm = nn.LayerNorm(self.embed_dims) if self.is_whole else nn.Identity()
         self.finish()
 
@@ -172,9 +216,12 @@ class PrithviEO(EarthEncoder):
         tokens = torch.cat([self.cls_token.expand(count, -1, -1), tokens], 1)
         valid = valid_cells(sensor.valid, rows, columns)
         mask = None if stack.complete else with_class_token(valid.flatten(1))
-        return [mean_over_valid(output[:, 1:].view(count, dates, rows, columns, -1)
-                                .permute(0, 1, 4, 2, 3), valid)
-                for output in self.run_blocks(tokens, mask)]
+        return [
+            mean_over_valid(
+                output[:, 1:].view(count, dates, rows, columns, -1).permute(0, 1, 4, 2, 3), valid
+            )
+            for output in self.run_blocks(tokens, mask)
+        ]
 
     def _positions(self, dates: int, rows: int, columns: int) -> torch.Tensor:
         """Return the fixed encoding of positions on the CPU, float32 (dates, rows, columns, D)."""
@@ -186,14 +233,24 @@ class PrithviEO(EarthEncoder):
         across = resize_table(side.t()[:, None].expand(-1, grid, -1), rows, columns, True)
         down = resize_table(side.t()[:, :, None].expand(-1, -1, grid), rows, columns, True)
         plane = torch.cat([across, down]).permute(1, 2, 0)
-        return torch.cat([plane[None].expand(dates, -1, -1, -1),
-                          time[:, None, None].expand(-1, rows, columns, -1)], -1)
+        return torch.cat(
+            [
+                plane[None].expand(dates, -1, -1, -1),
+                time[:, None, None].expand(-1, rows, columns, -1),
+            ],
+            -1,
+        )
 
     def _encode_dates(self, days: torch.Tensor) -> torch.Tensor:
         """Return the encoding of year and day of the year, float32 (N, T, D); 0 if unknown."""
         half = self.embed_dims // 2
-        encoding = torch.cat([wave_encoding(calendar(days)[0].float(), half),
-                              wave_encoding(day_of_year(days).float(), half)], -1)
+        encoding = torch.cat(
+            [
+                wave_encoding(calendar(days)[0].float(), half),
+                wave_encoding(day_of_year(days).float(), half),
+            ],
+            -1,
+        )
         known = (days > NO_DAY)[..., None].float()
         return encoding * known * self.temporal_embed_enc.scale.float()
 
@@ -202,16 +259,24 @@ class PrithviEO(EarthEncoder):
         half = self.embed_dims // 2
         known = ~(torch.isnan(stack.latitude) | torch.isnan(stack.longitude))
         nothing = torch.zeros_like(stack.latitude)
-        encoding = torch.cat([wave_encoding(torch.where(known, degrees, nothing).float(), half)
-                              for degrees in (stack.latitude, stack.longitude)], -1)
+        encoding = torch.cat(
+            [
+                wave_encoding(torch.where(known, degrees, nothing).float(), half)
+                for degrees in (stack.latitude, stack.longitude)
+            ],
+            -1,
+        )
         return encoding * known[:, None].float() * self.location_embed_enc.scale.float()
 
     def published_names(self, state: State, path: str) -> PublishedNames:
         """Return the names of the tensors in a published file."""
         return PublishedNames(
             [(r'^(_timm_module|encoder)\.', '')],
-            [(r'(_timm_module\.|encoder\.)?pos_embed$', 'fixed positions'),
-             (r'decoder|.*_dec\.|(encoder\.)?mask_token$', 'the decoder')])
+            [
+                (r'(_timm_module\.|encoder\.)?pos_embed$', 'fixed positions'),
+                (r'decoder|.*_dec\.|(encoder\.)?mask_token$', 'the decoder'),
+            ],
+        )
 
 
 def wave_encoding(numbers: torch.Tensor, channels: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 Non-strict loading would leave random weights behind, so a missing tensor is an error, and so is one
 that nobody expects.
 """
+
 from __future__ import annotations
 
 import re
@@ -28,8 +29,13 @@ class PublishedNames(NamedTuple):
     unused: Sequence[Tuple[str, str]]
 
 
-def fit_published(state: State, target: Mapping[str, torch.Tensor], names: PublishedNames,
-                  num_layers: int, model: str) -> Tuple[State, str]:
+def fit_published(
+    state: State,
+    target: Mapping[str, torch.Tensor],
+    names: PublishedNames,
+    num_layers: int,
+    model: str,
+) -> Tuple[State, str]:
     """Select exactly the tensors of an encoder from a file.
 
     Args:
@@ -47,11 +53,16 @@ def fit_published(state: State, target: Mapping[str, torch.Tensor], names: Publi
         WeightsError: If tensors are not finite, missing, left over or of another shape; the message
             lists their names.
     """
-    not_finite = [key for key, value in state.items()
-                  if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    not_finite = [
+        key
+        for key, value in state.items()
+        if value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
     if not_finite:
-        raise WeightsError(f'weights for {model} that are not finite: {not_finite}. The file is '
-                           'damaged; download it again.')
+        raise WeightsError(
+            f'weights for {model} that are not finite: {not_finite}. The file is '
+            'damaged; download it again.'
+        )
     renames = () if set(target) <= set(state) else names.renames
     reasons: Counter = Counter()
     fitted: State = {}
@@ -71,12 +82,17 @@ def fit_published(state: State, target: Mapping[str, torch.Tensor], names: Publi
         else:
             left_over.append(key)
     missing = [key for key in target if key not in fitted]
-    shapes = [f'{key} {tuple(fitted[key].shape)} instead of {tuple(target[key].shape)}'
-              for key in fitted if fitted[key].shape != target[key].shape]
+    shapes = [
+        f'{key} {tuple(fitted[key].shape)} instead of {tuple(target[key].shape)}'
+        for key in fitted
+        if fitted[key].shape != target[key].shape
+    ]
     if missing or left_over or shapes:
-        raise WeightsError(f'the weights do not fit {model}: missing {missing}, left over '
-                           f'{left_over}, of another shape {shapes}. Choose the arch and the '
-                           'sensors that the weights are for.')
+        raise WeightsError(
+            f'the weights do not fit {model}: missing {missing}, left over '
+            f'{left_over}, of another shape {shapes}. Choose the arch and the '
+            'sensors that the weights are for.'
+        )
     return fitted, ', '.join(f'{count} of {reason}' for reason, count in reasons.items()) or 'none'
 
 

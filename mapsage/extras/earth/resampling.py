@@ -4,6 +4,7 @@ PyTorch 1.10 and several accelerators lack bicubic interpolation with antialiasi
 linear and separable, so a matrix for the rows and one for the columns give the same values on every
 device. The matrices are computed on the host, once for each pair of sizes.
 """
+
 from __future__ import annotations
 
 import functools
@@ -15,8 +16,7 @@ import torch.nn.functional as F
 _ANTIALIAS_COEFFICIENT = -0.5
 
 
-def resize_table(table: torch.Tensor, rows: int, columns: int,
-                 align_corners: bool) -> torch.Tensor:
+def resize_table(table: torch.Tensor, rows: int, columns: int, align_corners: bool) -> torch.Tensor:
     """Resize a table of position embeddings as ``F.interpolate(mode='bicubic')`` does.
 
     Args:
@@ -30,8 +30,11 @@ def resize_table(table: torch.Tensor, rows: int, columns: int,
     """
     if table.shape[-2:] == (rows, columns):
         return table
-    return _apply(table, _table_matrix(table.shape[-2], rows, align_corners),
-                  _table_matrix(table.shape[-1], columns, align_corners))
+    return _apply(
+        table,
+        _table_matrix(table.shape[-2], rows, align_corners),
+        _table_matrix(table.shape[-1], columns, align_corners),
+    )
 
 
 def enlarge(images: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -47,12 +50,14 @@ def enlarge(images: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """
     if images.shape[-2:] == (rows, columns):
         return images
-    return _apply(images, _antialias_matrix(images.shape[-2], rows),
-                  _antialias_matrix(images.shape[-1], columns))
+    return _apply(
+        images,
+        _antialias_matrix(images.shape[-2], rows),
+        _antialias_matrix(images.shape[-1], columns),
+    )
 
 
-def _apply(images: torch.Tensor, for_rows: torch.Tensor, for_columns: torch.Tensor
-           ) -> torch.Tensor:
+def _apply(images: torch.Tensor, for_rows: torch.Tensor, for_columns: torch.Tensor) -> torch.Tensor:
     return for_rows.to(images) @ images @ for_columns.to(images).t()
 
 
@@ -84,5 +89,6 @@ def _cubic(distance: torch.Tensor) -> torch.Tensor:
     a = _ANTIALIAS_COEFFICIENT
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((distance - 5) * distance + 8) * distance * a - 4 * a
-    return torch.where(distance <= 1, near,
-                       torch.where(distance < 2, far, torch.zeros_like(distance)))
+    return torch.where(
+        distance <= 1, near, torch.where(distance < 2, far, torch.zeros_like(distance))
+    )

@@ -3,6 +3,7 @@
 A config names sensors and bands as its dataset does. :func:`match_sensors` finds the encoder's
 sensor for each of them, and the position of each published band among the config's bands.
 """
+
 from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -24,9 +25,21 @@ _SMALLEST_REFLECTANCE = -0.5
 
 # Other names of Sentinel-2's bands, as TerraTorch has them.
 SENTINEL2_ALIASES = {
-    'COASTAL_AEROSOL': 'B1', 'COASTAL': 'B1', 'BLUE': 'B2', 'GREEN': 'B3', 'RED': 'B4',
-    'RED_EDGE_1': 'B5', 'RED_EDGE_2': 'B6', 'RED_EDGE_3': 'B7', 'NIR_BROAD': 'B8', 'NIR': 'B8',
-    'NIR_NARROW': 'B8A', 'WATER_VAPOR': 'B9', 'CIRRUS': 'B10', 'SWIR_1': 'B11', 'SWIR_2': 'B12',
+    'COASTAL_AEROSOL': 'B1',
+    'COASTAL': 'B1',
+    'BLUE': 'B2',
+    'GREEN': 'B3',
+    'RED': 'B4',
+    'RED_EDGE_1': 'B5',
+    'RED_EDGE_2': 'B6',
+    'RED_EDGE_3': 'B7',
+    'NIR_BROAD': 'B8',
+    'NIR': 'B8',
+    'NIR_NARROW': 'B8A',
+    'WATER_VAPOR': 'B9',
+    'CIRRUS': 'B10',
+    'SWIR_1': 'B11',
+    'SWIR_2': 'B12',
 }
 
 
@@ -72,9 +85,13 @@ class MatchedSensor(NamedTuple):
     positions: Tuple[Optional[int], ...]
 
 
-def match_sensors(layout: StackLayout, published: Mapping[str, PublishedSensor],
-                  aliases: Mapping[str, str], modalities: Optional[Mapping[str, str]],
-                  encoder: str) -> List[MatchedSensor]:
+def match_sensors(
+    layout: StackLayout,
+    published: Mapping[str, PublishedSensor],
+    aliases: Mapping[str, str],
+    modalities: Optional[Mapping[str, str]],
+    encoder: str,
+) -> List[MatchedSensor]:
     """Return the published sensor of each sensor of a config.
 
     Args:
@@ -92,26 +109,31 @@ def match_sensors(layout: StackLayout, published: Mapping[str, PublishedSensor],
     named = dict(modalities or {})
     names = [sensor.name for sensor in layout.sensors]
     if not set(named) <= set(names):
-        raise EarthSensorError(f'modalities={named} names sensors that are not among the config\'s '
-                               f'{names}.')
+        raise EarthSensorError(
+            f"modalities={named} names sensors that are not among the config's {names}."
+        )
     matched: Dict[str, MatchedSensor] = {}
     for sensor in layout.sensors:
         name = named.get(sensor.name, aliases.get(plain_name(sensor.name), sensor.name))
         if name not in published:
             raise EarthSensorError(
                 f'sensor {sensor.name!r}: {encoder} knows {sorted(published)}. Say which of them '
-                f'it is: modalities=dict({sensor.name}={sorted(published)[0]!r}).')
+                f'it is: modalities=dict({sensor.name}={sorted(published)[0]!r}).'
+            )
         if name in matched:
-            raise EarthSensorError(f'sensors {matched[name].layout.name!r} and {sensor.name!r} are '
-                                   f'both {name} of {encoder}, expected one. Give them as dates of '
-                                   'one sensor.')
+            raise EarthSensorError(
+                f'sensors {matched[name].layout.name!r} and {sensor.name!r} are '
+                f'both {name} of {encoder}, expected one. Give them as dates of '
+                'one sensor.'
+            )
         positions = find_bands(sensor, published[name], name, encoder)
         matched[name] = MatchedSensor(sensor, name, published[name], positions)
     return list(matched.values())
 
 
-def find_bands(sensor: SensorLayout, published: PublishedSensor, name: str,
-               encoder: str) -> Tuple[Optional[int], ...]:
+def find_bands(
+    sensor: SensorLayout, published: PublishedSensor, name: str, encoder: str
+) -> Tuple[Optional[int], ...]:
     """Return the position of each published band among a sensor's bands; None for a missing one.
 
     'B2', 'B02' and 'b2' are the same band.
@@ -132,7 +154,8 @@ def find_bands(sensor: SensorLayout, published: PublishedSensor, name: str,
         raise EarthSensorError(
             f'sensor {sensor.name!r} has the bands {list(sensor.bands)}, '
             + (f'of which {encoder} does not know {unknown}' if unknown else 'two of them the same')
-            + f'; expected some of the bands of {name}, {list(published.bands)}, in any order.')
+            + f'; expected some of the bands of {name}, {list(published.bands)}, in any order.'
+        )
     return tuple(present.index(canonical) if canonical in present else None for canonical in known)
 
 
@@ -153,8 +176,11 @@ class UnitCheck:
 
     def __init__(self, name: str, sensors: Sequence[MatchedSensor]) -> None:
         self.name = name
-        self._units = {sensor.layout.name: sensor.published.unit for sensor in sensors
-                       if sensor.published.unit != OTHER}
+        self._units = {
+            sensor.layout.name: sensor.published.unit
+            for sensor in sensors
+            if sensor.published.unit != OTHER
+        }
 
     def __call__(self, images: Mapping[str, Tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Check sensors that were not checked before and have valid pixels in this batch.
@@ -178,15 +204,19 @@ class UnitCheck:
         values = f'sensor {name!r}: values from {low:.4g} to {high:.4g}, but {self.name} expects '
         if unit == REFLECTANCE and high <= 100:
             is_reflectance = low >= _SMALLEST_REFLECTANCE and high <= 2
-            looks = ('They look like reflectance in 0..1: multiply them by 10000'
-                     if is_reflectance else
-                     'If they are normalized, take mean and std out of the data preprocessor')
+            looks = (
+                'They look like reflectance in 0..1: multiply them by 10000'
+                if is_reflectance
+                else 'If they are normalized, take mean and std out of the data preprocessor'
+            )
             raise BackboneInputError(f'{values}{unit}. {looks}; {self.name} normalizes them.')
         if unit == DECIBEL and low >= 0:
             raise BackboneInputError(
                 f'{values}{unit}, which is mostly negative. If they are linear, convert them: '
-                '10 * log10(value).')
+                '10 * log10(value).'
+            )
         if unit == BYTES and (low < 0 or high > 255 or high <= 1):
             raise BackboneInputError(
                 f'{values}{unit}. Scale them, or give mean and std of each band in the unit of '
-                "the images: mean=dict(...), std=dict(...).")
+                'the images: mean=dict(...), std=dict(...).'
+            )

@@ -4,6 +4,7 @@ TerraMind knows no dates, so every date is encoded by itself and the features ar
 
 Shapes as in ``encoder.py``; K = h * w tokens of each sensor.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
@@ -63,28 +64,101 @@ ARCHS: Dict[str, TerraMindArch] = {
 SENSORS: Dict[str, PublishedSensor] = {
     'S2L2A': PublishedSensor(
         ('B01', 'B02', 'B03', 'B04', 'B05', 'B06', 'B07', 'B08', 'B8A', 'B09', 'B11', 'B12'),
-        (1390.458, 1503.317, 1718.197, 1853.91, 2199.1, 2779.975, 2987.011, 3083.234, 3132.22,
-         3162.988, 2424.884, 1857.648),
-        (2106.761, 2141.107, 2038.973, 2134.138, 2085.321, 1889.926, 1820.257, 1871.918, 1753.829,
-         1797.379, 1434.261, 1334.311), REFLECTANCE, SENTINEL2_ALIASES),
+        (
+            1390.458,
+            1503.317,
+            1718.197,
+            1853.91,
+            2199.1,
+            2779.975,
+            2987.011,
+            3083.234,
+            3132.22,
+            3162.988,
+            2424.884,
+            1857.648,
+        ),
+        (
+            2106.761,
+            2141.107,
+            2038.973,
+            2134.138,
+            2085.321,
+            1889.926,
+            1820.257,
+            1871.918,
+            1753.829,
+            1797.379,
+            1434.261,
+            1334.311,
+        ),
+        REFLECTANCE,
+        SENTINEL2_ALIASES,
+    ),
     'S2L1C': PublishedSensor(
-        ('B01', 'B02', 'B03', 'B04', 'B05', 'B06', 'B07', 'B08', 'B8A', 'B09', 'B10', 'B11',
-         'B12'),
-        (2357.089, 2137.385, 2018.788, 2082.986, 2295.651, 2854.537, 3122.849, 3040.56, 3306.481,
-         1473.847, 506.07, 2472.825, 1838.929),
-        (1624.683, 1675.806, 1557.708, 1833.702, 1823.738, 1733.977, 1732.131, 1679.732, 1727.26,
-         1024.687, 442.165, 1331.411, 1160.419), REFLECTANCE, SENTINEL2_ALIASES),
-    'RGB': PublishedSensor(('red', 'green', 'blue'), (87.271, 80.931, 66.667),
-                           (58.767, 47.663, 42.631), BYTES,
-                           {'R': 'RED', 'G': 'GREEN', 'B': 'BLUE'}),
+        ('B01', 'B02', 'B03', 'B04', 'B05', 'B06', 'B07', 'B08', 'B8A', 'B09', 'B10', 'B11', 'B12'),
+        (
+            2357.089,
+            2137.385,
+            2018.788,
+            2082.986,
+            2295.651,
+            2854.537,
+            3122.849,
+            3040.56,
+            3306.481,
+            1473.847,
+            506.07,
+            2472.825,
+            1838.929,
+        ),
+        (
+            1624.683,
+            1675.806,
+            1557.708,
+            1833.702,
+            1823.738,
+            1733.977,
+            1732.131,
+            1679.732,
+            1727.26,
+            1024.687,
+            442.165,
+            1331.411,
+            1160.419,
+        ),
+        REFLECTANCE,
+        SENTINEL2_ALIASES,
+    ),
+    'RGB': PublishedSensor(
+        ('red', 'green', 'blue'),
+        (87.271, 80.931, 66.667),
+        (58.767, 47.663, 42.631),
+        BYTES,
+        {'R': 'RED', 'G': 'GREEN', 'B': 'BLUE'},
+    ),
     'S1GRD': PublishedSensor(('vv', 'vh'), (-12.599, -20.293), (5.195, 5.890), DECIBEL),
     'S1RTC': PublishedSensor(('vv', 'vh'), (-10.93, -17.329), (4.391, 4.459), DECIBEL),
-    'DEM': PublishedSensor(('dem', ), (670.665, ), (951.272, ), OTHER),
+    'DEM': PublishedSensor(('dem',), (670.665,), (951.272,), OTHER),
 }
-_ALIASES = {'s2': 'S2L2A', 's2l2a': 'S2L2A', 's2l1c': 'S2L1C', 's1': 'S1GRD', 's1grd': 'S1GRD',
-            's1rtc': 'S1RTC', 'dem': 'DEM', 'rgb': 'RGB'}
-_FILE_NAMES = {'S2L2A': 'sen2l2a', 'S2L1C': 'sen2l1c', 'RGB': 'sen2rgb', 'S1GRD': 'sen1grd',
-               'S1RTC': 'sen1rtc', 'DEM': 'dem'}
+_ALIASES = {
+    's2': 'S2L2A',
+    's2l2a': 'S2L2A',
+    's2l1c': 'S2L1C',
+    's1': 'S1GRD',
+    's1grd': 'S1GRD',
+    's1rtc': 'S1RTC',
+    'dem': 'DEM',
+    'rgb': 'RGB',
+}
+_FILE_NAMES = {
+    'S2L2A': 'sen2l2a',
+    'S2L1C': 'sen2l1c',
+    'RGB': 'sen2rgb',
+    'S1GRD': 'sen1grd',
+    'S1RTC': 'sen1rtc',
+    'DEM': 'dem',
+}
 
 
 class UnbiasedNorm(nn.Module):
@@ -125,7 +199,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, channels: int, bands: int) -> None:
         super().__init__()
         self.proj = nn.Linear(bands * _PATCH**2, channels, bias=False)
-        self.mod_emb = nn.Parameter(torch.randn(1, 1, channels) * .02)
+        self.mod_emb = nn.Parameter(torch.randn(1, 1, channels) * 0.02)
         self.register_buffer('pos_emb', _position_table(channels))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -169,28 +243,49 @@ class TerraMind(EarthEncoder):
         ValueError: If another argument is out of its range.
     """
 
-    embedding_names = ('patch_embed.', )
-    weights_origin = ('The published files are at https://huggingface.co/ibm-esa-geospatial '
-                      '(TerraMind-1.0-tiny, -small, -base, -large): TerraMind_v1_<size>.pt.')
+    embedding_names = ('patch_embed.',)
+    weights_origin = (
+        'The published files are at https://huggingface.co/ibm-esa-geospatial '
+        '(TerraMind-1.0-tiny, -small, -base, -large): TerraMind_v1_<size>.pt.'
+    )
     weights_license = WeightsLicense('Apache-2.0', 'https://huggingface.co/ibm-esa-geospatial')
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]],
-                 arch: Union[str, Dict[str, Any]] = 'base',
-                 out_indices: Optional[Sequence[int]] = None, frozen: bool = False,
-                 modalities: Optional[Dict[str, str]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        arch: Union[str, Dict[str, Any]] = 'base',
+        out_indices: Optional[Sequence[int]] = None,
+        frozen: bool = False,
+        modalities: Optional[Dict[str, str]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         self.arch = parse_arch(arch, ARCHS, TerraMindArch)
         layout = StackLayout.of_config(sensors)
-        super().__init__(layout, match_sensors(layout, SENSORS, _ALIASES, modalities, 'TerraMind'),
-                         self.arch.embed_dims, self.arch.num_layers, _PATCH, out_indices, frozen,
-                         init_cfg)
-        self.patch_embed = nn.ModuleDict({
-            sensor.published_name: PatchEmbedding(self.embed_dims, len(sensor.published.bands))
-            for sensor in self.sensors})
+        super().__init__(
+            layout,
+            match_sensors(layout, SENSORS, _ALIASES, modalities, 'TerraMind'),
+            self.arch.embed_dims,
+            self.arch.num_layers,
+            _PATCH,
+            out_indices,
+            frozen,
+            init_cfg,
+        )
+        self.patch_embed = nn.ModuleDict(
+            {
+                sensor.published_name: PatchEmbedding(self.embed_dims, len(sensor.published.bands))
+                for sensor in self.sensors
+            }
+        )
         self.blocks = nn.ModuleList(
-            PreNormBlock(self.embed_dims, Attention(self.embed_dims, self.arch.num_heads, False),
-                         UnbiasedGatedMlp(self.embed_dims), UnbiasedNorm)
-            for _ in range(self.out_indices[-1] + 1))
+            PreNormBlock(
+                self.embed_dims,
+                Attention(self.embed_dims, self.arch.num_heads, False),
+                UnbiasedGatedMlp(self.embed_dims),
+                UnbiasedNorm,
+            )
+            for _ in range(self.out_indices[-1] + 1)
+        )
         self.norm = UnbiasedNorm(self.embed_dims) if self.is_whole else nn.Identity()
         self.finish()
 
@@ -199,8 +294,9 @@ class TerraMind(EarthEncoder):
         sensors = align_dates(stack.sensors)
         count, dates, _, height, width = sensors[0].pixels.shape
         rows, columns = height // _PATCH, width // _PATCH
-        tokens = torch.cat([self.patch_embed[sensor.name](sensor.pixels.flatten(0, 1))
-                            for sensor in sensors], 1)
+        tokens = torch.cat(
+            [self.patch_embed[sensor.name](sensor.pixels.flatten(0, 1)) for sensor in sensors], 1
+        )
         # (N, T, sensors, h, w)
         valid = torch.stack([valid_cells(sensor.valid, rows, columns) for sensor in sensors], 2)
         mask = None if stack.complete else attend_to_any(valid.flatten(0, 1).flatten(1))
@@ -212,14 +308,24 @@ class TerraMind(EarthEncoder):
 
     def published_names(self, state: State, path: str) -> PublishedNames:
         """Return the names of the tensors in a published file."""
-        used = {f'untok_{_FILE_NAMES[sensor.published_name]}@224': sensor.published_name
-                for sensor in self.sensors}
+        used = {
+            f'untok_{_FILE_NAMES[sensor.published_name]}@224': sensor.published_name
+            for sensor in self.sensors
+        }
         return PublishedNames(
-            [*((rf'^encoder_embeddings\.{name}\.', f'patch_embed.{ours}.')
-               for name, ours in used.items()),
-             (r'^encoder\.(\d+)\.', r'blocks.\1.'), (r'^encoder_norm\.', 'norm.')],
-            [(r'decoder|mask_token|register_tokens$', 'the decoder'),
-             (rf'encoder_embeddings\.(?!({"|".join(used)})\.)', 'sensors not in the config')])
+            [
+                *(
+                    (rf'^encoder_embeddings\.{name}\.', f'patch_embed.{ours}.')
+                    for name, ours in used.items()
+                ),
+                (r'^encoder\.(\d+)\.', r'blocks.\1.'),
+                (r'^encoder_norm\.', 'norm.'),
+            ],
+            [
+                (r'decoder|mask_token|register_tokens$', 'the decoder'),
+                (rf'encoder_embeddings\.(?!({"|".join(used)})\.)', 'sensors not in the config'),
+            ],
+        )
 
 
 def align_dates(sensors: Sequence[PreparedSensor]) -> List[PreparedSensor]:
@@ -243,9 +349,13 @@ def align_dates(sensors: Sequence[PreparedSensor]) -> List[PreparedSensor]:
         distance = distance + is_missing[:, None].to(distance.dtype) * 1e6
         nearest = distance.argmin(2)
         batch = torch.arange(nearest.shape[0], device=nearest.device)[:, None]
-        aligned.append(sensor._replace(pixels=sensor.pixels[batch, nearest],
-                                       valid=sensor.valid[batch, nearest],
-                                       days=sensor.days[batch, nearest]))
+        aligned.append(
+            sensor._replace(
+                pixels=sensor.pixels[batch, nearest],
+                valid=sensor.valid[batch, nearest],
+                days=sensor.days[batch, nearest],
+            )
+        )
     return aligned
 
 
@@ -267,7 +377,7 @@ def _position_table(channels: int) -> torch.Tensor:
     The source names them w and h, but its first axis is the slower one.
     """
     quarter = channels // 4
-    frequencies = 1 / 10000**(torch.arange(quarter, dtype=torch.float32) / quarter)
+    frequencies = 1 / 10000 ** (torch.arange(quarter, dtype=torch.float32) / quarter)
     angles = torch.arange(_GRID, dtype=torch.float32)[:, None] * frequencies
     waves = torch.cat([angles.sin(), angles.cos()], 1)
     row = waves[:, None].expand(-1, _GRID, -1)

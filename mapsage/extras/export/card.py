@@ -3,6 +3,7 @@
 The front matter follows the conventions of model hubs. The command that collects the facts is
 `commands/model_card.py`; this module only formats them.
 """
+
 from __future__ import annotations
 
 import json
@@ -85,43 +86,78 @@ class Card:
         """Return the README: the front matter that model hubs read, then Markdown."""
         description = self.description
         side, layout = description.window, layout_of(description.places)
-        takes = ('red, green, blue' if description.bands.like_opencv
-                 else f'{description.bands.count} bands' if layout is None else ' and '.join(
-                     f'{sensor.name}: {sensor.max_dates} date(s) of {", ".join(sensor.bands)}'
-                     for sensor in layout.sensors))
+        takes = (
+            'red, green, blue'
+            if description.bands.like_opencv
+            else f'{description.bands.count} bands'
+            if layout is None
+            else ' and '.join(
+                f'{sensor.name}: {sensor.max_dates} date(s) of {", ".join(sensor.bands)}'
+                for sensor in layout.sensors
+            )
+        )
         pixel = f' of {self.gsd:.4g} m' if self.gsd is not None else ''
         paragraphs = [
-            _front_matter(self), f'# {self.name}',
+            _front_matter(self),
+            f'# {self.name}',
             f'{self.architecture}, {self.parameters / 1e6:.1f} million weights: semantic '
             f'segmentation of remote-sensing images ({takes}) in {len(description.classes)} '
             f'classes, in windows of {side} x {side} pixels{pixel}. Made with MapSage '
             f'{description.version}.',
             f'![Images, labels, predictions and where they disagree]({PREVIEW})',
-            '## Scores', _scores(self), '## Use', _use(description), '## Files',
+            '## Scores',
+            _scores(self),
+            '## Use',
+            _use(description),
+            '## Files',
             _files(self.license, description),
-            '## The proof of model.onnx', _block(self.proof), '## License', _license(self.license)]
+            '## The proof of model.onnx',
+            _block(self.proof),
+            '## License',
+            _license(self.license),
+        ]
         return '\n\n'.join(paragraphs) + '\n'
 
 
 def _front_matter(card: Card) -> str:
     """Return the YAML front matter. Values are written as JSON, a subset of YAML."""
     entries: Dict[str, Any] = dict(
-        library_name='mapsage', pipeline_tag='image-segmentation',
-        tags=['semantic-segmentation', 'remote-sensing', 'mmsegmentation', 'onnx'])
+        library_name='mapsage',
+        pipeline_tag='image-segmentation',
+        tags=['semantic-segmentation', 'remote-sensing', 'mmsegmentation', 'onnx'],
+    )
     if card.license.dinov3:
-        entries.update(license='other', license_name='dinov3-license', license_link=(
-            LICENSE if card.license.text else DINOV3_LICENSE))
+        entries.update(
+            license='other',
+            license_name='dinov3-license',
+            license_link=(LICENSE if card.license.text else DINOV3_LICENSE),
+        )
     elif card.license.published:
         stated = card.license.published[0]
-        entries.update(license='other', license_link=stated.link,
-                       license_name=stated.name.lower().replace(' ', '-'))
+        entries.update(
+            license='other',
+            license_link=stated.link,
+            license_name=stated.name.lower().replace(' ', '-'),
+        )
     validation = card.validation
     if validation is not None:
-        entries['model-index'] = [dict(name=card.name, results=[dict(
-            task=dict(type='image-segmentation'),
-            dataset=dict(name=validation.data, type=validation.data, split='validation'),
-            metrics=[dict(type=name, name=name, value=value)
-                     for name, value in validation.figures.items()])])]
+        entries['model-index'] = [
+            dict(
+                name=card.name,
+                results=[
+                    dict(
+                        task=dict(type='image-segmentation'),
+                        dataset=dict(
+                            name=validation.data, type=validation.data, split='validation'
+                        ),
+                        metrics=[
+                            dict(type=name, name=name, value=value)
+                            for name, value in validation.figures.items()
+                        ],
+                    )
+                ],
+            )
+        ]
     lines = [f'{key}: {json.dumps(value, ensure_ascii=False)}' for key, value in entries.items()]
     return '\n'.join(['---', *lines, '---'])
 
@@ -130,42 +166,72 @@ def _scores(card: Card) -> str:
     validation = card.validation
     if validation is None:
         return 'None: the config has no `val_evaluator`.'
-    text = (f'{validation.images} images of the validation set ({validation.data}), with the '
-            f'weights of `{WEIGHTS}`; {validation.where}, {validation.date}. In percent where the '
-            f'metric is.')
-    tables = [_table(['figure', 'value'], [[name, f'{value:.2f}']
-                                           for name, value in validation.figures.items()])]
+    text = (
+        f'{validation.images} images of the validation set ({validation.data}), with the '
+        f'weights of `{WEIGHTS}`; {validation.where}, {validation.date}. In percent where the '
+        f'metric is.'
+    )
+    tables = [
+        _table(
+            ['figure', 'value'],
+            [[name, f'{value:.2f}'] for name, value in validation.figures.items()],
+        )
+    ]
     if validation.classes is not None:
         # NaN, the score of a class without pixels, is not equal to itself.
-        tables.append(_table(['class', 'IoU', 'accuracy'], [
-            [name, *('none' if value != value else f'{value:.2f}' for value in values)]
-            for name, values in zip(card.description.classes, validation.classes)]))
+        tables.append(
+            _table(
+                ['class', 'IoU', 'accuracy'],
+                [
+                    [name, *('none' if value != value else f'{value:.2f}' for value in values)]
+                    for name, values in zip(card.description.classes, validation.classes)
+                ],
+            )
+        )
     return '\n\n'.join([text, *tables])
 
 
 def _use(description: ExportedDescription) -> str:
-    inputs = 'SCENE...' if description.places is None else (
-        'BEFORE.tif AFTER.tif' if description.places['type'] == 'ChangeDataset' else 'FOLDER')
-    return '\n\n'.join([
-        'Predict maps, without PyTorch and with PyTorch:',
-        f'```bash\npython tools/predict.py --model model.onnx {inputs} --out maps\n'
-        f'python tools/predict.py {CONFIG} {WEIGHTS} {inputs} --out maps\n```',
-        'Without MapSage, docs/how-to/export.md has the code that fills the inputs of the file.'
-        if description.places is not None else
-        'In QGIS, `model.onnx` runs in the plugin Deepness; press the button there that loads the '
-        "model's default parameters."])
+    inputs = (
+        'SCENE...'
+        if description.places is None
+        else ('BEFORE.tif AFTER.tif' if description.places['type'] == 'ChangeDataset' else 'FOLDER')
+    )
+    return '\n\n'.join(
+        [
+            'Predict maps, without PyTorch and with PyTorch:',
+            f'```bash\npython tools/predict.py --model model.onnx {inputs} --out maps\n'
+            f'python tools/predict.py {CONFIG} {WEIGHTS} {inputs} --out maps\n```',
+            'Without MapSage, docs/how-to/export.md has the code that fills the inputs of the file.'
+            if description.places is not None
+            else 'In QGIS, `model.onnx` runs in the plugin Deepness; press the button there that loads the '
+            "model's default parameters.",
+        ]
+    )
 
 
 def _files(license_: License, description: ExportedDescription) -> str:
-    files = [['model.onnx', 'the model as one file: images of 0..1 in, scores out'],
-             ['model.onnx.json, model.stac.json', 'its description for GeoAI, and as a STAC item']
-             ] if description.places is None else [
-        ['model.onnx', 'the model as one file: pixels, valid pixels and days of each sensor in, '
-         'scores out'], ['model.stac.json', 'its description as a STAC item']]
-    rows = [*files,
-            [WEIGHTS, 'the weights, for MapSage; without the heads that only training uses'],
-            [CONFIG, 'the complete config of the training'],
-            [PREVIEW, 'windows of the validation set']]
+    files = (
+        [
+            ['model.onnx', 'the model as one file: images of 0..1 in, scores out'],
+            ['model.onnx.json, model.stac.json', 'its description for GeoAI, and as a STAC item'],
+        ]
+        if description.places is None
+        else [
+            [
+                'model.onnx',
+                'the model as one file: pixels, valid pixels and days of each sensor in, '
+                'scores out',
+            ],
+            ['model.stac.json', 'its description as a STAC item'],
+        ]
+    )
+    rows = [
+        *files,
+        [WEIGHTS, 'the weights, for MapSage; without the heads that only training uses'],
+        [CONFIG, 'the complete config of the training'],
+        [PREVIEW, 'windows of the validation set'],
+    ]
     if license_.text:
         rows.append([LICENSE, 'the DINOv3 License'])
     return _table(['file', 'what it is'], rows)
@@ -180,19 +246,28 @@ def _license(license_: License) -> str:
     if not license_.dinov3:
         if stated:
             return origin.rstrip()
-        return origin + ('No license is stated here. If you publish this folder, state one, and '
-                         'respect the licenses of the pretrained weights and of the data.')
-    copy = (f'`{LICENSE}` is a copy of it, which must stay in this folder.' if license_.text else
-            f'Add a copy of it to this folder, as `{LICENSE}`, before you share the folder.')
-    return (origin + f'These are DINOv3 weights of Meta. The [DINOv3 License]({DINOV3_LICENSE}) '
-            f'applies to all files made from them: share them only under its terms and with a '
-            f'copy of it, and acknowledge the use of DINOv3 when you publish results. ' + copy)
+        return origin + (
+            'No license is stated here. If you publish this folder, state one, and '
+            'respect the licenses of the pretrained weights and of the data.'
+        )
+    copy = (
+        f'`{LICENSE}` is a copy of it, which must stay in this folder.'
+        if license_.text
+        else f'Add a copy of it to this folder, as `{LICENSE}`, before you share the folder.'
+    )
+    return (
+        origin + f'These are DINOv3 weights of Meta. The [DINOv3 License]({DINOV3_LICENSE}) '
+        f'applies to all files made from them: share them only under its terms and with a '
+        f'copy of it, and acknowledge the use of DINOv3 when you publish results. ' + copy
+    )
 
 
 def _table(titles: List[str], rows: List[List[str]]) -> str:
     lines = [titles, ['---'] * len(titles), *rows]
-    return '\n'.join('| ' + ' | '.join(' '.join(cell.replace('|', r'\|').split()) for cell in line)
-                     + ' |' for line in lines)
+    return '\n'.join(
+        '| ' + ' | '.join(' '.join(cell.replace('|', r'\|').split()) for cell in line) + ' |'
+        for line in lines
+    )
 
 
 def _block(lines: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ The order of work: check the names, load the model, make and prove the file (`pr
 write it with its sidecars and, with `--card`, its model card (`model_card.py`). ONNX is imported
 inside `export_model`, so that a missing package is an error with the command that installs it.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -77,34 +78,61 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     cfg = read_config(args)
     target = choose_target(args.target, place_settings(cfg) is not None)
     if args.int8 and target.name == 'gcu':
-        raise ExportError("--int8 with --target gcu: the integers of Enflame's provider for ONNX "
-                          'Runtime are not implemented. Leave out --int8; it computes in 16 bits.')
+        raise ExportError(
+            "--int8 with --target gcu: the integers of Enflame's provider for ONNX "
+            'Runtime are not implemented. Leave out --int8; it computes in 16 bits.'
+        )
     if args.int8 and place_settings(cfg) is not None:
-        raise ExportError('--int8: models of several dates are written in float32 only, because '
-                          'days and pixels would be integers of one scale. Leave out --int8.')
+        raise ExportError(
+            '--int8: models of several dates are written in float32 only, because '
+            'days and pixels would be integers of one scale. Leave out --int8.'
+        )
     opset = choose_opset(target, args.opset, graph.most_opset())
     _make_folder(out.parent, '--card' if args.card else '--out')
     model, meta, description, reference = _load(cfg, args, target)
     dataset = build_dataset(cfg)
     # Every second tile calibrates a file in 8 bits; such a tile is not used for the comparison.
-    tiles = proof.take_tiles(dataset, description.window, args.tiles * (2 if args.int8 else 1),
-                             layout_of(description.places))
+    tiles = proof.take_tiles(
+        dataset,
+        description.window,
+        args.tiles * (2 if args.int8 else 1),
+        layout_of(description.places),
+    )
     calibration, tiles = (tiles[::2], tiles[1::2]) if args.int8 else ([], tiles)
     gsd = args.gsd or pixel_meters(dataset)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
-        file = proved_file.export_float32(out, model, description, reference, target, opset,
-                                          tiles, gsd, say)
+        file = proved_file.export_float32(
+            out, model, description, reference, target, opset, tiles, gsd, say
+        )
     if args.int8:
         file = proved_file.export_int8(file, description, gsd, reference, calibration, tiles, say)
     architecture = _architecture(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     item = metadata.mlm_item(file, description, out.stem, out.name, architecture, parameters, gsd)
-    card = model_card.make_card(
-        args, cfg, model, meta, description, reference, tiles, say,
-        name=Path(args.card).absolute().name, architecture=architecture, parameters=parameters,
-        gsd=gsd, proof=list(messages)) if args.card else {}
-    files = {out: file.SerializeToString(), stac: _json(item),
-             **{out.with_name(name): content for name, content in card.items()}}
+    card = (
+        model_card.make_card(
+            args,
+            cfg,
+            model,
+            meta,
+            description,
+            reference,
+            tiles,
+            say,
+            name=Path(args.card).absolute().name,
+            architecture=architecture,
+            parameters=parameters,
+            gsd=gsd,
+            proof=list(messages),
+        )
+        if args.card
+        else {}
+    )
+    files = {
+        out: file.SerializeToString(),
+        stac: _json(item),
+        **{out.with_name(name): content for name, content in card.items()},
+    }
     kinds = {stac: ' (STAC MLM)'}
     # GeoAI reads images of one date.
     if description.places is None:
@@ -112,8 +140,10 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     _write(files)
     for line in describe_file(out, file, description):
         say(line)
-    say('beside it: ' + ', '.join(f'{path.name}{kinds.get(path, "")}' for path in files
-                                  if path != out))
+    say(
+        'beside it: '
+        + ', '.join(f'{path.name}{kinds.get(path, "")}' for path in files if path != out)
+    )
     if gsd is None and target.name == 'qgis':
         say('note: the size of a pixel is not known, and QGIS asks for it; --gsd METERS says it')
     return 0
@@ -121,6 +151,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
 
 def _recorded(say: Callable[[str], None], messages: List[str]) -> Callable[[str], None]:
     """Return a function that calls ``say`` and also appends the line to ``messages``."""
+
     def say_and_record(line: str) -> None:
         messages.append(line)
         say(line)
@@ -128,8 +159,9 @@ def _recorded(say: Callable[[str], None], messages: List[str]) -> Callable[[str]
     return say_and_record
 
 
-def _load(cfg: Config, args: argparse.Namespace, target: Target
-          ) -> Tuple[BaseSegmentor, Dict[str, Any], ExportedDescription, WindowPredictor]:
+def _load(
+    cfg: Config, args: argparse.Namespace, target: Target
+) -> Tuple[BaseSegmentor, Dict[str, Any], ExportedDescription, WindowPredictor]:
     """Return the model, the checkpoint's meta, a description, and the scores of predict.py."""
     resolve_accelerator('cpu')
     model = revert_sync_batchnorm(build_model(cfg)).eval()
@@ -140,12 +172,25 @@ def _load(cfg: Config, args: argparse.Namespace, target: Target
         places['training_days'] = training_days(meta)
     classes, bands = find_classes(cfg, meta, model), find_bands(cfg, model)
     reference = WindowPredictor(model, torch.device('cpu'), (window, window), 0, 1)
-    return model, meta, ExportedDescription(
-        classes=classes.names, palette=tuple(map(tuple, classes.palette.tolist())), bands=bands,
-        window=window, overlap=overlap, batch=choose_batch(target, args.batch),
-        scores=reference.scores, threshold=reference.threshold,
-        checkpoint=file_hash(args.checkpoint), target=target.name, version=__version__,
-        places=places), reference
+    return (
+        model,
+        meta,
+        ExportedDescription(
+            classes=classes.names,
+            palette=tuple(map(tuple, classes.palette.tolist())),
+            bands=bands,
+            window=window,
+            overlap=overlap,
+            batch=choose_batch(target, args.batch),
+            scores=reference.scores,
+            threshold=reference.threshold,
+            checkpoint=file_hash(args.checkpoint),
+            target=target.name,
+            version=__version__,
+            places=places,
+        ),
+        reference,
+    )
 
 
 def _architecture(model: BaseSegmentor) -> str:
@@ -167,8 +212,10 @@ def choose_side(cfg: Config, side: Optional[int]) -> Tuple[int, int]:
     """
     (height, width), origin = default_window(cfg) if side is None else ((side, side), '--window')
     if height != width:
-        raise ExportError(f'windows of {width}x{height} pixels ({origin}): an exported model takes '
-                          f'squares. Choose their side with --window.')
+        raise ExportError(
+            f'windows of {width}x{height} pixels ({origin}): an exported model takes '
+            f'squares. Choose their side with --window.'
+        )
     if height < 1:
         raise ExportError(f'--window {height}: expected 1 pixel or more.')
     return height, height // 4
@@ -195,11 +242,19 @@ def build_dataset(cfg: Config) -> BaseDataset:
     Raises:
         ExportError: If the config has neither, or the dataset cannot be built or is empty.
     """
-    loader = next((cfg.get(name) for name in ('val_dataloader', 'test_dataloader')
-                   if (cfg.get(name) or {}).get('dataset')), None)
+    loader = next(
+        (
+            cfg.get(name)
+            for name in ('val_dataloader', 'test_dataloader')
+            if (cfg.get(name) or {}).get('dataset')
+        ),
+        None,
+    )
     if loader is None:
-        raise ExportError('the config has no val_dataloader, on whose tiles the file is compared '
-                          'with the model. Add one.')
+        raise ExportError(
+            'the config has no val_dataloader, on whose tiles the file is compared '
+            'with the model. Add one.'
+        )
     try:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
             dataset = DATASETS.build(copy.deepcopy(loader['dataset']))
@@ -208,7 +263,8 @@ def build_dataset(cfg: Config) -> BaseDataset:
         raise ExportError(
             f'the validation set, on whose tiles the file is compared with the model, cannot be '
             f'read: {error_text(error)}. Point it at the data with --cfg-options '
-            f'val_dataloader.dataset.data_root=DIR.') from error
+            f'val_dataloader.dataset.data_root=DIR.'
+        ) from error
     if not len(dataset):
         raise ExportError('the validation set is empty, and the file cannot be compared.')
     return dataset
@@ -235,7 +291,7 @@ def pixel_meters(dataset: Any) -> Optional[float]:
     # Deepness resamples a scene unless its pixels have exactly this size in the units of its CRS.
     # The UTM meter differs from a meter on the ground by at most 0.1 %, so take the nominal size.
     if raster.crs is not None and raster.crs.is_projected:
-        nominal = abs(raster.transform.determinant)**0.5 * raster.crs.linear_units_factor[1]
+        nominal = abs(raster.transform.determinant) ** 0.5 * raster.crs.linear_units_factor[1]
         side = nominal if abs(nominal / side - 1) < _SAME_SIDE else side
     return float(side) if side > 0 else None
 
@@ -257,8 +313,10 @@ def _make_folder(folder: Path, option: str) -> None:
         with tempfile.TemporaryFile(dir=str(folder)):
             pass
     except OSError as error:
-        raise ExportError(f'{option}: cannot write into {folder}: {error.strerror}. Name a folder '
-                          f'that is new or can be written.') from error
+        raise ExportError(
+            f'{option}: cannot write into {folder}: {error.strerror}. Name a folder '
+            f'that is new or can be written.'
+        ) from error
 
 
 def _write(files: Mapping[Path, bytes]) -> None:
@@ -267,8 +325,9 @@ def _write(files: Mapping[Path, bytes]) -> None:
         for path, content in reversed(list(files.items())):
             atomic_write(path, content)
     except OSError as error:
-        raise ExportError(f'cannot write {next(iter(files))}: {error}. Free space there, or write '
-                          f'elsewhere.') from error
+        raise ExportError(
+            f'cannot write {next(iter(files))}: {error}. Free space there, or write elsewhere.'
+        ) from error
 
 
 def _json(content: Mapping[str, object]) -> bytes:
@@ -284,14 +343,17 @@ def describe_file(out: Path, file: Any, description: ExportedDescription) -> Lis
         description: Description of the file.
     """
     inputs = inputs_of(description)
-    shapes = {value.name: _shape(description, *inputs.shapes[value.name])
-              for value in file.graph.input}
+    shapes = {
+        value.name: _shape(description, *inputs.shapes[value.name]) for value in file.graph.input
+    }
     side = description.window
     scores = f'scores {_shape(description, description.scores, side, side)} out'
     if description.places is None:
         return [f'{out}: image {shapes["image"]} of 0..1 in, {scores}']
-    return [f'{out}: all float32, {scores}, and in', *(
-        f'  {name} {shape}' for name, shape in shapes.items())]
+    return [
+        f'{out}: all float32, {scores}, and in',
+        *(f'  {name} {shape}' for name, shape in shapes.items()),
+    ]
 
 
 def _shape(description: ExportedDescription, *sides: int) -> str:

@@ -1,4 +1,5 @@
 """The user error of this room, `ExportError`."""
+
 from __future__ import annotations
 
 from mapsage.errors import UserError

@@ -5,6 +5,7 @@ Enflame's runtimes need. A trace records one run: a shape that became a constant
 up only with another batch size, so `trace` runs a graph with an open batch size before returning
 it.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -41,6 +42,7 @@ def most_opset() -> int:
     except ImportError:
         # PyTorch before 1.13.
         from torch.onnx import symbolic_helper
+
         return int(symbolic_helper._onnx_main_opset)  # type: ignore[attr-defined]
     # PyTorch 2.6 and newer have the first name, older versions the second.
     names = ('ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET', 'ONNX_MAX_OPSET')
@@ -48,8 +50,9 @@ def most_opset() -> int:
     return int(next(constants[name] for name in names if name in constants))
 
 
-def trace(module: WindowToScores, target: Target, opset: int,
-          batch: Optional[int]) -> onnx.ModelProto:
+def trace(
+    module: WindowToScores, target: Target, opset: int, batch: Optional[int]
+) -> onnx.ModelProto:
     """Return the graph of a module.
 
     Constants are folded, and zero padding in front of a convolution becomes an attribute of the
@@ -65,33 +68,42 @@ def trace(module: WindowToScores, target: Target, opset: int,
         ExportError: If an operation has no ONNX form, the weights exceed the limit of a file, or
             the target's readers do not support the graph.
     """
-    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in
-                       (*module.parameters(), *module.buffers()))
+    weight_bytes = sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in (*module.parameters(), *module.buffers())
+    )
     if weight_bytes > _MAX_WEIGHT_BYTES:
-        raise ExportError(f'the model has {weight_bytes / 2**30:.1f} GiB of weights, and one ONNX '
-                          f'file holds 2 GiB. Export a smaller model.')
+        raise ExportError(
+            f'the model has {weight_bytes / 2**30:.1f} GiB of weights, and one ONNX '
+            f'file holds 2 GiB. Export a smaller model.'
+        )
     names, example = list(module.inputs.shapes), module.example(batch or 2)
     # Constant sides make a smaller and faster graph. A model that moves its batch to another
     # dimension cannot be traced with them, and is traced a second time without.
     for constant_sides in (True, False):
-        traced = traced_bytes(module, names, example, opset, batch is None, [OUTPUT],
-                              constant_sides)
+        traced = traced_bytes(
+            module, names, example, opset, batch is None, [OUTPUT], constant_sides
+        )
         try:
             model = fold(onnx.load_from_string(traced))
         except Exception as error:
             # ONNX Runtime raises classes that share no base class with each other.
             if batch is None and constant_sides:
                 continue
-            raise ExportError(f'ONNX Runtime cannot read what PyTorch {torch.__version__} wrote: '
-                              f'{_first_lines(error)}. With --batch 1 shapes are simpler.'
-                              ) from error
-        if batch is not None or _takes_any_batch(model, dict(
-                zip(names, (values.numpy() for values in example)))):
+            raise ExportError(
+                f'ONNX Runtime cannot read what PyTorch {torch.__version__} wrote: '
+                f'{_first_lines(error)}. With --batch 1 shapes are simpler.'
+            ) from error
+        if batch is not None or _takes_any_batch(
+            model, dict(zip(names, (values.numpy() for values in example)))
+        ):
             break
     else:
-        raise ExportError(f'the graph that PyTorch {torch.__version__} wrote takes '
-                          f'{len(example[0])} windows at a time and no other number. Fix it '
-                          f'with --batch 1.')
+        raise ExportError(
+            f'the graph that PyTorch {torch.__version__} wrote takes '
+            f'{len(example[0])} windows at a time and no other number. Fix it '
+            f'with --batch 1.'
+        )
     with torch.no_grad():
         scores = int(module(*example).shape[1])
     for value in model.graph.input:
@@ -103,9 +115,15 @@ def trace(module: WindowToScores, target: Target, opset: int,
     return model
 
 
-def traced_bytes(module: nn.Module, inputs: List[str], example: Tuple[torch.Tensor, ...],
-                 opset: int, any_batch: bool, outputs: List[str], constant_sides: bool = True
-                 ) -> bytes:
+def traced_bytes(
+    module: nn.Module,
+    inputs: List[str],
+    example: Tuple[torch.Tensor, ...],
+    opset: int,
+    any_batch: bool,
+    outputs: List[str],
+    constant_sides: bool = True,
+) -> bytes:
     """Return the bytes that PyTorch's tracing exporter writes for a module.
 
     Args:
@@ -128,17 +146,27 @@ def traced_bytes(module: nn.Module, inputs: List[str], example: Tuple[torch.Tens
     # Every version of PyTorch accepts a BytesIO, but the annotations of some do not.
     file: Any = io.BytesIO()
     with torch.no_grad(), rewritten(
-            module, example, any_batch, constant_sides), warnings.catch_warnings():
+        module, example, any_batch, constant_sides
+    ), warnings.catch_warnings():
         # PyTorch warns about sides that become constants, which is intended here. If a value
         # becomes a constant by mistake, the proof finds it.
         warnings.simplefilter('ignore')
         try:
-            torch.onnx.export(module, example, file, opset_version=opset,
-                              input_names=inputs, output_names=outputs, **options)
+            torch.onnx.export(
+                module,
+                example,
+                file,
+                opset_version=opset,
+                input_names=inputs,
+                output_names=outputs,
+                **options,
+            )
         except Exception as error:
             # PyTorch raises a dozen classes here; the message of all of them names the operation.
-            raise ExportError(f'PyTorch {torch.__version__} cannot write this model in opset '
-                              f'{opset}: {_first_lines(error)}') from error
+            raise ExportError(
+                f'PyTorch {torch.__version__} cannot write this model in opset '
+                f'{opset}: {_first_lines(error)}'
+            ) from error
     return file.getvalue()
 
 
@@ -155,13 +183,16 @@ def _takes_any_batch(model: onnx.ModelProto, inputs: Dict[str, np.ndarray]) -> b
     """Return whether a batch of one window gives the same scores as the batch of the trace."""
     session = open_session(model.SerializeToString())
     try:
-        single, batch = (session.run(None, windows)[0] for windows in (
-            {name: values[:1] for name, values in inputs.items()}, inputs))
+        single, batch = (
+            session.run(None, windows)[0]
+            for windows in ({name: values[:1] for name, values in inputs.items()}, inputs)
+        )
     except Exception:
         # ONNX Runtime raises classes that share no base class; a wrong shape is one of the reasons.
         return False
     return single.shape == batch[:1].shape and np.allclose(
-        single, batch[:1], atol=1e-4, equal_nan=True)
+        single, batch[:1], atol=1e-4, equal_nan=True
+    )
 
 
 def _first_lines(error: Exception) -> str:
@@ -177,8 +208,9 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'folded.onnx')
         options.optimized_model_filepath = path
-        onnxruntime.InferenceSession(model.SerializeToString(), options,
-                                     providers=['CPUExecutionProvider'])
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=['CPUExecutionProvider']
+        )
         folded = onnx.load(path)
     # ONNX Runtime adds imports of the domains it defines, although no node uses them.
     for number in reversed(range(len(folded.opset_import))):
@@ -216,8 +248,9 @@ def fuse_padding(graph: onnx.GraphProto) -> None:
         graph.initializer.remove(tensor)
 
 
-def _zero_padding(pad: onnx.NodeProto, constants: Dict[str, onnx.TensorProto]
-                  ) -> Optional[List[int]]:
+def _zero_padding(
+    pad: onnx.NodeProto, constants: Dict[str, onnx.TensorProto]
+) -> Optional[List[int]]:
     """Return the spatial pads of a ``Pad``; None unless it adds zeros along height and width."""
     mode = next((entry.s for entry in pad.attribute if entry.name == 'mode'), b'constant')
     names = [name for name in pad.input[1:] if name]
@@ -227,7 +260,7 @@ def _zero_padding(pad: onnx.NodeProto, constants: Dict[str, onnx.TensorProto]
     half = len(pads) // 2
     if len(values) > 1 or np.any(values) or np.any(pads < 0) or pads[[0, 1, half, half + 1]].any():
         return None
-    return [int(pad) for pad in (*pads[2:half], *pads[half + 2:])]
+    return [int(pad) for pad in (*pads[2:half], *pads[half + 2 :])]
 
 
 def check(model: onnx.ModelProto, target: Target, opset: int) -> None:
@@ -238,13 +271,17 @@ def check(model: onnx.ModelProto, target: Target, opset: int) -> None:
     """
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     if opsets != {'': opset}:
-        raise ExportError(f'the exporter wrote opsets {opsets}, expected {opset} only, which is '
-                          f'what {target.reader} reads.')
+        raise ExportError(
+            f'the exporter wrote opsets {opsets}, expected {opset} only, which is '
+            f'what {target.reader} reads.'
+        )
     branches = [node.name for node in model.graph.node if node.op_type in ('If', 'Loop', 'Scan')]
     if branches:
-        raise ExportError(f'the graph has branches at {", ".join(branches[:4])}, which TensorRT '
-                          f'and vendors\' runtimes reject: take decisions on values out of the '
-                          f"model's forward.")
+        raise ExportError(
+            f'the graph has branches at {", ".join(branches[:4])}, which TensorRT '
+            f"and vendors' runtimes reject: take decisions on values out of the "
+            f"model's forward."
+        )
     foreign = sorted({f'{node.domain}::{node.op_type}' for node in model.graph.node if node.domain})
     if foreign:
         raise ExportError(f'the graph has {", ".join(foreign)}, which only some runtimes know.')

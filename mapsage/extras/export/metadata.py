@@ -3,6 +3,7 @@
 Every reader wants its own: MapSage and QGIS' Deepness read metadata inside the file (`describe`),
 GeoAI a JSON file next to it (`geoai_sidecar`), catalogs a STAC item (`mlm_item`).
 """
+
 from __future__ import annotations
 
 import datetime
@@ -21,8 +22,9 @@ from .graph import OUTPUT
 _MLM = 'https://stac-extensions.github.io/mlm/v1.5.0/schema.json'
 
 
-def describe(model: onnx.ModelProto, description: ExportedDescription,
-             gsd: Optional[float]) -> None:
+def describe(
+    model: onnx.ModelProto, description: ExportedDescription, gsd: Optional[float]
+) -> None:
     """Write the description, and the keys of QGIS' Deepness plugin, into a file's metadata.
 
     All values are JSON. Deepness sets scores below ``seg_thresh`` to 0 before it takes the argmax,
@@ -47,26 +49,40 @@ def describe(model: onnx.ModelProto, description: ExportedDescription,
         tile_size=description.window,
         tiles_overlap=round(100 * description.overlap / description.window),
         seg_thresh=description.threshold if is_binary else 0,
-        seg_small_segment=0)
+        seg_small_segment=0,
+    )
     if gsd is not None:
         # Deepness expects centimeters.
         keys['resolution'] = 100 * gsd
-    onnx.helper.set_model_props(model, {**{key: json.dumps(value) for key, value in keys.items()},
-                                        KEY: description.to_text()})
+    onnx.helper.set_model_props(
+        model,
+        {**{key: json.dumps(value) for key, value in keys.items()}, KEY: description.to_text()},
+    )
 
 
 def geoai_sidecar(model: onnx.ModelProto, description: ExportedDescription) -> Dict[str, Any]:
     """Return the content of ``model.onnx.json``, which GeoAI's ``ONNXGeoModel`` reads."""
     return dict(
-        task='semantic-segmentation', num_labels=len(description.classes),
+        task='semantic-segmentation',
+        num_labels=len(description.classes),
         id2label={str(number): name for number, name in enumerate(description.classes)},
-        input_height=description.window, input_width=description.window,
-        input_channels=description.bands.count, opset_version=model.opset_import[0].version,
-        output_names=[OUTPUT])
+        input_height=description.window,
+        input_width=description.window,
+        input_channels=description.bands.count,
+        opset_version=model.opset_import[0].version,
+        output_names=[OUTPUT],
+    )
 
 
-def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str, file: str,
-             architecture: str, parameters: int, gsd: Optional[float]) -> Dict[str, Any]:
+def mlm_item(
+    model: onnx.ModelProto,
+    description: ExportedDescription,
+    name: str,
+    file: str,
+    architecture: str,
+    parameters: int,
+    gsd: Optional[float],
+) -> Dict[str, Any]:
     """Return a STAC item of the Machine Learning Model extension for a file.
 
     Args:
@@ -89,33 +105,57 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
         'mlm:tasks': ['semantic-segmentation'],
         'mlm:framework': 'ONNX',
         'mlm:total_parameters': parameters,
-        'mlm:input': [dict(
-            name=value.name, bands=bands.get(value.name, []),
-            input=_array([batch, *inputs.shapes[value.name]], inputs.axes[value.name]),
-            value_scaling=[dict(type='scale', value=255)] if value.name == IMAGE else None,
-            resize_type=None) for value in model.graph.input],
-        'mlm:output': [dict(
-            name=OUTPUT, tasks=['semantic-segmentation'],
-            result=_array([batch, description.scores, side, side],
-                          ['batch', 'classes', 'height', 'width']),
-            **{'classification:classes': _classes(description)})]}
+        'mlm:input': [
+            dict(
+                name=value.name,
+                bands=bands.get(value.name, []),
+                input=_array([batch, *inputs.shapes[value.name]], inputs.axes[value.name]),
+                value_scaling=[dict(type='scale', value=255)] if value.name == IMAGE else None,
+                resize_type=None,
+            )
+            for value in model.graph.input
+        ],
+        'mlm:output': [
+            dict(
+                name=OUTPUT,
+                tasks=['semantic-segmentation'],
+                result=_array(
+                    [batch, description.scores, side, side], ['batch', 'classes', 'height', 'width']
+                ),
+                **{'classification:classes': _classes(description)},
+            )
+        ],
+    }
     if gsd is not None:
         properties['gsd'] = gsd
     return dict(
-        type='Feature', stac_version='1.1.0', stac_extensions=[_MLM], id=name, geometry=None,
-        properties=properties, links=[], assets=dict(model={
-            'href': f'./{file}', 'type': 'application/octet-stream; application=onnx',
-            'title': f'ONNX, opset {model.opset_import[0].version}', 'roles': ['mlm:model'],
-            'mlm:artifact_type': 'onnx'}))
+        type='Feature',
+        stac_version='1.1.0',
+        stac_extensions=[_MLM],
+        id=name,
+        geometry=None,
+        properties=properties,
+        links=[],
+        assets=dict(
+            model={
+                'href': f'./{file}',
+                'type': 'application/octet-stream; application=onnx',
+                'title': f'ONNX, opset {model.opset_import[0].version}',
+                'roles': ['mlm:model'],
+                'mlm:artifact_type': 'onnx',
+            }
+        ),
+    )
 
 
 def _band_names(description: ExportedDescription) -> Dict[str, List[str]]:
-    """Return the names of the bands of each input that has bands; those of stacks name the sensor.
-    """
+    """Return the names of the bands of each input that has bands; those of stacks name the sensor."""
     layout = layout_of(description.places)
     if layout is not None:
-        return {f'{sensor.name}_pixels': [f'{sensor.name} {band}' for band in sensor.bands]
-                for sensor in layout.sensors}
+        return {
+            f'{sensor.name}_pixels': [f'{sensor.name} {band}' for band in sensor.bands]
+            for sensor in layout.sensors
+        }
     if description.bands.like_opencv:
         return {IMAGE: ['red', 'green', 'blue']}
     numbers = description.bands.chosen or range(1, description.bands.count + 1)
@@ -133,5 +173,7 @@ def _array(shape: List[int], order: List[str]) -> Dict[str, Any]:
 
 
 def _classes(description: ExportedDescription) -> List[Dict[str, Any]]:
-    return [dict(value=number, name=name, color_hint='{:02X}{:02X}{:02X}'.format(*color))
-            for number, (name, color) in enumerate(zip(description.classes, description.palette))]
+    return [
+        dict(value=number, name=name, color_hint='{:02X}{:02X}{:02X}'.format(*color))
+        for number, (name, color) in enumerate(zip(description.classes, description.palette))
+    ]

@@ -4,6 +4,7 @@ The scores of the card come from a validation of the checkpoint with the config'
 the config's device; everything else is collected from config and model. The text of the README is
 in `mapsage/extras/export/card.py`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -47,10 +48,22 @@ FILES = (README, CONFIG, WEIGHTS, PREVIEW, LICENSE)
 _SHOWN = 4
 
 
-def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module, meta: Mapping[str, Any],
-              description: ExportedDescription, reference: WindowPredictor, tiles: Sequence[Tile],
-              say: Callable[[str], None], *, name: str, architecture: str, parameters: int,
-              gsd: Optional[float], proof: Sequence[str]) -> Dict[str, bytes]:
+def make_card(
+    args: argparse.Namespace,
+    cfg: Config,
+    model: nn.Module,
+    meta: Mapping[str, Any],
+    description: ExportedDescription,
+    reference: WindowPredictor,
+    tiles: Sequence[Tile],
+    say: Callable[[str], None],
+    *,
+    name: str,
+    architecture: str,
+    parameters: int,
+    gsd: Optional[float],
+    proof: Sequence[str],
+) -> Dict[str, bytes]:
     """Validate a model and return the files of its card: file name -> content, the README last.
 
     Args:
@@ -66,17 +79,29 @@ def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module, meta: Map
             :class:`mapsage.extras.export.card.Card`.
     """
     license_ = license_of(cfg, model, args.card, meta)
-    files = {CONFIG: _config_text(args), WEIGHTS: weights_file(model, description, license_),
-             PREVIEW: draw(cfg, description, reference, tiles)}
+    files = {
+        CONFIG: _config_text(args),
+        WEIGHTS: weights_file(model, description, license_),
+        PREVIEW: draw(cfg, description, reference, tiles),
+    }
     if license_.text is not None:
         files[LICENSE] = license_.text
     elif license_.dinov3:
-        say(f'note: no DINOv3 License lies beside the weights of the training: add a copy as '
-            f'{LICENSE}, without which the folder must not be passed on')
+        say(
+            f'note: no DINOv3 License lies beside the weights of the training: add a copy as '
+            f'{LICENSE}, without which the folder must not be passed on'
+        )
     say('validating for the scores of the card')
-    card = Card(description=description, validation=validate(cfg, args.checkpoint),
-                license=license_, name=name, architecture=architecture, parameters=parameters,
-                gsd=gsd, proof=list(proof))
+    card = Card(
+        description=description,
+        validation=validate(cfg, args.checkpoint),
+        license=license_,
+        name=name,
+        architecture=architecture,
+        parameters=parameters,
+        gsd=gsd,
+        proof=list(proof),
+    )
     # A file name in GBK cannot be encoded as UTF-8.
     return {**files, README: card.to_text().encode('utf-8', 'replace')}
 
@@ -104,40 +129,68 @@ def validate(cfg: Config, checkpoint: str) -> Optional[Validation]:
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = folder
         runner = cli.build_runner(cfg)
-        figures = {name: float(value) for name, value in runner.test().items()
-                   if isinstance(value, (int, float))}
+        figures = {
+            name: float(value)
+            for name, value in runner.test().items()
+            if isinstance(value, (int, float))
+        }
         loop: Any = runner.test_loop
         dataset = loop.dataloader.dataset
-        matrix = next((metric.matrix for metric in loop.evaluator.metrics
-                       if isinstance(metric, ConfusionMatrixMetric)), None)
+        matrix = next(
+            (
+                metric.matrix
+                for metric in loop.evaluator.metrics
+                if isinstance(metric, ConfusionMatrixMetric)
+            ),
+            None,
+        )
     classes = None
     if matrix is not None:
         class_scores: Any = score_matrix(matrix)
         classes = list(zip(*(map(float, 100 * class_scores[name]) for name in ('IoU', 'Acc'))))
     return Validation(
-        type(dataset).__name__, len(dataset), figures, classes,
+        type(dataset).__name__,
+        len(dataset),
+        figures,
+        classes,
         f'{current_accelerator().name}, PyTorch {torch.__version__}',
-        datetime.date.today().isoformat())
+        datetime.date.today().isoformat(),
+    )
 
 
 def weights_file(model: nn.Module, description: ExportedDescription, license_: License) -> bytes:
     """Return a safetensors file of the weights that a prediction needs, the classes, licenses."""
     from safetensors.torch import save
-    state = {name: tensor.detach().cpu().clone().contiguous()
-             for name, tensor in model.state_dict().items()
-             if not name.startswith('auxiliary_head.')}
+
+    state = {
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in model.state_dict().items()
+        if not name.startswith('auxiliary_head.')
+    }
     meta: Dict[str, Any] = dict(
-        dataset_meta=dict(classes=description.classes, palette=description.palette, **(
-            {} if description.places is None else dict(
-                stack_days=description.places['training_days']))),
-        mapsage_version=description.version, checkpoint=description.checkpoint)
+        dataset_meta=dict(
+            classes=description.classes,
+            palette=description.palette,
+            **(
+                {}
+                if description.places is None
+                else dict(stack_days=description.places['training_days'])
+            ),
+        ),
+        mapsage_version=description.version,
+        checkpoint=description.checkpoint,
+    )
     if license_.published:
         meta[LICENSES_KEY] = [published._asdict() for published in license_.published]
     return save(state, metadata=dict(format='pt', meta=json.dumps(meta)))
 
 
-def draw(cfg: Config, description: ExportedDescription,
-         reference: Callable[[torch.Tensor], np.ndarray], tiles: Sequence[Tile]) -> bytes:
+def draw(
+    cfg: Config,
+    description: ExportedDescription,
+    reference: Callable[[torch.Tensor], np.ndarray],
+    tiles: Sequence[Tile],
+) -> bytes:
     """Return a PNG with labels and predictions of some windows of the validation set."""
     channels = shown_channels(cfg)
     samples: List[PreviewSample] = []
@@ -148,15 +201,23 @@ def draw(cfg: Config, description: ExportedDescription,
         # An image smaller than the window is mirrored to the right and below. The mirrored pixels
         # have no label, so the labels tell the size of the image.
         known = tile.labels != 255
-        height, width = (known.any(axis).nonzero()[0].max(initial=-1) + 1 or known.shape[1 - axis]
-                         for axis in (1, 0))
+        height, width = (
+            known.any(axis).nonzero()[0].max(initial=-1) + 1 or known.shape[1 - axis]
+            for axis in (1, 0)
+        )
         image = tile.image.transpose(1, 2, 0)[:height, :width]
         order = channels or ((2, 1, 0) if image.shape[2] >= 3 else (0, 0, 0))
-        samples.append(PreviewSample(
-            image[..., list(order)], classes[:height, :width].astype(np.int64),
-            tile.labels[:height, :width] if known.any() else None, f'window {number + 1}'))
-    picture = render_preview(samples, description.classes, description.palette,
-                             'Windows of the validation set')
+        samples.append(
+            PreviewSample(
+                image[..., list(order)],
+                classes[:height, :width].astype(np.int64),
+                tile.labels[:height, :width] if known.any() else None,
+                f'window {number + 1}',
+            )
+        )
+    picture = render_preview(
+        samples, description.classes, description.palette, 'Windows of the validation set'
+    )
     return cv2.imencode('.png', picture[:, :, ::-1])[1].tobytes()
 
 
@@ -174,12 +235,16 @@ def license_of(cfg: Config, model: nn.Module, folder: str, meta: Mapping[str, An
     """
     weights = tuple(dict.fromkeys(_checkpoint_names(cfg.model)))
     if cfg.get('load_from'):
-        weights += (str(cfg.load_from), )
-    dinov3 = bool(weights) and any(isinstance(module, (DINOv3ConvNeXt, DINOv3ViT))
-                                   for module in model.modules())
-    return License(tuple(map(os.path.basename, (name.rstrip('/') for name in weights))), dinov3,
-                   _find_license([folder, *weights]) if dinov3 else None,
-                   tuple(dict.fromkeys(find_licenses(model) + recorded_licenses(meta))))
+        weights += (str(cfg.load_from),)
+    dinov3 = bool(weights) and any(
+        isinstance(module, (DINOv3ConvNeXt, DINOv3ViT)) for module in model.modules()
+    )
+    return License(
+        tuple(map(os.path.basename, (name.rstrip('/') for name in weights))),
+        dinov3,
+        _find_license([folder, *weights]) if dinov3 else None,
+        tuple(dict.fromkeys(find_licenses(model) + recorded_licenses(meta))),
+    )
 
 
 def _checkpoint_names(config: object) -> Iterator[str]:
@@ -201,8 +266,9 @@ def _find_license(paths: Sequence[str]) -> Optional[bytes]:
     Hugging Face's folders of the weights contain the license.
     """
     for weights_path in paths:
-        folder = Path(weights_path if os.path.isdir(weights_path)
-                      else os.path.dirname(weights_path))
+        folder = Path(
+            weights_path if os.path.isdir(weights_path) else os.path.dirname(weights_path)
+        )
         for path in sorted(folder.glob('LICENSE*')):
             text = path.read_bytes()
             if b'DINOv3 License' in text:

@@ -8,6 +8,7 @@ Shapes: N windows, B bands of a window, S pixels of a side, T dates and C bands 
     image   (N, B, S, S)       float32 in 0..1, bands as red, green, blue
     scores  (N, scores, S, S)  float32, one score for a binary model with one output
 """
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -26,7 +27,7 @@ from .errors import ExportError
 
 # The value that 1 in the input stands for, because QGIS' Deepness divides every image by 255,
 # including 16-bit images.
-_WHITE = 255.
+_WHITE = 255.0
 
 
 class WindowToScores(nn.Module):
@@ -68,7 +69,7 @@ class WindowToScores(nn.Module):
             *inputs: Inputs of the file, in the order of ``inputs.shapes``.
         """
         logits = self.model.encode_decode(self.prepare(*inputs), self._metas(inputs[0]))
-        logits = logits[:, :, :self.window, :self.window]
+        logits = logits[:, :, : self.window, : self.window]
         if self._gives_scores:
             return logits
         return logits.softmax(1) if logits.shape[1] > 1 else logits.sigmoid()
@@ -78,8 +79,9 @@ class WindowToScores(nn.Module):
         batch = self.join(*inputs)
         height, width = self._padded
         if (height, width) != (self.window, self.window):
-            batch = functional.pad(batch, (0, width - self.window, 0, height - self.window),
-                                   value=self._pad_value)
+            batch = functional.pad(
+                batch, (0, width - self.window, 0, height - self.window), value=self._pad_value
+            )
         return batch
 
     @abstractmethod
@@ -96,8 +98,15 @@ class WindowToScores(nn.Module):
 
     def _metas(self, batch: torch.Tensor) -> List[Dict[str, Any]]:
         size = self.window, self.window
-        return [dict(ori_shape=size, img_shape=self._padded, pad_shape=self._padded,
-                     padding_size=[0, 0, 0, 0]) for _ in range(int(batch.shape[0]))]
+        return [
+            dict(
+                ori_shape=size,
+                img_shape=self._padded,
+                pad_shape=self._padded,
+                padding_size=[0, 0, 0, 0],
+            )
+            for _ in range(int(batch.shape[0]))
+        ]
 
     def check_preprocessor(self, sample: np.ndarray) -> None:
         """Compare :meth:`prepare` with the data preprocessor, and take over the size it pads to.
@@ -109,21 +118,26 @@ class WindowToScores(nn.Module):
             ExportError: If the model's data preprocessor does more than :meth:`prepare`.
         """
         from mmseg.structures import SegDataSample
+
         preprocessor = self.model.data_preprocessor
         size = self.window, self.window
-        meta = SegDataSample(metainfo=dict(ori_shape=size, img_shape=size, pad_shape=size,
-                                           padding_size=[0, 0, 0, 0]))
+        meta = SegDataSample(
+            metainfo=dict(ori_shape=size, img_shape=size, pad_shape=size, padding_size=[0, 0, 0, 0])
+        )
         with torch.no_grad():
-            expected = preprocessor(dict(inputs=[torch.from_numpy(sample)], data_samples=[meta]),
-                                    False)['inputs']
+            expected = preprocessor(
+                dict(inputs=[torch.from_numpy(sample)], data_samples=[meta]), False
+            )['inputs']
             self._padded = tuple(expected.shape[2:])
             prepared = self.prepare(*self.of_windows(sample[None]))
         if prepared.shape != expected.shape or not torch.allclose(
-                prepared, expected, rtol=1e-4, atol=1e-4):
+            prepared, expected, rtol=1e-4, atol=1e-4
+        ):
             raise ExportError(
                 f'{type(preprocessor).__name__} does more with an image than change the order of '
                 f'its channels, normalize and pad: an export would leave that out. Use '
-                f'SegDataPreProcessor, BandDataPreProcessor or StackDataPreProcessor.')
+                f'SegDataPreProcessor, BandDataPreProcessor or StackDataPreProcessor.'
+            )
 
 
 class ImageToScores(WindowToScores):
@@ -145,8 +159,9 @@ class ImageToScores(WindowToScores):
         self._bands = bands.count
         settings = vars(model.data_preprocessor)
         # MMSegmentation 1.2 uses the first name, the maintained fork the second.
-        converts = bands.count == 3 and any(settings.get(name) for name in (
-            'channel_conversion', '_channel_conversion'))
+        converts = bands.count == 3 and any(
+            settings.get(name) for name in ('channel_conversion', '_channel_conversion')
+        )
         # The exported input is RGB. The preprocessor expects BGR if OpenCV loads the images, and
         # swaps the channels itself if it converts.
         self._turned = bands.like_opencv != converts
@@ -165,8 +180,15 @@ class ImageToScores(WindowToScores):
 
     def example(self, count: int) -> Tuple[torch.Tensor, ...]:
         """Return random images, (count, B, S, S)."""
-        return torch.rand(count, self._bands, self.window, self.window,
-                          generator=torch.Generator().manual_seed(1)),
+        return (
+            torch.rand(
+                count,
+                self._bands,
+                self.window,
+                self.window,
+                generator=torch.Generator().manual_seed(1),
+            ),
+        )
 
 
 class StackToScores(WindowToScores):
@@ -180,8 +202,9 @@ class StackToScores(WindowToScores):
             ``layout.input_channels``: encoders check the units of their values.
     """
 
-    def __init__(self, model: Any, layout: StackLayout, window: int,
-                 samples: List[np.ndarray]) -> None:
+    def __init__(
+        self, model: Any, layout: StackLayout, window: int, samples: List[np.ndarray]
+    ) -> None:
         super().__init__(model, StackInputs(layout, window), window)
         self.layout, self._samples = layout, samples
         self.check_preprocessor(samples[0])
@@ -195,20 +218,29 @@ class StackToScores(WindowToScores):
             channels = self.layout.channels[sensor.name].pixels
             if self._normalizes:
                 shape = 1, sensor.max_dates, len(sensor.bands), 1, 1
-                mean, std = (statistic[:, channels].view(shape)
-                             for statistic in (self._mean, self._std))
+                mean, std = (
+                    statistic[:, channels].view(shape) for statistic in (self._mean, self._std)
+                )
                 values = (values - mean) / std
             # Not a product, so that NaN may stand where nothing is valid.
-            parts.append(torch.where(has_data[:, :, None] > 0.999, values,
-                                     torch.zeros_like(values)).flatten(1, 2))
+            parts.append(
+                torch.where(has_data[:, :, None] > 0.999, values, torch.zeros_like(values)).flatten(
+                    1, 2
+                )
+            )
         return self.layout.add_planes(torch.cat([*parts, *valid], 1), torch.cat(days, 1), site)
 
     def example(self, count: int) -> Tuple[torch.Tensor, ...]:
         """Return inputs of samples, of which every second one has gaps."""
         windows = [self._samples[number % len(self._samples)] for number in range(count)]
-        return self.of_windows(np.stack([
-            with_gaps(self.layout, window) if number % 2 else window
-            for number, window in enumerate(windows)]))
+        return self.of_windows(
+            np.stack(
+                [
+                    with_gaps(self.layout, window) if number % 2 else window
+                    for number, window in enumerate(windows)
+                ]
+            )
+        )
 
 
 def with_gaps(layout: StackLayout, window: np.ndarray) -> np.ndarray:
@@ -222,15 +254,16 @@ def with_gaps(layout: StackLayout, window: np.ndarray) -> np.ndarray:
     for sensor in layout.sensors:
         channels = layout.channels[sensor.name]
         pixels = window[channels.pixels].reshape(sensor.max_dates, len(sensor.bands), side, side)
-        valid, cloud = window[channels.valid], np.s_[..., :side // 2, :side // 2]
+        valid, cloud = window[channels.valid], np.s_[..., : side // 2, : side // 2]
         pixels[0][cloud] = valid[0][cloud] = 0
         if sensor.max_dates > 1:
             pixels[-1] = valid[-1] = window[channels.days][-1] = NO_DAY
     return window
 
 
-def module_of(model: Any, description: ExportedDescription, samples: List[np.ndarray]
-              ) -> WindowToScores:
+def module_of(
+    model: Any, description: ExportedDescription, samples: List[np.ndarray]
+) -> WindowToScores:
     """Return the module of a model that is exported.
 
     Args:

@@ -8,6 +8,7 @@ Shapes:
     labels  (S, S)          255 without a label
     scores  (scores, S, S)  of a tile; one score for a binary model with one output
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -71,14 +72,20 @@ class Proof:
         return self.largest <= MOST_DIFFERENCE and self.equal >= LEAST_EQUAL
 
     def __str__(self) -> str:
-        scores = ('without labels' if np.isnan(self.before) else
-                  f'mIoU {self.before:.2f} (PyTorch) and {self.after:.2f} (ONNX Runtime)')
-        return (f'{self.tiles} tile{"s" * (self.tiles > 1)} of the val set: largest difference '
-                f'{self.largest:.1e}, equal pixels {100 * self.equal:.4f} %, {scores}')
+        scores = (
+            'without labels'
+            if np.isnan(self.before)
+            else f'mIoU {self.before:.2f} (PyTorch) and {self.after:.2f} (ONNX Runtime)'
+        )
+        return (
+            f'{self.tiles} tile{"s" * (self.tiles > 1)} of the val set: largest difference '
+            f'{self.largest:.1e}, equal pixels {100 * self.equal:.4f} %, {scores}'
+        )
 
 
-def take_tiles(dataset: Any, window: int, count: int, layout: Optional[StackLayout] = None
-               ) -> List[Tile]:
+def take_tiles(
+    dataset: Any, window: int, count: int, layout: Optional[StackLayout] = None
+) -> List[Tile]:
     """Return tiles of a dataset, spread evenly over the images and within them.
 
     Half of the tiles of scene stacks, in even and in odd places, are changed: they lack the last
@@ -95,19 +102,22 @@ def take_tiles(dataset: Any, window: int, count: int, layout: Optional[StackLayo
         item = dataset[number * len(dataset) // count]
         image = np.asarray(item['inputs'])
         if layout is not None:
-            image = layout.append_planes(image, item['data_samples'].days,
-                                         item['data_samples'].site)
+            image = layout.append_planes(
+                image, item['data_samples'].days, item['data_samples'].site
+            )
         labels: np.ndarray = np.full(image.shape[1:], _IGNORED, np.int64)
         truth = item['data_samples'].get('gt_sem_seg')
         if truth is not None:
-            labels = _resize_nearest(np.asarray(truth.data).squeeze(0).astype(np.int64),
-                                     image.shape[1:])
+            labels = _resize_nearest(
+                np.asarray(truth.data).squeeze(0).astype(np.int64), image.shape[1:]
+            )
         for axis in (1, 2):
             # Fractional parts of multiples of the golden ratio are spread evenly over 0 to 1.
             start = int(number * 0.618034 % 1 * max(1, image.shape[axis] - window + 1))
             image = np.take(image, range(start, min(start + window, image.shape[axis])), axis)
-            labels = np.take(labels, range(start, min(start + window, labels.shape[axis - 1])),
-                             axis - 1)
+            labels = np.take(
+                labels, range(start, min(start + window, labels.shape[axis - 1])), axis - 1
+            )
         missing = [(0, window - image.shape[axis]) for axis in (1, 2)]
         image = np.pad(image, [(0, 0), *missing], mode='symmetric')
         if layout is not None and number % 4 in (1, 2):
@@ -116,8 +126,12 @@ def take_tiles(dataset: Any, window: int, count: int, layout: Optional[StackLayo
     return tiles
 
 
-def prove(model: onnx.ModelProto, description: ExportedDescription,
-          reference: Callable[[torch.Tensor], np.ndarray], tiles: Sequence[Tile]) -> Proof:
+def prove(
+    model: onnx.ModelProto,
+    description: ExportedDescription,
+    reference: Callable[[torch.Tensor], np.ndarray],
+    tiles: Sequence[Tile],
+) -> Proof:
     """Run a file in ONNX Runtime on tiles and compare the scores with the model's.
 
     Args:
@@ -131,12 +145,13 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
         ExportError: If ONNX Runtime cannot run the file, or the model's scores are not finite.
     """
     session, inputs = open_session(model.SerializeToString()), inputs_of(description)
-    largest, equal = 0., 0
+    largest, equal = 0.0, 0
     model_confusion, file_confusion = (
-        np.zeros((len(description.classes), ) * 2, np.int64) for _ in range(2))
+        np.zeros((len(description.classes),) * 2, np.int64) for _ in range(2)
+    )
     step = description.batch or _BATCH
     for first in range(0, len(tiles), step):
-        batch = list(tiles[first:first + step])
+        batch = list(tiles[first : first + step])
         # A file with a fixed batch needs a full last batch.
         fill = (description.batch or len(batch)) - len(batch)
         images = np.stack([tile.image for tile in [*batch, *batch[:1] * fill]])
@@ -148,8 +163,10 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
         for tile, scores in zip(batch, outputs):
             expected = reference(torch.from_numpy(np.ascontiguousarray(tile.image[None])))[0]
             if not np.isfinite(expected).all():
-                raise ExportError('the model gives scores that are no numbers (NaN or infinity) on '
-                                  'a tile of the val set. Look at the losses of its training.')
+                raise ExportError(
+                    'the model gives scores that are no numbers (NaN or infinity) on '
+                    'a tile of the val set. Look at the losses of its training.'
+                )
             difference = float(np.abs(scores - expected).max())
             # max() would drop a NaN, because no comparison with it is true.
             largest = max(largest, float('inf') if np.isnan(difference) else difference)
@@ -159,8 +176,9 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
             model_confusion += _confusion(tile.labels, model_classes, len(model_confusion))
             file_confusion += _confusion(tile.labels, file_classes, len(file_confusion))
     pixels = len(tiles) * description.window**2
-    return Proof(len(tiles), largest, equal / pixels, _mean_iou(model_confusion),
-                 _mean_iou(file_confusion))
+    return Proof(
+        len(tiles), largest, equal / pixels, _mean_iou(model_confusion), _mean_iou(file_confusion)
+    )
 
 
 def differing_layer(module: WindowToScores, opset: int, tile: Tile) -> Optional[str]:
@@ -188,8 +206,9 @@ def differing_layer(module: WindowToScores, opset: int, tile: Tile) -> Optional[
         expected_outputs = dict(probe.outputs)
         session = open_session(traced)
         # A layer's output may need only some of the inputs.
-        file_outputs = session.run(names, {value.name: inputs[value.name]
-                                           for value in session.get_inputs()})
+        file_outputs = session.run(
+            names, {value.name: inputs[value.name] for value in session.get_inputs()}
+        )
     except Exception:
         # The name of the layer is only a hint in an error message that is raised anyway.
         return None
@@ -197,7 +216,7 @@ def differing_layer(module: WindowToScores, opset: int, tile: Tile) -> Optional[
         probe.remove_hooks()
     for (layer, tensor), value in zip(expected_outputs.items(), file_outputs):
         expected = tensor.numpy()
-        scale = max(1., float(np.abs(expected).max()))
+        scale = max(1.0, float(np.abs(expected).max()))
         # Written as "not <=", so that NaN counts as a difference.
         if expected.shape != value.shape or not np.abs(value - expected).max() <= 1e-3 * scale:
             return layer
@@ -211,8 +230,11 @@ class _LayerOutputs(nn.Module):
         super().__init__()
         self.module = module
         self.outputs: Dict[str, torch.Tensor] = {}
-        self._hooks = [layer.register_forward_hook(self._record_outputs_of(name, layer))
-                       for name, layer in module.named_modules() if name]
+        self._hooks = [
+            layer.register_forward_hook(self._record_outputs_of(name, layer))
+            for name, layer in module.named_modules()
+            if name
+        ]
 
     def forward(self, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Return the outputs of all layers that are floating-point tensors."""
@@ -226,17 +248,21 @@ class _LayerOutputs(nn.Module):
             hook.remove()
 
     def _record_outputs_of(self, name: str, layer: nn.Module) -> Callable[..., None]:
-        key = f"{name.replace('model.', '', 1)} ({type(layer).__name__})"
+        key = f'{name.replace("model.", "", 1)} ({type(layer).__name__})'
 
         def record(_: nn.Module, inputs: object, output: object) -> None:
             values = output if isinstance(output, (tuple, list)) else [output]
             for number, value in enumerate(values):
                 # Old exporters cannot write one tensor as two outputs, which an identity would
                 # cause.
-                if isinstance(value, torch.Tensor) and value.is_floating_point() and not any(
-                        value is tensor for tensor in self.outputs.values()):
+                if (
+                    isinstance(value, torch.Tensor)
+                    and value.is_floating_point()
+                    and not any(value is tensor for tensor in self.outputs.values())
+                ):
                     self.outputs.setdefault(
-                        f'{key}{" output " * (number > 0)}{number or ""}', value)
+                        f'{key}{" output " * (number > 0)}{number or ""}', value
+                    )
 
         return record
 
@@ -247,8 +273,9 @@ def _classes(scores: np.ndarray, threshold: float) -> np.ndarray:
 
 def _confusion(labels: np.ndarray, classes: np.ndarray, count: int) -> np.ndarray:
     labeled = (labels >= 0) & (labels < count)
-    return np.bincount(labels[labeled] * count + classes[labeled],
-                       minlength=count * count).reshape(count, count)
+    return np.bincount(labels[labeled] * count + classes[labeled], minlength=count * count).reshape(
+        count, count
+    )
 
 
 def _mean_iou(confusion: np.ndarray) -> float:
@@ -262,6 +289,7 @@ def _mean_iou(confusion: np.ndarray) -> float:
 
 def _resize_nearest(labels: np.ndarray, size: Tuple[int, ...]) -> np.ndarray:
     """Return labels in the size of the image. A test pipeline may resize only the image."""
-    rows, columns = (((np.arange(new) + 0.5) * old / new).astype(np.intp)
-                     for old, new in zip(labels.shape, size))
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(np.intp) for old, new in zip(labels.shape, size)
+    )
     return labels[rows[:, None], columns]

@@ -4,6 +4,7 @@
 and refuse it if it differs too much. Import this module only where ONNX and ONNX Runtime are
 installed.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,9 +26,17 @@ from .proof import LEAST_EQUAL, MOST_DIFFERENCE, Tile, differing_layer, prove
 from .targets import Target
 
 
-def export_float32(out: Path, model: nn.Module, description: ExportedDescription,
-                   reference: WindowPredictor, target: Target, opset: int, tiles: Sequence[Tile],
-                   gsd: Optional[float], say: Callable[[str], None]) -> onnx.ModelProto:
+def export_float32(
+    out: Path,
+    model: nn.Module,
+    description: ExportedDescription,
+    reference: WindowPredictor,
+    target: Target,
+    opset: int,
+    tiles: Sequence[Tile],
+    gsd: Optional[float],
+    say: Callable[[str], None],
+) -> onnx.ModelProto:
     """Return the file of a model in float32, described and compared with the model.
 
     Args:
@@ -48,8 +57,10 @@ def export_float32(out: Path, model: nn.Module, description: ExportedDescription
     reference(torch.from_numpy(np.ascontiguousarray(tiles[0].image[None])))
     module = module_of(model, description, [tile.image for tile in tiles[:2]]).eval()
     file = graph.trace(module, target, opset, description.batch)
-    say(f'opset {opset}, IR {file.ir_version}, {len(file.graph.node)} nodes, '
-        f'{file.ByteSize() / 2**20:.1f} MiB, for {target.reader}')
+    say(
+        f'opset {opset}, IR {file.ir_version}, {len(file.graph.node)} nodes, '
+        f'{file.ByteSize() / 2**20:.1f} MiB, for {target.reader}'
+    )
     proof = prove(file, description, reference, tiles)
     say(str(proof))
     if not proof.holds:
@@ -57,16 +68,27 @@ def export_float32(out: Path, model: nn.Module, description: ExportedDescription
         raise ExportError(
             f'{out} is not written: the export differs from the model, by more than '
             f'{MOST_DIFFERENCE:g} or in more than {100 * (1 - LEAST_EQUAL):.1f} % of '
-            f'the pixels. ' + (f'The first layer that differs is {layer}.' if layer else
-                               'Which layer differs first cannot be told.')
-            + ' A forward that decides by values, or keeps a state, cannot be traced.')
+            f'the pixels. '
+            + (
+                f'The first layer that differs is {layer}.'
+                if layer
+                else 'Which layer differs first cannot be told.'
+            )
+            + ' A forward that decides by values, or keeps a state, cannot be traced.'
+        )
     metadata.describe(file, description, gsd)
     return file
 
 
-def export_int8(file: onnx.ModelProto, description: ExportedDescription, gsd: Optional[float],
-                reference: WindowPredictor, calibration: Sequence[Tile],
-                tiles: Sequence[Tile], say: Callable[[str], None]) -> onnx.ModelProto:
+def export_int8(
+    file: onnx.ModelProto,
+    description: ExportedDescription,
+    gsd: Optional[float],
+    reference: WindowPredictor,
+    calibration: Sequence[Tile],
+    tiles: Sequence[Tile],
+    say: Callable[[str], None],
+) -> onnx.ModelProto:
     """Return a file in 8 bits for a file in float32, described and compared with the model.
 
     Args:
@@ -87,7 +109,9 @@ def export_int8(file: onnx.ModelProto, description: ExportedDescription, gsd: Op
     proof = prove(small, description, reference, tiles)
     say(quantize.describe(proof, len(calibration)) + f'; {small.ByteSize() / 2**20:.1f} MiB')
     if not quantize.is_close(proof):
-        raise ExportError(f'the file in 8 bits is not written: it loses more than '
-                          f'{quantize.MOST_LOSS:g} point of mIoU, or the tiles have no labels. '
-                          f'Calibrate on more tiles (--tiles), or leave out --int8.')
+        raise ExportError(
+            f'the file in 8 bits is not written: it loses more than '
+            f'{quantize.MOST_LOSS:g} point of mIoU, or the tiles have no labels. '
+            f'Calibrate on more tiles (--tiles), or leave out --int8.'
+        )
     return small

@@ -3,6 +3,7 @@
 The quantized file is compared on tiles that did not calibrate it, and may lose at most one point
 of mIoU there.
 """
+
 from __future__ import annotations
 
 import os
@@ -21,8 +22,9 @@ from .proof import Proof, Tile
 MOST_LOSS = 1.0
 
 
-def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], inputs: FileInputs,
-             batch: Optional[int]) -> onnx.ModelProto:
+def quantize(
+    model: onnx.ModelProto, tiles: Sequence[Tile], inputs: FileInputs, batch: Optional[int]
+) -> onnx.ModelProto:
     """Return a model with convolutions and matrix products in 8 bits.
 
     Activations are unsigned, with one scale per tensor, calibrated on the tiles. Weights are
@@ -40,9 +42,12 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], inputs: FileInputs,
             the model.
     """
     from onnxruntime import quantization
+
     if len(tiles) < (batch or 1):
-        raise ExportError(f'--int8 with --batch {batch}: {len(tiles)} tile(s) for the calibration, '
-                          f'fewer than a batch. Take more with --tiles {batch}.')
+        raise ExportError(
+            f'--int8 with --batch {batch}: {len(tiles)} tile(s) for the calibration, '
+            f'fewer than a batch. Take more with --tiles {batch}.'
+        )
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
@@ -57,14 +62,19 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], inputs: FileInputs,
         try:
             quantization.quant_pre_process(paths[0], paths[1], skip_symbolic_shape=True)
             quantization.quantize_static(
-                paths[1], paths[2], Reader(), per_channel=True,
+                paths[1],
+                paths[2],
+                Reader(),
+                per_channel=True,
                 quant_format=quantization.QuantFormat.QDQ,
                 activation_type=quantization.QuantType.QUInt8,
-                weight_type=quantization.QuantType.QInt8)
+                weight_type=quantization.QuantType.QInt8,
+            )
         except Exception as error:
             # ONNX Runtime raises classes that share no base class with each other.
-            raise ExportError(f'--int8: ONNX Runtime cannot quantize this model: '
-                              f'{str(error)[:400]}') from error
+            raise ExportError(
+                f'--int8: ONNX Runtime cannot quantize this model: {str(error)[:400]}'
+            ) from error
         quantized = onnx.load(paths[2])
     # ONNX Runtime adds imports of the domains it defines, although no node uses them.
     for number in reversed(range(len(quantized.opset_import))):
@@ -77,9 +87,11 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], inputs: FileInputs,
 
 def describe(proof: Proof, calibrated: int) -> str:
     """Return a line about the proof of a quantized file."""
-    return (f'int8, calibrated on {calibrated} other tiles; {proof.tiles} tiles of the val set: '
-            f'equal pixels {100 * proof.equal:.2f} %, mIoU {proof.before:.2f} (float32) and '
-            f'{proof.after:.2f} (int8)')
+    return (
+        f'int8, calibrated on {calibrated} other tiles; {proof.tiles} tiles of the val set: '
+        f'equal pixels {100 * proof.equal:.2f} %, mIoU {proof.before:.2f} (float32) and '
+        f'{proof.after:.2f} (int8)'
+    )
 
 
 def is_close(proof: Proof) -> bool:
@@ -87,8 +99,9 @@ def is_close(proof: Proof) -> bool:
     return proof.before - proof.after <= MOST_LOSS
 
 
-def _batches(tiles: Sequence[Tile], inputs: FileInputs, batch: int
-             ) -> Iterator[Dict[str, np.ndarray]]:
+def _batches(
+    tiles: Sequence[Tile], inputs: FileInputs, batch: int
+) -> Iterator[Dict[str, np.ndarray]]:
     for first in range(0, len(tiles) - batch + 1, batch):
-        images = np.stack([tile.image for tile in tiles[first:first + batch]])
+        images = np.stack([tile.image for tile in tiles[first : first + batch]])
         yield inputs.of_windows(images)

@@ -3,6 +3,7 @@
 Every replacement computes the same up to rounding. All of them patch the model or PyTorch inside
 :func:`rewritten`, and are undone when its ``with`` block ends, also after an error.
 """
+
 from __future__ import annotations
 
 import math
@@ -26,8 +27,12 @@ _NO_LIMIT = 1 << 62
 
 
 @contextmanager
-def rewritten(module: nn.Module, example: Tuple[torch.Tensor, ...], any_batch: bool,
-              constant_sides: bool = True) -> Iterator[None]:
+def rewritten(
+    module: nn.Module,
+    example: Tuple[torch.Tensor, ...],
+    any_batch: bool,
+    constant_sides: bool = True,
+) -> Iterator[None]:
     """Activate the replacements of this file within the ``with`` block.
 
     Args:
@@ -67,10 +72,16 @@ def _explicit_attention() -> Iterator[None]:
         yield
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-           attn_mask: Optional[torch.Tensor] = None, dropout_p: float = 0.,
-           is_causal: bool = False, scale: Optional[float] = None,
-           enable_gqa: bool = False) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Optional[torch.Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
     """Compute ``scaled_dot_product_attention`` in evaluation mode, without dropout.
 
     Raises:
@@ -98,16 +109,14 @@ def _pooling_by_matrices() -> Iterator[None]:
         yield
 
 
-def pool(x: torch.Tensor,
-         output_size: Union[int, Sequence[Optional[int]]]) -> torch.Tensor:
+def pool(x: torch.Tensor, output_size: Union[int, Sequence[Optional[int]]]) -> torch.Tensor:
     """Compute ``adaptive_avg_pool2d`` of ``(N, C, H, W)``."""
-    sizes = (output_size, ) * 2 if isinstance(output_size, int) else tuple(output_size)
+    sizes = (output_size,) * 2 if isinstance(output_size, int) else tuple(output_size)
     sides = [int(side) for side in x.shape[-2:]]
     rows, columns = (side if size is None else int(size) for size, side in zip(sizes, sides))
     if (rows, columns) == (1, 1):
         return x.mean((-2, -1), keepdim=True)
-    down, across = (pooling_matrix(side, size).to(x)
-                    for side, size in zip(sides, (rows, columns)))
+    down, across = (pooling_matrix(side, size).to(x) for side, size in zip(sides, (rows, columns)))
     return down @ x @ across.t()
 
 
@@ -131,11 +140,14 @@ def _largest_by_dimension() -> Iterator[None]:
 
     The exporter of PyTorch 1.10 lacks both operators.
     """
-    def amax(tensor: torch.Tensor, dim: Union[int, Sequence[int]], keepdim: bool = False
-             ) -> torch.Tensor:
+
+    def amax(
+        tensor: torch.Tensor, dim: Union[int, Sequence[int]], keepdim: bool = False
+    ) -> torch.Tensor:
         sides = tensor.dim()
-        for number in sorted((number % sides for number in
-                              ((dim, ) if isinstance(dim, int) else dim)), reverse=True):
+        for number in sorted(
+            (number % sides for number in ((dim,) if isinstance(dim, int) else dim)), reverse=True
+        ):
             tensor = tensor.max(number, keepdim)[0]
         return tensor
 
@@ -159,8 +171,10 @@ def _constant_positions(module: nn.Module, example: Tuple[torch.Tensor, ...]) ->
     """
     positions: Dict[nn.Module, Tuple[torch.Tensor, torch.Tensor]] = {}
     layers = [layer for layer in module.modules() if isinstance(layer, rope.RotaryPositions)]
-    hooks = [layer.register_forward_hook(
-        lambda layer, inputs, output: positions.update({layer: output})) for layer in layers]
+    hooks = [
+        layer.register_forward_hook(lambda layer, inputs, output: positions.update({layer: output}))
+        for layer in layers
+    ]
     try:
         with torch.no_grad():
             # Backbones also check the range of their first input, which must not be traced.
@@ -195,13 +209,13 @@ def _constant_sides(any_batch: bool) -> Iterator[None]:
     nodes that a runtime cannot fold while the batch size is open: 1,319 nodes instead of 123, and
     18 % more time.
     """
+
     def shape(tensor: torch.Tensor) -> _Shape:
         traced = _Base.shape.__get__(tensor)
         traced_sides = 1 if any_batch else 0
         return _Shape((*traced[:traced_sides], *(int(side) for side in traced[traced_sides:])))
 
-    def size(tensor: torch.Tensor,
-             dim: Optional[int] = None) -> Union[_Shape, int, torch.Tensor]:
+    def size(tensor: torch.Tensor, dim: Optional[int] = None) -> Union[_Shape, int, torch.Tensor]:
         return shape(tensor) if dim is None else shape(tensor)[dim]
 
     torch.Tensor.shape = property(shape)  # type: ignore

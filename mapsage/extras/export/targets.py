@@ -2,6 +2,7 @@
 
 Too new an opset fails only on the reader's machine, so it is refused here.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -31,13 +32,18 @@ class Target:
     batch: Optional[int] = None
 
 
-TARGETS: Dict[str, Target] = {target.name: target for target in (
-    # ONNX Runtime 1.17.0 is what the plugin pins. 17 is the first opset with layer norms.
-    Target('qgis', "ONNX Runtime 1.17.0, which QGIS' Deepness plugin pins", 17, (13, 20), 9),
-    # Enflame compiles one program per input shape, and names its models "op13".
-    Target('gcu', "ONNX Runtime 1.9.0, which Enflame's builds are made from", 13, (13, 15), 7, 1),
-    Target('onnx', 'ONNX Runtime 1.18 and newer, OpenVINO, TensorRT', 20, (13, 20), 10),
-)}
+TARGETS: Dict[str, Target] = {
+    target.name: target
+    for target in (
+        # ONNX Runtime 1.17.0 is what the plugin pins. 17 is the first opset with layer norms.
+        Target('qgis', "ONNX Runtime 1.17.0, which QGIS' Deepness plugin pins", 17, (13, 20), 9),
+        # Enflame compiles one program per input shape, and names its models "op13".
+        Target(
+            'gcu', "ONNX Runtime 1.9.0, which Enflame's builds are made from", 13, (13, 15), 7, 1
+        ),
+        Target('onnx', 'ONNX Runtime 1.18 and newer, OpenVINO, TensorRT', 20, (13, 20), 10),
+    )
+}
 
 
 def choose_target(requested: Optional[str], is_stack: bool) -> Target:
@@ -52,9 +58,11 @@ def choose_target(requested: Optional[str], is_stack: bool) -> Target:
         ExportError: If the model takes several dates or sensors, which QGIS' plugin does not read.
     """
     if requested == 'qgis' and is_stack:
-        raise ExportError("--target qgis: QGIS' Deepness plugin reads images of one date, and this "
-                          "model takes several dates or sensors. Leave --target out, which is "
-                          "--target onnx; tools/predict.py makes maps for QGIS.")
+        raise ExportError(
+            "--target qgis: QGIS' Deepness plugin reads images of one date, and this "
+            'model takes several dates or sensors. Leave --target out, which is '
+            '--target onnx; tools/predict.py makes maps for QGIS.'
+        )
     return TARGETS[requested or ('onnx' if is_stack else 'qgis')]
 
 
@@ -73,8 +81,10 @@ def choose_opset(target: Target, requested: Optional[int], most: int) -> int:
     if requested is None:
         return min(target.opset, most)
     if not lowest <= requested <= highest:
-        raise ExportError(f'--opset {requested} with --target {target.name}: expected {lowest} to '
-                          f'{highest}; more is not read by {target.reader}.')
+        raise ExportError(
+            f'--opset {requested} with --target {target.name}: expected {lowest} to '
+            f'{highest}; more is not read by {target.reader}.'
+        )
     if requested > most:
         raise ExportError(f'--opset {requested}: this version of PyTorch writes up to {most}.')
     return requested

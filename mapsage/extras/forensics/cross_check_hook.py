@@ -35,6 +35,7 @@ are the same on all ranks, and a checkpoint is announced to all of them. Recompu
 fail for lack of memory, are inside :func:`all_ranks_or_none` and contain no collective. All
 decisions follow from gathered prints.
 """
+
 from __future__ import annotations
 
 import json
@@ -118,15 +119,19 @@ class CrossCheckHook(MapSageHook):
         if isinstance(runner.optim_wrapper, OptimWrapperDict):
             raise ConfigError(
                 f'env_cfg.cross_check with {type(runner.optim_wrapper).__name__}: expected one '
-                f'optimizer, whose steps can be computed again. Remove env_cfg.cross_check.')
+                f'optimizer, whose steps can be computed again. Remove env_cfg.cross_check.'
+            )
         self._stop_recording()
         self._capture, self._bound = None, None
         self._checks = self._steps_since = 0
         self._channel = open_channel(purpose=_PURPOSE)
         world = len(self._channel.ranks)
         model = runner.model
-        self._blocks = model.virtual_ranks.blocks if isinstance(model, VirtualDataParallel) else \
-            [range(rank, rank + 1) for rank in range(world)]
+        self._blocks = (
+            model.virtual_ranks.blocks
+            if isinstance(model, VirtualDataParallel)
+            else [range(rank, rank + 1) for rank in range(world)]
+        )
         accelerator = current_accelerator()
         facts = facts_of_process(accelerator, local_rank(), '')
         place = f'{socket.gethostname()}, {accelerator.device(local_rank())}'
@@ -136,14 +141,22 @@ class CrossCheckHook(MapSageHook):
         self.follow_virtual_ranks(runner)
         runner.logger.info(
             f'[CrossCheck] every {self.interval} iteration(s) and before each checkpoint, '
-            + (f'another of the {world} ranks computes a gradient of each rank again' if world > 1
-               else 'this device computes a gradient again: it finds faults that come and go, and '
-               'none that stays, for which there must be two ranks')
-            + ('; results must be equal bit for bit' if self._exact else
-               '; results may differ by rounding, which the first check measures'))
+            + (
+                f'another of the {world} ranks computes a gradient of each rank again'
+                if world > 1
+                else 'this device computes a gradient again: it finds faults that come and go, and '
+                'none that stays, for which there must be two ranks'
+            )
+            + (
+                '; results must be equal bit for bit'
+                if self._exact
+                else '; results may differ by rounding, which the first check measures'
+            )
+        )
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Record this iteration, if it is checked."""
         if self._bound is not None and (runner.iter + 1) % self.interval:
             return
@@ -151,7 +164,8 @@ class CrossCheckHook(MapSageHook):
         pairing = self._pairing(runner)
         self._record_number = pairing.number
         self._recorded_rank = pairing.virtual_rank(
-            self._blocks[self._channel.ranks.index(self._channel.rank)])
+            self._blocks[self._channel.ranks.index(self._channel.rank)]
+        )
         self._capture.active = not isinstance(runner.model, VirtualDataParallel)
         self._recording = True
         self._capture.begin()
@@ -160,12 +174,15 @@ class CrossCheckHook(MapSageHook):
         """Record the chosen virtual rank of this process."""
         if self._capture is not None and self._recording:
             # A first pass, which only counts predictions, has no gradients.
-            self._capture.active = virtual_rank == self._recorded_rank \
-                and not runner.model.counting
+            self._capture.active = virtual_rank == self._recorded_rank and not runner.model.counting
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Check the recorded iteration. Collective then.
 
         Raises:
@@ -229,7 +246,8 @@ class CrossCheckHook(MapSageHook):
         if self._capture is None or self._capture.inputs is None:
             raise RuntimeError(
                 'the step did not call data_preprocessor of the model, so that there is no record '
-                'of its batch: remove env_cfg.cross_check.')
+                'of its batch: remove env_cfg.cross_check.'
+            )
         return self._capture.inputs
 
     def _recompute(self, inputs: StepInputs, before_step: bool) -> GradientPrint:
@@ -259,18 +277,28 @@ class CrossCheckHook(MapSageHook):
                 f'({_describe_difference(drift)}), on every rank. Either the model keeps a state '
                 f'outside of its parameters and buffers, hooks change its gradients, or a layer is '
                 f'not deterministic: remove env_cfg.cross_check, or'
-                + (' start the run again in case it was a fault of the only card.'
-                   if len(drifts) == 1 else ' mend the model.'))
+                + (
+                    ' start the run again in case it was a fault of the only card.'
+                    if len(drifts) == 1
+                    else ' mend the model.'
+                )
+            )
         if odd:
-            raise CrossCheckError('in the first iteration', {self._channel.ranks[rank]: [
-                f'({self._places[rank]}) computed its step twice from the same numbers, and '
-                f'the gradients of {drifts[rank][0]!r} differ '
-                f'({_describe_difference(drifts[rank][1])}), unlike on the other ranks. '
-                f'Take this card out of service.'] for rank in odd})
+            raise CrossCheckError(
+                'in the first iteration',
+                {
+                    self._channel.ranks[rank]: [
+                        f'({self._places[rank]}) computed its step twice from the same numbers, and '
+                        f'the gradients of {drifts[rank][0]!r} differ '
+                        f'({_describe_difference(drifts[rank][1])}), unlike on the other ranks. '
+                        f'Take this card out of service.'
+                    ]
+                    for rank in odd
+                },
+            )
         return 0.0 if self._exact else bound_of([rank_drift for _, rank_drift in drifts])
 
-    def _check(self, runner: HostRunner, step: GradientPrint, when: str,
-               before_step: bool) -> None:
+    def _check(self, runner: HostRunner, step: GradientPrint, when: str, before_step: bool) -> None:
         """Have another rank compute each rank's gradient, and compare. Collective."""
         pairing = self._pairing(runner)
         world = len(self._channel.ranks)
@@ -294,23 +322,32 @@ class CrossCheckHook(MapSageHook):
             self._settle(disputes, steps, checks, inputs, before_step)
             self._raise(runner, disputes, when)
 
-    def _settle(self, disputes: Sequence[Dispute], steps: Sequence[GradientPrint],
-                checks: Sequence[GradientPrint], inputs: StepInputs, before_step: bool) -> None:
+    def _settle(
+        self,
+        disputes: Sequence[Dispute],
+        steps: Sequence[GradientPrint],
+        checks: Sequence[GradientPrint],
+        inputs: StepInputs,
+        before_step: bool,
+    ) -> None:
         """Let a third rank compute each disputed gradient. Collective."""
-        routes = {dispute.owner: dispute.voter for dispute in disputes
-                  if dispute.voter is not None}
+        routes = {dispute.owner: dispute.voter for dispute in disputes if dispute.voter is not None}
         arrived = self._send(inputs, routes)
         with all_ranks_or_none('the cross-check'):
-            votes = {str(owner): self._recompute(received, before_step)
-                     for owner, received in arrived.items()}
+            votes = {
+                str(owner): self._recompute(received, before_step)
+                for owner, received in arrived.items()
+            }
         gathered = self._gather(votes)
         limit = 0.0 if self._exact else self._bound or 0.0
         for dispute in disputes:
             agrees = [False, False]
             if dispute.voter is not None:
                 vote = gathered[dispute.voter][str(dispute.owner)]
-                agrees = [largest_difference(print_, vote, self._exact)[1] <= limit
-                          for print_ in (steps[dispute.owner], checks[dispute.checker])]
+                agrees = [
+                    largest_difference(print_, vote, self._exact)[1] <= limit
+                    for print_ in (steps[dispute.owner], checks[dispute.checker])
+                ]
             dispute.settle(*agrees)
 
     def _send(self, inputs: StepInputs, routes: Mapping[int, int]) -> Dict[int, StepInputs]:
@@ -326,8 +363,9 @@ class CrossCheckHook(MapSageHook):
             owners = [owner for owner, other in sorted(routes.items()) if other == receiver]
             moves += [Move(owner, 0, receiver, number) for number, owner in enumerate(owners, 1)]
         # Every rank keeps its record, and the arrivals follow.
-        targets = [1 + sum(move.destination_rank == rank for move in moves)
-                   for rank in range(world)]
+        targets = [
+            1 + sum(move.destination_rank == rank for move in moves) for rank in range(world)
+        ]
         plan = ExchangePlan((1,) * world, tuple(targets), (0,) * world, tuple(moves))
         position = self._channel.ranks.index(self._channel.rank)
         arrived = exchange([inputs], plan, open_channel(None, None, _PURPOSE))[1:]
@@ -338,8 +376,7 @@ class CrossCheckHook(MapSageHook):
         """Return a value of JSON of every rank. Collective."""
         return [json.loads(text) for text in self._channel.gather_texts(json.dumps(value))]
 
-    def _compare_weights(self, runner: HostRunner, digests: Mapping[str, int],
-                         when: str) -> None:
+    def _compare_weights(self, runner: HostRunner, digests: Mapping[str, int], when: str) -> None:
         """Raise on every rank if the ranks have different weights. Collective.
 
         Args:
@@ -353,12 +390,22 @@ class CrossCheckHook(MapSageHook):
         ranks = self._channel.ranks
         if len(ranks) == 2:
             odd = [0, 1]
-        text = (f'parameter {name!r} is not equal to the one of rank {ranks[usual]}'
-                if len(ranks) > 2 else f'parameter {name!r} differs between the two ranks')
-        raise CrossCheckError(when, {ranks[rank]: [
-            f'({self._places[rank]}) {text}. Either its memory or its card is faulty, or hooks or '
-            f'model code change weights by rank or data. {self._advice(runner)}'] for rank in odd},
-            compared=True)
+        text = (
+            f'parameter {name!r} is not equal to the one of rank {ranks[usual]}'
+            if len(ranks) > 2
+            else f'parameter {name!r} differs between the two ranks'
+        )
+        raise CrossCheckError(
+            when,
+            {
+                ranks[rank]: [
+                    f'({self._places[rank]}) {text}. Either its memory or its card is faulty, or hooks or '
+                    f'model code change weights by rank or data. {self._advice(runner)}'
+                ]
+                for rank in odd
+            },
+            compared=True,
+        )
 
     def _raise(self, runner: HostRunner, disputes: Sequence[Dispute], when: str) -> NoReturn:
         """Raise the error that names the ranks that may be at fault."""
@@ -368,42 +415,62 @@ class CrossCheckHook(MapSageHook):
             raise ConfigError(
                 f'env_cfg.cross_check: every rank gets another gradient from a batch of the first '
                 f'step: the step depends on something that only its rank has, such as the state '
-                f'of a hook (first at {disputes[0].parameter!r}). Remove env_cfg.cross_check.')
-        note = (' If sound cards show this too, the step depends on something that only its rank '
-                'has, such as the state of a hook: remove env_cfg.cross_check.'
-                if everywhere and len(self._blocks) == 2 else '')
+                f'of a hook (first at {disputes[0].parameter!r}). Remove env_cfg.cross_check.'
+            )
+        note = (
+            ' If sound cards show this too, the step depends on something that only its rank '
+            'has, such as the state of a hook: remove env_cfg.cross_check.'
+            if everywhere and len(self._blocks) == 2
+            else ''
+        )
         for position in guilty_ranks(disputes):
             dispute = next(dispute for dispute in disputes if position in dispute.suspects)
             problems[self._channel.ranks[position]] = [
                 f'({self._places[position]}) {self._describe(dispute, position)} '
-                f'{self._advice(runner)}{note}']
+                f'{self._advice(runner)}{note}'
+            ]
         raise CrossCheckError(when, problems)
 
     def _describe(self, dispute: Dispute, position: int) -> str:
         """Return what is wrong with the rank at a position of the channel, by one dispute."""
         virtual_rank = Pairing(self._record_number, len(self._blocks)).virtual_rank(
-            self._blocks[dispute.owner])
-        gradient = (f'the gradient of {dispute.parameter!r} in virtual rank {virtual_rank} '
-                    f'({_describe_difference(dispute.difference)})')
+            self._blocks[dispute.owner]
+        )
+        gradient = (
+            f'the gradient of {dispute.parameter!r} in virtual rank {virtual_rank} '
+            f'({_describe_difference(dispute.difference)})'
+        )
         if dispute.owner == dispute.checker:
-            return (f'computed {gradient} twice from the same numbers, with different results. The '
-                    f'card has faults that come and go: take it out of service.')
-        three = {dispute.owner, dispute.checker, *(
-            [] if dispute.voter is None else [dispute.voter])}
-        others = ' and '.join(f'rank {self._channel.ranks[rank]}'
-                              for rank in sorted(three - {position}))
+            return (
+                f'computed {gradient} twice from the same numbers, with different results. The '
+                f'card has faults that come and go: take it out of service.'
+            )
+        three = {
+            dispute.owner,
+            dispute.checker,
+            *([] if dispute.voter is None else [dispute.voter]),
+        }
+        others = ' and '.join(
+            f'rank {self._channel.ranks[rank]}' for rank in sorted(three - {position})
+        )
         if len(dispute.suspects) == 1:
-            return (f'computes wrong numbers: {gradient} differs from the results of {others}, '
-                    f'which agree. Take this card out of service.')
-        return (f'or {others} computes wrong numbers: {gradient} differs between them, and '
-                f'{len(three)} ranks do not show which is right. Test each of these cards by '
-                f'itself before you use it again.')
+            return (
+                f'computes wrong numbers: {gradient} differs from the results of {others}, '
+                f'which agree. Take this card out of service.'
+            )
+        return (
+            f'or {others} computes wrong numbers: {gradient} differs between them, and '
+            f'{len(three)} ranks do not show which is right. Test each of these cards by '
+            f'itself before you use it again.'
+        )
 
     def _advice(self, runner: HostRunner) -> str:
         checkpoint = runner.message_hub.get_info('last_ckpt')
-        return (f'The last check that found nothing was after iteration {self._last_good}; '
-                + (f'{checkpoint} was saved after a check: --resume continues from it.'
-                   if checkpoint else 'no checkpoint was saved yet.'))
+        return f'The last check that found nothing was after iteration {self._last_good}; ' + (
+            f'{checkpoint} was saved after a check: --resume continues from it.'
+            if checkpoint
+            else 'no checkpoint was saved yet.'
+        )
 
 
 def _describe_difference(drift: float) -> str:

@@ -1,4 +1,5 @@
 """``env_cfg.cross_check``: another rank computes gradients again, see `cross_check_hook.py`."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -37,29 +38,48 @@ def cross_check_obstacle(run: EngineRun) -> str:
     kind: Any = type(model)
     setting = run.cfg.get('compile')
     for applies, reason in (
-        (run.accelerator.lazy,
-         f'the lazy device {run.accelerator.name}, which compiles a step and its repetition as '
-         f'different graphs, and rounds them differently'),
-        (run.cfg.get('feature_source'),
-         'feature_source, whose features of a batch only one rank has'),
-        (any(hook.weighs_losses for hook in hooks_of_type(run, DynamicSamplingHook)),
-         "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where weights of "
-         'the losses are not part of the batch'),
-        (not isinstance(model, BaseModel),
-         f'the model {kind.__name__}: expected a BaseModel of MMEngine'),
-        (run.model is not model and not isinstance(
-            run.model, (MMDistributedDataParallel, VirtualDataParallel)),
-         f'the model wrapper {wrapper}: expected MMDistributedDataParallel, or none'),
-        (run.model is model and kind.train_step is not BaseModel.train_step,
-         f'the model {kind.__name__}, which has a train_step of its own'),
-        (run.computes_sync_bn and run.distributed,
-         'SyncBN layers, in which every rank takes part'),
-        (setting and not compiled_parts(setting),
-         'compile, which compiles the whole step: compile=dict(backbone=True) compiles parts of '
-         'it, and'),
+        (
+            run.accelerator.lazy,
+            f'the lazy device {run.accelerator.name}, which compiles a step and its repetition as '
+            f'different graphs, and rounds them differently',
+        ),
+        (
+            run.cfg.get('feature_source'),
+            'feature_source, whose features of a batch only one rank has',
+        ),
+        (
+            any(hook.weighs_losses for hook in hooks_of_type(run, DynamicSamplingHook)),
+            "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where weights of "
+            'the losses are not part of the batch',
+        ),
+        (
+            not isinstance(model, BaseModel),
+            f'the model {kind.__name__}: expected a BaseModel of MMEngine',
+        ),
+        (
+            run.model is not model
+            and not isinstance(run.model, (MMDistributedDataParallel, VirtualDataParallel)),
+            f'the model wrapper {wrapper}: expected MMDistributedDataParallel, or none',
+        ),
+        (
+            run.model is model and kind.train_step is not BaseModel.train_step,
+            f'the model {kind.__name__}, which has a train_step of its own',
+        ),
+        (run.computes_sync_bn and run.distributed, 'SyncBN layers, in which every rank takes part'),
+        (
+            setting and not compiled_parts(setting),
+            'compile, which compiles the whole step: compile=dict(backbone=True) compiles parts of '
+            'it, and',
+        ),
     ):
         if applies:
             return reason
     # A hook that changes the step declares why another rank cannot repeat it.
-    return next((hook.cross_check_obstacle for hook in run.hooks
-                 if getattr(hook, 'cross_check_obstacle', None)), '')
+    return next(
+        (
+            hook.cross_check_obstacle
+            for hook in run.hooks
+            if getattr(hook, 'cross_check_obstacle', None)
+        ),
+        '',
+    )

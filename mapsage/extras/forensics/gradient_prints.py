@@ -5,6 +5,7 @@ the same bits on every rank, the numbers are digests, and any difference counts.
 sums, whose differences are measured against the size of the whole gradient. Everything here but
 :class:`PrintReader` is pure; ``cross_check_hook.py`` enters the collectives.
 """
+
 from __future__ import annotations
 
 import math
@@ -50,8 +51,7 @@ class PrintReader:
         self._handles: List[Any] = []
 
     def attach(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Read the gradients of the parameters that are trained, by name, before they are added up.
-        """
+        """Read the gradients of the parameters that are trained, by name, before they are added up."""
         for name, parameter in parameters.items():
             if parameter.requires_grad:
                 self._handles.append(parameter.register_hook(self._make_hook(name)))
@@ -68,7 +68,8 @@ class PrintReader:
                 dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
                 # Reentrant activation checkpointing may compute a gradient in parts.
                 self.print.setdefault(name, []).extend(
-                    [tensor_digest(dense)] if self._exact else _sums(dense))
+                    [tensor_digest(dense)] if self._exact else _sums(dense)
+                )
 
         return read
 
@@ -80,15 +81,21 @@ def _sums(gradient: torch.Tensor) -> List[float]:
     return [float(host.norm()), *(float(part.sum()) for part in host.chunk(_SUMS))]
 
 
-def largest_difference(first: GradientPrint, second: GradientPrint, exact: bool
-                       ) -> Tuple[str, float]:
+def largest_difference(
+    first: GradientPrint, second: GradientPrint, exact: bool
+) -> Tuple[str, float]:
     """Return the parameter by which two prints differ most, and the difference.
 
     With ``exact`` the difference is infinite for any other digest. Else it is relative to the norm
     of the first gradient over all parameters; NaN and infinity are only equal to themselves.
     """
-    total = 1.0 if exact else math.sqrt(sum(
-        numbers[0] ** 2 for numbers in first.values() if math.isfinite(numbers[0])))
+    total = (
+        1.0
+        if exact
+        else math.sqrt(
+            sum(numbers[0] ** 2 for numbers in first.values() if math.isfinite(numbers[0]))
+        )
+    )
     worst = ('', 0.0)
     for name in dict.fromkeys([*first, *second]):
         one, other = first.get(name, []), second.get(name, [])
@@ -173,8 +180,7 @@ class Dispute:
     suspects: Sequence[int] = ()
 
     def settle(self, owner_agrees: bool, checker_agrees: bool) -> None:
-        """Set the suspects, once the voter agrees with one of the two, with both or with neither.
-        """
+        """Set the suspects, once the voter agrees with one of the two, with both or with neither."""
         pair = sorted({self.owner, self.checker})
         if self.voter is None:
             self.suspects = pair
@@ -184,8 +190,13 @@ class Dispute:
             self.suspects = pair if owner_agrees else sorted({*pair, self.voter})
 
 
-def find_disputes(steps: Sequence[GradientPrint], checks: Sequence[GradientPrint],
-                  pairing: Pairing, bound: float, exact: bool) -> List[Dispute]:
+def find_disputes(
+    steps: Sequence[GradientPrint],
+    checks: Sequence[GradientPrint],
+    pairing: Pairing,
+    bound: float,
+    exact: bool,
+) -> List[Dispute]:
     """Return the gradients of which step and recomputation differ, each with its voter.
 
     Args:
@@ -203,8 +214,9 @@ def find_disputes(steps: Sequence[GradientPrint], checks: Sequence[GradientPrint
             disputes.append(Dispute(owner, checker, parameter, difference))
     involved = {rank for dispute in disputes for rank in (dispute.owner, dispute.checker)}
     for dispute in disputes:
-        others = [rank for rank in range(len(steps))
-                  if rank not in (dispute.owner, dispute.checker)]
+        others = [
+            rank for rank in range(len(steps)) if rank not in (dispute.owner, dispute.checker)
+        ]
         # Prefer a rank that is part of no dispute.
         dispute.voter = min(others, key=lambda rank: (rank in involved, rank), default=None)
     return disputes
@@ -213,6 +225,10 @@ def find_disputes(steps: Sequence[GradientPrint], checks: Sequence[GradientPrint
 def guilty_ranks(disputes: Sequence[Dispute]) -> List[int]:
     """Return the ranks that are proven faulty, and the suspects of disputes without such a rank."""
     proven = {dispute.suspects[0] for dispute in disputes if len(dispute.suspects) == 1}
-    open_suspects = {rank for dispute in disputes if not proven.intersection(dispute.suspects)
-                     for rank in dispute.suspects}
+    open_suspects = {
+        rank
+        for dispute in disputes
+        if not proven.intersection(dispute.suspects)
+        for rank in dispute.suspects
+    }
     return sorted(proven | open_suspects)

@@ -4,6 +4,7 @@ One training step of the config is computed on the card, and every operator is c
 CPU's. If all are right, the step runs once more without interruption, and an operator that is wrong
 only among the others is found by bisection.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -46,23 +47,32 @@ def compare_kernels(args: argparse.Namespace, say: Callable[[str], None] = print
         raise AcceleratorError(
             f'--compare compares the kernels of a card with those of the CPU, and the accelerator '
             f'is {accelerator.name!r}. Give --accelerator with a card that computes each operator '
-            f'when it is called: cuda, gcu or sim.')
+            f'when it is called: cuda, gcu or sim.'
+        )
     step = card_step(cfg, accelerator, args.crop_size)
     height, width = step.crop
-    say(f'comparison of {accelerator.describe()} with the CPU: a training step of {args.config} '
-        f'with {IMAGES} images of {height} x {width}')
+    say(
+        f'comparison of {accelerator.describe()} with the CPU: a training step of {args.config} '
+        f'with {IMAGES} images of {height} x {width}'
+    )
     comparison = compare_step(step, accelerator)
     for line in _table(comparison.operators):
         say(line)
     if comparison.not_compared:
-        say(f"not compared, since the CPU cannot compute them: "
-            f"{', '.join(sorted(comparison.not_compared))}")
+        say(
+            f'not compared, since the CPU cannot compute them: '
+            f'{", ".join(sorted(comparison.not_compared))}'
+        )
     if comparison.wrong:
         for name, operator in comparison.wrong.items():
-            say(f'wrong: {name}, {operator.wrong_calls} of {operator.calls} calls, first call '
-                f'{operator.first_wrong} with shapes {operator.shapes}: {operator.worst.text}')
-        say(f'result: {len(comparison.wrong)} operator(s) of this card are wrong: '
-            f"{', '.join(comparison.wrong)}")
+            say(
+                f'wrong: {name}, {operator.wrong_calls} of {operator.calls} calls, first call '
+                f'{operator.first_wrong} with shapes {operator.shapes}: {operator.worst.text}'
+            )
+        say(
+            f'result: {len(comparison.wrong)} operator(s) of this card are wrong: '
+            f'{", ".join(comparison.wrong)}'
+        )
         return 1
     return _search_sequence(step, accelerator, len(comparison.operators), say)
 
@@ -82,8 +92,11 @@ def card_step(cfg: Config, accelerator: Accelerator, crop: Optional[int]) -> Syn
 
 def compare_step(step: SyntheticStep, accelerator: Accelerator) -> OperatorComparison:
     """Carry out a training step and compare each of its operators with the CPU's."""
-    comparison = OperatorComparison(accelerator.device_type, accelerator.synchronize,
-                                    float64_as_float32=not accelerator.supports.float64)
+    comparison = OperatorComparison(
+        accelerator.device_type,
+        accelerator.synchronize,
+        float64_as_float32=not accelerator.supports.float64,
+    )
     train = step.train()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -106,29 +119,39 @@ def bisect_step(step: SyntheticStep, accelerator: Accelerator) -> Bisection:
     return Bisection(run, accelerator.synchronize)
 
 
-def _search_sequence(step: SyntheticStep, accelerator: Accelerator, operators: int,
-                     say: Callable[[str], None]) -> int:
+def _search_sequence(
+    step: SyntheticStep, accelerator: Accelerator, operators: int, say: Callable[[str], None]
+) -> int:
     """Compare the whole step; name the operator that is wrong only in it; return the status."""
     bisection = bisect_step(step, accelerator)
     wrong = bisection.whole_step()
     if not wrong:
-        say(f'result: all {operators} operators are right within their bounds, and so are the '
-            f'loss and the gradients of the whole step')
+        say(
+            f'result: all {operators} operators are right within their bounds, and so are the '
+            f'loss and the gradients of the whole step'
+        )
         return 0
-    say(f'every operator compared by itself is right, and the whole step is wrong: '
-        f'{len(wrong)} gradients, such as {wrong[0]}')
+    say(
+        f'every operator compared by itself is right, and the whole step is wrong: '
+        f'{len(wrong)} gradients, such as {wrong[0]}'
+    )
     culprit = bisection.find()
-    reads = f", which reads results of {', '.join(culprit.sources)}" if culprit.sources else ''
-    say(f'result: the step becomes wrong with operator {culprit.number} of {bisection.operators}, '
+    reads = f', which reads results of {", ".join(culprit.sources)}' if culprit.sources else ''
+    say(
+        f'result: the step becomes wrong with operator {culprit.number} of {bisection.operators}, '
         f'{culprit.name}{reads} ({culprit.runs} runs). It writes into other tensors, is wrong '
-        f'after the operators before it, or reads a result that is not complete')
+        f'after the operators before it, or reads a result that is not complete'
+    )
     return 1
 
 
 def _table(operators: Dict[str, ComparedOperator]) -> List[str]:
-    rows = sorted(operators.items(), key=lambda item: (
-        not item[1].wrong_calls, -item[1].worst.excess, item[0]))
+    rows = sorted(
+        operators.items(),
+        key=lambda item: (not item[1].wrong_calls, -item[1].worst.excess, item[0]),
+    )
     return [f'  {"operator":<44} {"calls":>6} {"error":>9} {"bound":>9}'] + [
         f'  {name:<44} {operator.calls:>6} {operator.worst.error:>9.2g} '
         f'{operator.worst.bound:>9.2g}{"  wrong" if operator.wrong_calls else ""}'
-        for name, operator in rows]
+        for name, operator in rows
+    ]

@@ -3,6 +3,7 @@
 The step is recorded on the CPU, in seconds and without the config's data. On a machine with a card,
 PyTorch's dispatch table tells where operators are computed; otherwise the list of Enflame's S60.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,8 +26,10 @@ from mapsage.extras.forensics.operators.verdict import StepEstimate, estimate_st
 from .synthetic_step import IMAGES, SyntheticStep, build_step
 
 # Shipped configs that the S60 trains at a useful speed; docs/how-to/gcu.md has the table of all.
-_USEFUL_CONFIGS = ('frozen transformers, such as demo/vit_tiny_frozen_demo.py and '
-                   'dinov3/vit_l_web_frozen_linear_loveda.py')
+_USEFUL_CONFIGS = (
+    'frozen transformers, such as demo/vit_tiny_frozen_demo.py and '
+    'dinov3/vit_l_web_frozen_linear_loveda.py'
+)
 
 
 def report_operators(args: argparse.Namespace, say: Callable[[str], None] = print) -> int:
@@ -49,12 +52,15 @@ def report_operators(args: argparse.Namespace, say: Callable[[str], None] = prin
     training, forward, step = record_config(cfg, args.crop_size)
     height, width = step.crop
     say(f'operators of {args.config}, computed on the card or the CPU by {locations.source}')
-    trained, predicted = (estimate_step(recording, locations)
-                          for recording in (training, forward))
-    for title, recording, estimate in (('a training step', training, trained),
-                                       ('a prediction', forward, predicted)):
-        say(f'\n{title} of {IMAGES} images of {height} x {width}: {recording.calls} calls of '
-            f'{len(recording.uses)} operators, {recording.flops / 1e9:,.1f} GFLOP')
+    trained, predicted = (estimate_step(recording, locations) for recording in (training, forward))
+    for title, recording, estimate in (
+        ('a training step', training, trained),
+        ('a prediction', forward, predicted),
+    ):
+        say(
+            f'\n{title} of {IMAGES} images of {height} x {width}: {recording.calls} calls of '
+            f'{len(recording.uses)} operators, {recording.flops / 1e9:,.1f} GFLOP'
+        )
         for line in format_rows(estimate):
             say(line)
         say(_summary(estimate))
@@ -64,8 +70,9 @@ def report_operators(args: argparse.Namespace, say: Callable[[str], None] = prin
 
 def accelerator_of(cfg: Config) -> Accelerator:
     """Return the accelerator that a config asks for, with the options of the command line in it."""
-    return resolve_accelerator(parse_env_cfg(
-        cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg')).accelerator)
+    return resolve_accelerator(
+        parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg')).accelerator
+    )
 
 
 def choose_locations(cfg: Config) -> OperatorLocations:
@@ -97,15 +104,19 @@ def record_config(cfg: Config, crop: Optional[int]) -> Tuple[Recording, Recordin
         except Exception as error:
             raise ConfigError(
                 f'a step with {IMAGES} images of {step.crop[0]} x {step.crop[1]} fails: '
-                f'{error_text(explain_config_error(error))}') from error
+                f'{error_text(explain_config_error(error))}'
+            ) from error
 
 
 def without_weights(cfg: Config) -> Config:
     """Return a copy of a config whose model is built without reading pretrained weights."""
+
     def strip(node: object) -> None:
         if isinstance(node, dict):
-            if isinstance(node.get('init_cfg'), dict) and \
-                    node['init_cfg'].get('type') == 'Pretrained':
+            if (
+                isinstance(node.get('init_cfg'), dict)
+                and node['init_cfg'].get('type') == 'Pretrained'
+            ):
                 node['init_cfg'] = None
             for value in node.values():
                 strip(value)
@@ -124,14 +135,18 @@ def conclusion(estimate: StepEstimate) -> str:
     if estimate.is_useful:
         return sentence
     first = estimate.rows[0]
-    return (f'{sentence} Most time goes to the CPU, first to {first.name}. Configs that train at '
-            f'the speed of this card: {_USEFUL_CONFIGS} (docs/how-to/gcu.md).')
+    return (
+        f'{sentence} Most time goes to the CPU, first to {first.name}. Configs that train at '
+        f'the speed of this card: {_USEFUL_CONFIGS} (docs/how-to/gcu.md).'
+    )
 
 
 def _summary(estimate: StepEstimate) -> str:
     names = [row.name for row in estimate.rows if row.placement.place.value == 'CPU']
     if not names:
         return '  on the CPU: nothing'
-    return (f'  on the CPU: {len(names)} operators, {estimate.cpu_calls} calls, '
-            f'{estimate.cpu_share:.1%} of the FLOPs, {estimate.host_bytes / 1e6:,.1f} MB through '
-            f'the host')
+    return (
+        f'  on the CPU: {len(names)} operators, {estimate.cpu_calls} calls, '
+        f'{estimate.cpu_share:.1%} of the FLOPs, {estimate.host_bytes / 1e6:,.1f} MB through '
+        f'the host'
+    )

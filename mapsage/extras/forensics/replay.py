@@ -5,6 +5,7 @@ run, so the numbers are the run's own if the conditions are the same (`StepFacts
 work dir of the run is not changed, apart from its folder `replay`. The files of the recorded step
 are written by `replay_files.py`.
 """
+
 from __future__ import annotations
 
 import copy
@@ -35,8 +36,14 @@ from .replay_files import StepFacts, write_step
 _LEFT_OUT = ('CheckpointHook', 'NonFiniteLossHook')
 # Packages whose hooks leave the training alone in a validation, but for EarlyStoppingHook.
 _PACKAGES = ('mapsage', 'mmengine', 'mmseg')
-_VALIDATION_POINTS = ('before_val', 'before_val_epoch', 'before_val_iter', 'after_val_iter',
-                      'after_val_epoch', 'after_val')
+_VALIDATION_POINTS = (
+    'before_val',
+    'before_val_epoch',
+    'before_val_iter',
+    'after_val_iter',
+    'after_val_epoch',
+    'after_val',
+)
 
 
 class ReplayError(UserError, ValueError):
@@ -87,7 +94,8 @@ def replay(cfg: Config, iteration: int) -> Path:
         raise ReplayError(
             f'--replay with the launcher {cfg.launcher!r}: one process carries out all virtual '
             f'ranks of the run. Start it without a launcher: python tools/train.py CONFIG '
-            f'--replay {iteration}.')
+            f'--replay {iteration}.'
+        )
     start = checkpoint_before(cfg.work_dir, iteration, folders_of(cfg, cfg.work_dir))
     replay_cfg = _replay_config(cfg, iteration, start)
     folder = Path(replay_cfg.work_dir)
@@ -100,12 +108,15 @@ def replay(cfg: Config, iteration: int) -> Path:
     for hook in (_LimitCheck(iteration), recorder, StepEnds(recorder)):
         runner.register_hook(hook)
     _set_threads(runner, start.meta)
-    runner.logger.info(f'replay: iterations {start.iteration + 1} to {iteration}, from '
-                       f'{start.path}')
+    runner.logger.info(
+        f'replay: iterations {start.iteration + 1} to {iteration}, from {start.path}'
+    )
     try:
         runner.train()
-        raise ReplayError(f'--replay {iteration}: the run ended after iteration {runner.iter}, '
-                          f'since a hook stopped it. Give an iteration up to there.')
+        raise ReplayError(
+            f'--replay {iteration}: the run ended after iteration {runner.iter}, '
+            f'since a hook stopped it. Give an iteration up to there.'
+        )
     except StepDone:
         pass
     finally:
@@ -146,10 +157,11 @@ def checkpoint_before(work_dir: str, iteration: int, folders: Sequence[str] = ()
     if not usable:
         raise ReplayError(
             f'--replay {iteration}: {work_dir} holds no checkpoint from before that iteration. It '
-            f"holds {', '.join(descriptions) or 'none at all'}. Give the --work-dir of the run, or "
+            f'holds {", ".join(descriptions) or "none at all"}. Give the --work-dir of the run, or '
             f'train again up to there with a checkpoint on the way (--cfg-options '
             f'default_hooks.checkpoint.interval=N default_hooks.checkpoint.max_keep_ckpts=-1, and '
-            f"the seed in the run's log as randomness.seed).")
+            f"the seed in the run's log as randomness.seed)."
+        )
     return max(usable, key=lambda start: start.iteration)
 
 
@@ -161,8 +173,11 @@ def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
     cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
     if (cfg.get('feature_source') or {}).get('type') in COMPUTED_IN_A_REPLAY:
         cfg.pop('feature_source')
-    hooks = {name: hook for name, hook in (cfg.get('default_hooks') or {}).items()
-             if not _is_left_out(hook)}
+    hooks = {
+        name: hook
+        for name, hook in (cfg.get('default_hooks') or {}).items()
+        if not _is_left_out(hook)
+    }
     # Without StopHook, a signal ends the replay at once.
     cfg.default_hooks = dict(hooks, checkpoint=None, non_finite_loss=None, stop=None, report=None)
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or () if not _is_left_out(hook)]
@@ -179,17 +194,28 @@ def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
 def _follows_scores(runner: Runner) -> bool:
     """Return whether the training of a run may depend on its validations."""
     schedulers = runner.param_schedulers or []
-    groups = schedulers.values() if isinstance(schedulers, dict) and 'type' not in schedulers \
+    groups = (
+        schedulers.values()
+        if isinstance(schedulers, dict) and 'type' not in schedulers
         else [schedulers]
-    configs = [config for group in groups
-               for config in (group if isinstance(group, (list, tuple)) else [group])]
+    )
+    configs = [
+        config
+        for group in groups
+        for config in (group if isinstance(group, (list, tuple)) else [group])
+    ]
     kinds = [config.get('type') if isinstance(config, dict) else type(config) for config in configs]
-    return any(getattr(PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind,
-                       'need_val_args', False) for kind in kinds) or any(
+    return any(
+        getattr(
+            PARAM_SCHEDULERS.get(kind) if isinstance(kind, str) else kind, 'need_val_args', False
+        )
+        for kind in kinds
+    ) or any(
         isinstance(hook, EarlyStoppingHook)
         or type(hook).__module__.split('.')[0] not in _PACKAGES
         and any(is_method_overridden(point, Hook, hook) for point in _VALIDATION_POINTS)
-        for hook in runner.hooks)
+        for hook in runner.hooks
+    )
 
 
 def _virtual_ranks(start: _Start) -> int:
@@ -199,7 +225,8 @@ def _virtual_ranks(start: _Start) -> int:
         raise ReplayError(
             f'{start.path} does not say how many virtual ranks its run had. Give the number of '
             f'processes that wrote it (of head replicas, if heads were split): --cfg-options '
-            f'env_cfg.virtual_ranks=N.')
+            f'env_cfg.virtual_ranks=N.'
+        )
     return int(count)
 
 
@@ -212,12 +239,16 @@ def _is_left_out(hook: object) -> bool:
 
 def _set_threads(runner: Runner, meta: Mapping[str, Any]) -> None:
     """Use as many threads as the run, because the bits on a CPU depend on their number."""
-    threads = {group['facts'].get('threads') for group in meta.get(META_KEY) or ()
-               if group['facts'].get('device', '').startswith('cpu')}
+    threads = {
+        group['facts'].get('threads')
+        for group in meta.get(META_KEY) or ()
+        if group['facts'].get('device', '').startswith('cpu')
+    }
     number = threads.pop() if len(threads) == 1 else None
     if number and int(number) != torch.get_num_threads():
-        runner.logger.info(f'replay: {number} thread(s), as the run had, instead of '
-                           f'{torch.get_num_threads()}')
+        runner.logger.info(
+            f'replay: {number} thread(s), as the run had, instead of {torch.get_num_threads()}'
+        )
         torch.set_num_threads(int(number))
 
 
@@ -228,10 +259,14 @@ def _step_facts(runner: Runner, recorder: StepRecorder, start: _Start) -> StepFa
         changes = [str(difference) for difference in differences(hook.before, hook.now or [])]
     dataset = cast(DataLoader, runner.train_dataloader).dataset
     return StepFacts(
-        iteration=recorder.iteration, checkpoint=start.path, learning_rate=recorder.learning_rate,
-        differences=changes, metainfo=metainfo_of(dataset),
-        bgr='rgb' not in [hook.input_channel_order for hook in runner.hooks
-                          if isinstance(hook, PreviewHook)])
+        iteration=recorder.iteration,
+        checkpoint=start.path,
+        learning_rate=recorder.learning_rate,
+        differences=changes,
+        metainfo=metainfo_of(dataset),
+        bgr='rgb'
+        not in [hook.input_channel_order for hook in runner.hooks if isinstance(hook, PreviewHook)],
+    )
 
 
 class _LimitCheck(Hook):
@@ -242,5 +277,7 @@ class _LimitCheck(Hook):
 
     def before_train(self, runner: Runner) -> None:
         if self.iteration > runner.max_iters:
-            raise ReplayError(f'--replay {self.iteration}: the run has {runner.max_iters} '
-                              f'iterations. Give one of them, counted over all epochs.')
+            raise ReplayError(
+                f'--replay {self.iteration}: the run has {runner.max_iters} '
+                f'iterations. Give one of them, counted over all epochs.'
+            )

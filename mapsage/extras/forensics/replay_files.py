@@ -3,6 +3,7 @@
 The table (`step.txt`) is for people: it begins with the answer to the first question, whether the
 numbers are the run's own bit for bit. The data (`rank_V.pth`) are for programs.
 """
+
 from __future__ import annotations
 
 import math
@@ -60,19 +61,32 @@ def write_step(folder: Path, steps: Sequence[RankStep], facts: StepFacts) -> Non
         OSError: If the folder cannot be written.
     """
     for step in steps:
-        torch.save(dict(iteration=facts.iteration, checkpoint=facts.checkpoint,
-                        learning_rate=facts.learning_rate, **vars(step)),
-                   str(folder / f'rank_{step.virtual_rank}.pth'))
+        torch.save(
+            dict(
+                iteration=facts.iteration,
+                checkpoint=facts.checkpoint,
+                learning_rate=facts.learning_rate,
+                **vars(step),
+            ),
+            str(folder / f'rank_{step.virtual_rank}.pth'),
+        )
     table = _format_table(steps, facts)
     atomic_write(folder / 'step.txt', table.encode('utf-8', 'backslashreplace'))
     for step in steps:
         samples = _preview_samples(step.batch, facts.bgr)
         if samples:
             classes = facts.metainfo.get('classes') or [
-                f'class {index}' for index in range(1 + _largest_class(samples))]
-            save_preview(str(folder / f'rank_{step.virtual_rank}.png'), samples, classes,
-                         facts.metainfo.get('palette'), f'iteration {facts.iteration}, virtual '
-                         f'rank {step.virtual_rank}', _format_losses(step), labels='Mask')
+                f'class {index}' for index in range(1 + _largest_class(samples))
+            ]
+            save_preview(
+                str(folder / f'rank_{step.virtual_rank}.png'),
+                samples,
+                classes,
+                facts.metainfo.get('palette'),
+                f'iteration {facts.iteration}, virtual rank {step.virtual_rank}',
+                _format_losses(step),
+                labels='Mask',
+            )
 
 
 def _format_table(steps: Sequence[RankStep], facts: StepFacts) -> str:
@@ -80,27 +94,42 @@ def _format_table(steps: Sequence[RankStep], facts: StepFacts) -> str:
     names = list(dict.fromkeys(name for step in steps for name in step.losses))
     rows = [['virtual rank', *names, 'gradient norm']]
     for step in steps:
-        rows.append([str(step.virtual_rank),
-                     *(f'{step.losses.get(name, math.nan):.9g}' for name in names),
-                     f'{total_norm(step):.6g}'])
+        rows.append(
+            [
+                str(step.virtual_rank),
+                *(f'{step.losses.get(name, math.nan):.9g}' for name in names),
+                f'{total_norm(step):.6g}',
+            ]
+        )
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [f'iteration {facts.iteration}, {rates}, from {facts.checkpoint}',
-             *_describe_exactness(facts.differences), '',
-             *('  '.join(text.rjust(width) for text, width in zip(row, widths)) for row in rows)]
+    lines = [
+        f'iteration {facts.iteration}, {rates}, from {facts.checkpoint}',
+        *_describe_exactness(facts.differences),
+        '',
+        *('  '.join(text.rjust(width) for text, width in zip(row, widths)) for row in rows),
+    ]
     for step in steps:
-        lines += ['', f'virtual rank {step.virtual_rank}', *_describe_samples(step),
-                  *_describe_gradients(step)]
+        lines += [
+            '',
+            f'virtual rank {step.virtual_rank}',
+            *_describe_samples(step),
+            *_describe_gradients(step),
+        ]
     return '\n'.join(lines) + '\n'
 
 
 def _describe_exactness(differences: Optional[Sequence[str]]) -> List[str]:
     """Return lines that tell whether the numbers are those that the run computed."""
     if differences is None:
-        return ['The checkpoint does not say on what it was computed: the numbers are close to '
-                'those of the run, or equal.']
+        return [
+            'The checkpoint does not say on what it was computed: the numbers are close to '
+            'those of the run, or equal.'
+        ]
     if differences:
-        return ['Computed otherwise than the run: the numbers are close to its numbers, not equal.',
-                *(f'  {difference}' for difference in differences)]
+        return [
+            'Computed otherwise than the run: the numbers are close to its numbers, not equal.',
+            *(f'  {difference}' for difference in differences),
+        ]
     return ['Computed under the conditions of the run: the numbers are its numbers, bit for bit.']
 
 
@@ -126,11 +155,16 @@ def _describe_gradients(step: RankStep) -> List[str]:
     """Return a line about gradients that are not finite, or else about the largest gradients."""
     bad = [name for name, norm in step.gradient_norms.items() if not math.isfinite(norm)]
     if bad:
-        return [f'  gradients that are not finite: {len(bad)} of {len(step.gradient_norms)}; in '
-                f'the order of the backward pass the first is {bad[0]}']
+        return [
+            f'  gradients that are not finite: {len(bad)} of {len(step.gradient_norms)}; in '
+            f'the order of the backward pass the first is {bad[0]}'
+        ]
     largest = sorted(step.gradient_norms.items(), key=lambda item: -item[1])[:_LARGEST]
-    return ['  largest gradients: ' + ', '.join(f'{name} {norm:.4g}' for name, norm in largest)] \
-        if largest else []
+    return (
+        ['  largest gradients: ' + ', '.join(f'{name} {norm:.4g}' for name, norm in largest)]
+        if largest
+        else []
+    )
 
 
 def _format_losses(step: RankStep) -> str:
@@ -145,21 +179,31 @@ def _data_samples(batch: object) -> Sequence[Any]:
 def _preview_samples(batch: object, bgr: bool) -> List[PreviewSample]:
     """Return the images of a batch with their masks; empty if the batch has no images and masks."""
     images = batch.get('inputs') if isinstance(batch, dict) else None
-    pairs: List[Tuple[Any, Any]] = list(zip(images, _data_samples(batch))) \
-        if isinstance(images, (list, tuple, torch.Tensor)) else []
+    pairs: List[Tuple[Any, Any]] = (
+        list(zip(images, _data_samples(batch)))
+        if isinstance(images, (list, tuple, torch.Tensor))
+        else []
+    )
     previews = []
     for image, sample in pairs:
         mask = sample.get('gt_sem_seg', {}).get('data') if isinstance(sample, dict) else None
-        if not isinstance(image, torch.Tensor) or not isinstance(mask, torch.Tensor) \
-                or image.ndim != 3 or mask.shape[-2:].numel() != mask.numel():
+        if (
+            not isinstance(image, torch.Tensor)
+            or not isinstance(mask, torch.Tensor)
+            or image.ndim != 3
+            or mask.shape[-2:].numel() != mask.numel()
+        ):
             return []
         pixels = image.numpy().transpose(1, 2, 0)
         if bgr and pixels.shape[2] == 3:
             pixels = pixels[:, :, ::-1]
-        previews.append(PreviewSample(
-            image=np.ascontiguousarray(pixels[:, :, :3]),
-            prediction=mask.reshape(mask.shape[-2:]).numpy().astype(np.int32),
-            name=str(sample.get('metainfo', {}).get('img_path', ''))))
+        previews.append(
+            PreviewSample(
+                image=np.ascontiguousarray(pixels[:, :, :3]),
+                prediction=mask.reshape(mask.shape[-2:]).numpy().astype(np.int32),
+                name=str(sample.get('metainfo', {}).get('img_path', '')),
+            )
+        )
     return previews
 
 

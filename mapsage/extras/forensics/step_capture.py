@@ -6,6 +6,7 @@ buffers, sums over the global batch, weights) and prints of the gradients that i
 leaves the training alone: stand-ins take the place of the parameters, so that no gradient of the
 training, no hook of DDP and no hook of a parameter takes part.
 """
+
 from __future__ import annotations
 
 import copy
@@ -115,13 +116,18 @@ class StepCapture:
         scaler = enabled_scaler(self._optim_wrapper)
         # A copy, because the preprocessor changes a batch in place.
         self.inputs = StepInputs(
-            copy.deepcopy(_first_batch(arguments[0])), generator_states(), self._buffers.read(),
+            copy.deepcopy(_first_batch(arguments[0])),
+            generator_states(),
+            self._buffers.read(),
             [child.training for child in self._model.modules()],
-            self._optim_wrapper._inner_count, None if scaler is None else float(scaler.get_scale()),
-            [])
+            self._optim_wrapper._inner_count,
+            None if scaler is None else float(scaler.get_scale()),
+            [],
+        )
         for counter in counters_of(self._model):
             self._restore_counters.append(
-                _replace_sum(counter, _recording(counter.sum_over_ranks, self.inputs.sums)))
+                _replace_sum(counter, _recording(counter.sum_over_ranks, self.inputs.sums))
+            )
 
     def _release_counters(self) -> None:
         for restore in self._restore_counters:
@@ -146,16 +152,18 @@ class StepCapture:
             stack.enter_context(self._buffers.unchanged())
             stack.enter_context(_in_modes(model, inputs.training))
             stack.enter_context(_replayed_sums(model, inputs.sums))
-            stand_ins = stack.enter_context(
-                _stand_ins(model, self._weights if before_step else {}))
+            stand_ins = stack.enter_context(_stand_ins(model, self._weights if before_step else {}))
             stack.enter_context(torch.enable_grad())
             self._buffers.write(move(inputs.buffers, device))
             restore_generators(inputs.random_states)
             reader.attach(stand_ins)
             with self._optim_wrapper.optim_context(model):
                 batch = model.data_preprocessor(copy.deepcopy(inputs.batch), training=True)
-                losses = model(**batch, mode='loss') if isinstance(batch, dict) else \
-                    model(*batch, mode='loss')
+                losses = (
+                    model(**batch, mode='loss')
+                    if isinstance(batch, dict)
+                    else model(*batch, mode='loss')
+                )
             loss, _ = model.parse_losses(losses)
             self._scale(loss, inputs).backward()
         return reader.print
@@ -203,8 +211,9 @@ def _in_modes(model: nn.Module, modes: List[bool]) -> Iterator[None]:
             child.training = mode
 
 
-def _replace_sum(counter: Any, function: Callable[[torch.Tensor], torch.Tensor]
-                 ) -> Callable[[], None]:
+def _replace_sum(
+    counter: Any, function: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[], None]:
     """Replace ``sum_over_ranks`` of a loss; return a function that restores it."""
     before = vars(counter).get('sum_over_ranks')
     counter.sum_over_ranks = function
@@ -218,9 +227,11 @@ def _replace_sum(counter: Any, function: Callable[[torch.Tensor], torch.Tensor]
     return restore
 
 
-def _recording(sum_over_ranks: Callable[[torch.Tensor], torch.Tensor], sums: List[torch.Tensor]
-               ) -> Callable[[torch.Tensor], torch.Tensor]:
+def _recording(
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor], sums: List[torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a ``sum_over_ranks`` that also appends its results to ``sums``, in host memory."""
+
     def record(count: torch.Tensor) -> torch.Tensor:
         total = sum_over_ranks(count)
         sums.append(total.detach().to('cpu', copy=True))
@@ -233,8 +244,10 @@ def _recording(sum_over_ranks: Callable[[torch.Tensor], torch.Tensor], sums: Lis
 def _replayed_sums(model: nn.Module, sums: List[torch.Tensor]) -> Iterator[None]:
     """Have the losses' ``sum_over_ranks`` return what it returned in the step."""
     remaining = iter(sums)
-    restore = [_replace_sum(counter, lambda count: next(remaining).to(count.device))
-               for counter in counters_of(model)]
+    restore = [
+        _replace_sum(counter, lambda count: next(remaining).to(count.device))
+        for counter in counters_of(model)
+    ]
     try:
         yield
     finally:
@@ -243,8 +256,9 @@ def _replayed_sums(model: nn.Module, sums: List[torch.Tensor]) -> Iterator[None]
 
 
 @contextmanager
-def _stand_ins(model: nn.Module, values: Mapping[str, torch.Tensor]
-               ) -> Iterator[Dict[str, nn.Parameter]]:
+def _stand_ins(
+    model: nn.Module, values: Mapping[str, torch.Tensor]
+) -> Iterator[Dict[str, nn.Parameter]]:
     """Put other parameters into the place of a model's; yield them by name.
 
     A stand-in is another leaf: gradients are added up there, and neither hooks of the parameter nor
@@ -260,8 +274,12 @@ def _stand_ins(model: nn.Module, values: Mapping[str, torch.Tensor]
         value = values.get(name, parameter.detach()).to(parameter.device)
         by_name[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
         stand_ins[id(parameter)] = by_name[name]
-    replaced = [(child, key, parameter) for child in model.modules()
-                for key, parameter in child._parameters.items() if parameter is not None]
+    replaced = [
+        (child, key, parameter)
+        for child in model.modules()
+        for key, parameter in child._parameters.items()
+        if parameter is not None
+    ]
     try:
         for child, key, parameter in replaced:
             child._parameters[key] = stand_ins[id(parameter)]

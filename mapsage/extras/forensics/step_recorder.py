@@ -5,6 +5,7 @@ while the step runs, so that a step that fails still leaves its batches. Two hoo
 :class:`StepRecorder` reads results before users' hooks, and :class:`StepEnds` starts the recording
 and ends the training after them.
 """
+
 from __future__ import annotations
 
 import os
@@ -104,20 +105,30 @@ class StepRecorder(MapSageHook):
         if not runner.model.counting:
             self._begin_rank(virtual_rank, batch)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Store losses and norms of the recorded iteration."""
         if runner.iter + 1 != self.iteration:
             return
-        logged_by_rank = runner.model.block_outputs \
-            if isinstance(runner.model, VirtualDataParallel) else [outputs]
+        logged_by_rank = (
+            runner.model.block_outputs
+            if isinstance(runner.model, VirtualDataParallel)
+            else [outputs]
+        )
         for step, logged, norms in zip(self.steps, logged_by_rank, self._norms):
             step.losses = {
                 name: float(value.detach() if isinstance(value, torch.Tensor) else value)
-                for name, value in (logged or {}).items() if _is_number(value)}
-            step.gradient_norms = {name: float(norm) / self._loss_scale
-                                   for name, norm in norms.items()}
+                for name, value in (logged or {}).items()
+                if _is_number(value)
+            }
+            step.gradient_norms = {
+                name: float(norm) / self._loss_scale for name, norm in norms.items()
+            }
         self._end(runner)
 
     def _end(self, runner: HostRunner) -> None:
@@ -152,15 +163,20 @@ class StepEnds(MapSageHook):
     def __init__(self, recorder: StepRecorder) -> None:
         self.recorder = recorder
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Begin to record, if this is the iteration."""
         if runner.iter + 1 == self.recorder.iteration:
             self.recorder.begin(runner, data_batch)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """End the training after the recorded iteration.
 
         Raises:
@@ -180,8 +196,10 @@ def plain(value: Any) -> Any:
         # A loader's batch may be of a subclass.
         return value.detach().to('cpu', copy=True).as_subclass(torch.Tensor)
     if isinstance(value, BaseDataElement):
-        return dict(metainfo=plain(dict(value.metainfo_items())),
-                    **{name: plain(element) for name, element in value.items()})
+        return dict(
+            metainfo=plain(dict(value.metainfo_items())),
+            **{name: plain(element) for name, element in value.items()},
+        )
     if isinstance(value, Mapping):
         return {str(key): plain(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
@@ -203,8 +221,9 @@ def plain(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor)
-                                               and value.numel() == 1)
+    return isinstance(value, (int, float)) or (
+        isinstance(value, torch.Tensor) and value.numel() == 1
+    )
 
 
 def _loss_scale(optim_wrapper: OptimWrappers) -> float:

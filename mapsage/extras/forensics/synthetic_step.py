@@ -4,6 +4,7 @@ The data of the config need not exist. Images have the config's crop size and ch
 classes. A step that a hook of the config carries out, such as FixMatch's, is not imitated: the step
 here is the model's own, with the config's optimizer and gradient clipping.
 """
+
 from __future__ import annotations
 
 import copy
@@ -68,9 +69,14 @@ class SyntheticStep:
         loss = self._loss(copy.deepcopy(self.batch))
         if loss.requires_grad:
             loss.backward()
-        return {'loss': loss.detach(), **{
-            name: parameter.grad for name, parameter in self.model.named_parameters()
-            if parameter.grad is not None}}
+        return {
+            'loss': loss.detach(),
+            **{
+                name: parameter.grad
+                for name, parameter in self.model.named_parameters()
+                if parameter.grad is not None
+            },
+        }
 
     def predict(self) -> Callable[[], None]:
         """Return a function that carries out a prediction, with a new copy of the batch."""
@@ -108,8 +114,12 @@ class SyntheticStep:
         return torch.autocast(inputs.device.type, dtype=self.amp)
 
 
-def build_step(cfg: Config, built_model: nn.Module, crop: Optional[int] = None,
-               amp_dtype: torch.dtype = torch.bfloat16) -> SyntheticStep:
+def build_step(
+    cfg: Config,
+    built_model: nn.Module,
+    crop: Optional[int] = None,
+    amp_dtype: torch.dtype = torch.bfloat16,
+) -> SyntheticStep:
     """Return a step of a config's model.
 
     Args:
@@ -129,24 +139,35 @@ def build_step(cfg: Config, built_model: nn.Module, crop: Optional[int] = None,
     generator = torch.Generator().manual_seed(0)
     inputs, samples = [], []
     for _ in range(IMAGES):
-        inputs.append(torch.randint(0, 256, (_channels(model), height, width),
-                                    dtype=torch.uint8, generator=generator))
+        inputs.append(
+            torch.randint(
+                0, 256, (_channels(model), height, width), dtype=torch.uint8, generator=generator
+            )
+        )
         sample = SegDataSample()
         sample.gt_sem_seg = PixelData(data=_draw_labels(_classes(model), height, width, generator))
-        sample.set_metainfo(dict(img_shape=(height, width), ori_shape=(height, width),
-                                 pad_shape=(height, width), img_path='synthetic'))
+        sample.set_metainfo(
+            dict(
+                img_shape=(height, width),
+                ori_shape=(height, width),
+                pad_shape=(height, width),
+                img_path='synthetic',
+            )
+        )
         samples.append(sample)
     wrapper: Any = cfg.get('optim_wrapper') or dict(optimizer=dict(type='SGD', lr=0.01))
-    return SyntheticStep(model, _build_optimizer(cfg, model, wrapper),
-                         dict(inputs=inputs, data_samples=samples), (height, width),
-                         _mixed_precision(wrapper, amp_dtype))
+    return SyntheticStep(
+        model,
+        _build_optimizer(cfg, model, wrapper),
+        dict(inputs=inputs, data_samples=samples),
+        (height, width),
+        _mixed_precision(wrapper, amp_dtype),
+    )
 
 
-def _draw_labels(classes: int, height: int, width: int,
-                 generator: torch.Generator) -> torch.Tensor:
+def _draw_labels(classes: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
     """Return a mask (1, height, width) of int64 classes in squares of 16 pixels."""
-    squares = torch.randint(0, classes, (1, -(-height // 16), -(-width // 16)),
-                            generator=generator)
+    squares = torch.randint(0, classes, (1, -(-height // 16), -(-width // 16)), generator=generator)
     return squares.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, :height, :width]
 
 
@@ -155,8 +176,14 @@ def _crop_size(cfg: Config, model: Any) -> Tuple[int, int]:
     size = getattr(model.data_preprocessor, 'size', None) or cfg.get('crop_size')
     if size is None:
         pipeline = ((cfg.get('train_dataloader') or {}).get('dataset') or {}).get('pipeline') or []
-        size = next((step['crop_size'] for step in pipeline
-                     if isinstance(step, dict) and step.get('crop_size')), _DEFAULT_CROP)
+        size = next(
+            (
+                step['crop_size']
+                for step in pipeline
+                if isinstance(step, dict) and step.get('crop_size')
+            ),
+            _DEFAULT_CROP,
+        )
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
@@ -171,17 +198,27 @@ def _channels(model: Any) -> int:
 
 def _classes(model: Any) -> int:
     """Return the largest number of classes of the model's heads."""
-    return max((int(module.num_classes) for module in model.modules()
-                if isinstance(getattr(module, 'num_classes', None), int)), default=2)
+    return max(
+        (
+            int(module.num_classes)
+            for module in model.modules()
+            if isinstance(getattr(module, 'num_classes', None), int)
+        ),
+        default=2,
+    )
 
 
 def _build_optimizer(cfg: Config, model: nn.Module, wrapper: Dict[str, Any]) -> OptimWrapper:
-    plain = {key: copy.deepcopy(value) for key, value in wrapper.items()
-             if key in ('optimizer', 'constructor', 'paramwise_cfg', 'clip_grad')}
+    plain = {
+        key: copy.deepcopy(value)
+        for key, value in wrapper.items()
+        if key in ('optimizer', 'constructor', 'paramwise_cfg', 'clip_grad')
+    }
     plain['optimizer'].pop('fused', None)
     try:
-        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')), \
-                warnings.catch_warnings():
+        with DefaultScope.overwrite_default_scope(
+            cfg.get('default_scope', 'mmengine')
+        ), warnings.catch_warnings():
             # The run shows these warnings.
             warnings.simplefilter('ignore')
             return build_optim_wrapper(model, dict(plain, type='OptimWrapper'))

@@ -1,4 +1,5 @@
 """What the extra adds to tools/train.py: one iteration is repeated."""
+
 from __future__ import annotations
 
 import argparse
@@ -7,11 +8,15 @@ from typing import Any
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the option to a parser."""
-    parser.add_argument('--replay', type=int, metavar='ITER',
-                        help='repeat iteration ITER from the last checkpoint of the work dir '
-                        'before it, and write its batches, losses and gradient norms, one file for '
-                        'each virtual rank, into WORK_DIR/replay/iter_ITER; nothing else '
-                        'changes')
+    parser.add_argument(
+        '--replay',
+        type=int,
+        metavar='ITER',
+        help='repeat iteration ITER from the last checkpoint of the work dir '
+        'before it, and write its batches, losses and gradient norms, one file for '
+        'each virtual rank, into WORK_DIR/replay/iter_ITER; nothing else '
+        'changes',
+    )
 
 
 def is_asked(args: argparse.Namespace) -> bool:
@@ -28,4 +33,5 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 def run(args: argparse.Namespace, cfg: Any) -> None:
     """Repeat the iteration of a config's run."""
     from .replay import replay
+
     replay(cfg, args.replay)

@@ -7,6 +7,7 @@ Shapes:
     positions   (windows, 2)         centers, in units of a window's side
     features    (windows, channels)  mean of the backbone's last feature map
 """
+
 from __future__ import annotations
 
 from typing import List, Optional, Sequence
@@ -37,8 +38,14 @@ def class_weights(pixels: np.ndarray) -> np.ndarray:
     return np.where(share > 0, np.minimum(weights / (total or 1), _MAX_WEIGHT), 1)
 
 
-def choose(scores: np.ndarray, positions: np.ndarray, count: int, apart: float,
-           features: Optional[np.ndarray] = None, first: Sequence[int] = ()) -> List[int]:
+def choose(
+    scores: np.ndarray,
+    positions: np.ndarray,
+    count: int,
+    apart: float,
+    features: Optional[np.ndarray] = None,
+    first: Sequence[int] = (),
+) -> List[int]:
     """Return the indices of the chosen windows, in the order in which they were chosen.
 
     The window with the highest score comes first. Each further window has the largest product of
@@ -67,7 +74,7 @@ def choose(scores: np.ndarray, positions: np.ndarray, count: int, apart: float,
         if len(chosen) < len(first):
             best = int(first[len(chosen)])
         else:
-            pool = order[available[order]][:max(1, _POOL_FACTOR * count - len(chosen))]
+            pool = order[available[order]][: max(1, _POOL_FACTOR * count - len(chosen))]
             gains = scores[pool] * distance[pool]
             best = int(pool[gains.argmax()]) if chosen and gains.max() > 0 else int(pool[0])
         chosen.append(best)

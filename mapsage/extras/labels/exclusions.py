@@ -4,6 +4,7 @@
 CRS (`AreaOfInterest`) and, for images without coordinates, windows in pixels of a file
 (`FileWindow`).
 """
+
 from __future__ import annotations
 
 import os
@@ -53,8 +54,14 @@ class Exclusions:
         GeoError: If a file cannot be read.
     """
 
-    def __init__(self, known: KnownLabels, files: Sequence[str], with_labels: bool,
-                 decided: Ground = _NOWHERE, first: Ground = _NOWHERE) -> None:
+    def __init__(
+        self,
+        known: KnownLabels,
+        files: Sequence[str],
+        with_labels: bool,
+        decided: Ground = _NOWHERE,
+        first: Ground = _NOWHERE,
+    ) -> None:
         self._known, self._with_labels = known, with_labels
         self._decided, self._first = decided, first
         self._tables = [box for path in files if _is_table(path) for box in read_table(path)]
@@ -66,15 +73,22 @@ class Exclusions:
         scene = source.scene(path)
         with scene.raster as raster:
             areas = [area.of_scene(raster) for area in self._areas]
-            first, decided = ([area.of_scene(raster) for area in ground.areas]
-                              if raster.is_georeferenced else []
-                              for ground in (self._first, self._decided))
+            first, decided = (
+                [area.of_scene(raster) for area in ground.areas] if raster.is_georeferenced else []
+                for ground in (self._first, self._decided)
+            )
             excluded_boxes = [*self._tables, *self._decided.places]
-            candidates = [window for window in source.grid(scene)
-                          if not _is_covered(window.place, [*areas, *decided], excluded_boxes)
-                          and self._has_expected_labels(window.place)]
-        self.leading.update(window.place for window in candidates
-                            if _is_covered(window.place, first, self._first.places))
+            candidates = [
+                window
+                for window in source.grid(scene)
+                if not _is_covered(window.place, [*areas, *decided], excluded_boxes)
+                and self._has_expected_labels(window.place)
+            ]
+        self.leading.update(
+            window.place
+            for window in candidates
+            if _is_covered(window.place, first, self._first.places)
+        )
         return candidates
 
     def _has_expected_labels(self, box: FileWindow) -> bool:
@@ -103,25 +117,29 @@ def split_reviews(paths: Sequence[str], suspicious: bool) -> Tuple[Ground, Groun
     for path in paths:
         windows = read_windows(path)
         for ground, is_first, operator in ((first, True, '='), (decided, False, '<>')):
-            chosen = [window for window in windows
-                      if (window.decision == leading_decision) == is_first]
+            chosen = [
+                window for window in windows if (window.decision == leading_decision) == is_first
+            ]
             if any(window.has_place for window in chosen):
                 ground.areas.append(
-                    AreaOfInterest(path, f"decision {operator} '{leading_decision}'"))
-            ground.places.extend(FileWindow(window.path, *window.box) for window in chosen
-                                 if not window.has_place)
+                    AreaOfInterest(path, f"decision {operator} '{leading_decision}'")
+                )
+            ground.places.extend(
+                FileWindow(window.path, *window.box) for window in chosen if not window.has_place
+            )
     return first, decided
 
 
-def _is_covered(box: FileWindow, areas: Sequence[SceneArea],
-                excluded_boxes: Sequence[FileWindow]) -> bool:
+def _is_covered(
+    box: FileWindow, areas: Sequence[SceneArea], excluded_boxes: Sequence[FileWindow]
+) -> bool:
     """Return whether half of a window lies in one area, or in one window of the same file."""
     box = box._replace(path=os.path.realpath(box.path))
     pixels = box[1:]
-    return (any(excluded.path == box.path and overlap(box, excluded) >= _COVERED_SHARE
-                for excluded in excluded_boxes)
-            or any(area.meets(*pixels) and area.mask(*pixels).mean() >= _COVERED_SHARE
-                   for area in areas))
+    return any(
+        excluded.path == box.path and overlap(box, excluded) >= _COVERED_SHARE
+        for excluded in excluded_boxes
+    ) or any(area.meets(*pixels) and area.mask(*pixels).mean() >= _COVERED_SHARE for area in areas)
 
 
 def _is_table(path: str) -> bool:

@@ -4,6 +4,7 @@
 innermost labeled dataset, so that every wrapper around it (repeats, FixMatch) applies to both.
 The command that calls it is `commands/pseudo_labels.py`; the masks come from `pseudo_masks.py`.
 """
+
 from __future__ import annotations
 
 import copy
@@ -25,9 +26,17 @@ from .pseudo_masks import MapPair
 _READING_KEYS = ('label_map', 'reduce_zero_label')
 
 
-def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str, Any],
-         window: int, bands: Bands, times: Callable[[List[Any], List[Any]], int],
-         work_dir: str, places: Optional[PlaceInputs] = None) -> Config:
+def join(
+    cfg: Config,
+    pairs: Sequence[MapPair],
+    folder: Path,
+    metainfo: Dict[str, Any],
+    window: int,
+    bands: Bands,
+    times: Callable[[List[Any], List[Any]], int],
+    work_dir: str,
+    places: Optional[PlaceInputs] = None,
+) -> Config:
     """Return ``cfg`` with the images and their masks added to its training data.
 
     The new datasets are concatenated with the innermost labeled dataset, inside all wrappers
@@ -55,7 +64,8 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
     labeled = holder[key]
     template = _first_with_pipeline(labeled)
     added = _picture_datasets(
-        [pair for pair in pairs if pair.is_picture], folder, template, metainfo)
+        [pair for pair in pairs if pair.is_picture], folder, template, metainfo
+    )
     scenes = [pair for pair in pairs if not pair.is_picture]
     if places is not None:
         added.append(_place_dataset(scenes, folder, template, metainfo, window, places))
@@ -64,14 +74,19 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
     labeled_datasets = list(labeled) if isinstance(labeled, (list, tuple)) else [labeled]
     repeats = times(labeled_datasets, added)
     if repeats > 1:
-        labeled_datasets = [dict(type='RepeatDataset', times=repeats, dataset=dataset)
-                            for dataset in labeled_datasets]
+        labeled_datasets = [
+            dict(type='RepeatDataset', times=repeats, dataset=dataset)
+            for dataset in labeled_datasets
+        ]
     if isinstance(labeled, (list, tuple)):
         holder[key] = [*labeled_datasets, *added]
         holder['ignore_keys'] = _ignore_keys(holder.get('ignore_keys'), metainfo)
     else:
-        holder[key] = dict(type='ConcatDataset', datasets=[*labeled_datasets, *added],
-                           ignore_keys=_ignore_keys(None, metainfo))
+        holder[key] = dict(
+            type='ConcatDataset',
+            datasets=[*labeled_datasets, *added],
+            ignore_keys=_ignore_keys(None, metainfo),
+        )
     joined.work_dir = work_dir
     if joined.get('resume'):
         joined.load_from = None
@@ -108,8 +123,9 @@ def without_unlabeled(cfg: Config) -> Config:
     loader.dataset = loader.dataset['labeled']
     endless = (loader.get('sampler') or {}).get('infinite', True)
     loader.sampler = dict(type='InfiniteSampler' if endless else 'DefaultSampler', shuffle=True)
-    plain.custom_hooks = [hook for hook in plain.get('custom_hooks') or []
-                          if _type_name(hook) != 'FixMatchHook']
+    plain.custom_hooks = [
+        hook for hook in plain.get('custom_hooks') or [] if _type_name(hook) != 'FixMatchHook'
+    ]
     return plain
 
 
@@ -118,8 +134,10 @@ def _find_labeled(cfg: Config) -> Tuple[Dict[str, Any], str]:
     holder: Any = cfg.get('train_dataloader') or {}
     key = 'dataset'
     if not isinstance(holder, dict) or not isinstance(holder.get(key), dict):
-        raise PredictError('the config has no train_dataloader with a dataset, which pseudo-labels '
-                           'could be joined with. Give the config of a training.')
+        raise PredictError(
+            'the config has no train_dataloader with a dataset, which pseudo-labels '
+            'could be joined with. Give the config of a training.'
+        )
     while True:
         inner = holder[key]
         if isinstance(inner.get('datasets'), (list, tuple)) and inner['datasets']:
@@ -133,16 +151,20 @@ def _first_with_pipeline(labeled: Any) -> Dict[str, Any]:
     """Return the first dataset config with a pipeline; the new datasets are built like it."""
     template = labeled
     while isinstance(template, (list, tuple)) or 'pipeline' not in template:
-        inner = template[0] if isinstance(template, (list, tuple)) else template.get(
-            'dataset', template.get('datasets'))
+        inner = (
+            template[0]
+            if isinstance(template, (list, tuple))
+            else template.get('dataset', template.get('datasets'))
+        )
         if not inner or not isinstance(inner, (dict, list, tuple)):
             break
         template = inner
     return template
 
 
-def _picture_datasets(pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any],
-                      metainfo: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _picture_datasets(
+    pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any], metainfo: Dict[str, Any]
+) -> List[Dict[str, Any]]:
     """Return one dataset config per folder and suffix of images."""
     groups: Dict[Tuple[str, str], List[str]] = {}
     for pair in pairs:
@@ -153,40 +175,70 @@ def _picture_datasets(pairs: Sequence[MapPair], folder: Path, template: Dict[str
     for number, ((image_folder, suffix), names) in enumerate(sorted(groups.items())):
         list_file = folder / f'images_{number}.txt'
         atomic_write(list_file, ('\n'.join(names) + '\n').encode())
-        datasets.append(dict(
-            type='BaseSegDataset', ann_file=str(list_file),
-            data_prefix=dict(img_path=image_folder, seg_map_path=str(folder / 'masks')),
-            img_suffix=suffix, seg_map_suffix='.png', metainfo=_classes(metainfo),
-            pipeline=_pipeline(template, ['LoadImageFromFile', 'LoadAnnotations'])))
+        datasets.append(
+            dict(
+                type='BaseSegDataset',
+                ann_file=str(list_file),
+                data_prefix=dict(img_path=image_folder, seg_map_path=str(folder / 'masks')),
+                img_suffix=suffix,
+                seg_map_suffix='.png',
+                metainfo=_classes(metainfo),
+                pipeline=_pipeline(template, ['LoadImageFromFile', 'LoadAnnotations']),
+            )
+        )
     return datasets
 
 
-def _scene_dataset(pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any],
-                   metainfo: Dict[str, Any], window: int, bands: Bands) -> Dict[str, Any]:
+def _scene_dataset(
+    pairs: Sequence[MapPair],
+    folder: Path,
+    template: Dict[str, Any],
+    metainfo: Dict[str, Any],
+    window: int,
+    bands: Bands,
+) -> Dict[str, Any]:
     """Return a dataset config of scenes, cut into windows and split like the labeled scenes."""
     order = list(bands.chosen or range(1, bands.count + 1))
     settings: Dict[str, Any] = dict(
-        window=window, bands=order[::-1] if bands.like_opencv else order)
+        window=window, bands=order[::-1] if bands.like_opencv else order
+    )
     # Only GeoTiffDataset and its subclasses have `scenes`.
     if 'scenes' in template:
-        settings.update(_window_settings(template, ('bands', )))
+        settings.update(_window_settings(template, ('bands',)))
     return dict(
-        type='GeoTiffDataset', scenes=[os.path.abspath(pair.path) if os.path.exists(pair.path)
-                                       else pair.path for pair in pairs],
-        labels=str(folder / 'masks'), **settings, metainfo=_classes(metainfo),
-        pipeline=_pipeline(template, ['LoadGeoTiffWindow', 'LoadGeoTiffLabels']))
+        type='GeoTiffDataset',
+        scenes=[
+            os.path.abspath(pair.path) if os.path.exists(pair.path) else pair.path for pair in pairs
+        ],
+        labels=str(folder / 'masks'),
+        **settings,
+        metainfo=_classes(metainfo),
+        pipeline=_pipeline(template, ['LoadGeoTiffWindow', 'LoadGeoTiffLabels']),
+    )
 
 
-def _place_dataset(pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any],
-                   metainfo: Dict[str, Any], window: int, places: PlaceInputs) -> Dict[str, Any]:
+def _place_dataset(
+    pairs: Sequence[MapPair],
+    folder: Path,
+    template: Dict[str, Any],
+    metainfo: Dict[str, Any],
+    window: int,
+    places: PlaceInputs,
+) -> Dict[str, Any]:
     """Return a dataset config of places, whose files and masks a list names."""
     list_file = folder / 'places.csv'
-    atomic_write(list_file, places.list_text(
-        {pair.path: str(pair.mask(folder / 'masks')) for pair in pairs}).encode())
+    atomic_write(
+        list_file,
+        places.list_text({pair.path: str(pair.mask(folder / 'masks')) for pair in pairs}).encode(),
+    )
     settings = dict(dict(window=window), **_window_settings(template, ('sensors', 'grid')))
-    return dict(type='SceneStackDataset', places=str(list_file), **settings,
-                metainfo=_classes(metainfo),
-                pipeline=_pipeline(template, ['LoadSceneStack', 'LoadGeoTiffLabels']))
+    return dict(
+        type='SceneStackDataset',
+        places=str(list_file),
+        **settings,
+        metainfo=_classes(metainfo),
+        pipeline=_pipeline(template, ['LoadSceneStack', 'LoadGeoTiffLabels']),
+    )
 
 
 def _window_settings(template: Dict[str, Any], names: Sequence[str]) -> Dict[str, Any]:
@@ -196,14 +248,19 @@ def _window_settings(template: Dict[str, Any], names: Sequence[str]) -> Dict[str
         template: Config of the labeled dataset.
         names: Names of further settings.
     """
-    settings = {key: copy.deepcopy(template[key]) for key in (
-        'window', 'stride', 'split', 'windows', *names) if template.get(key) is not None}
+    settings = {
+        key: copy.deepcopy(template[key])
+        for key in ('window', 'stride', 'split', 'windows', *names)
+        if template.get(key) is not None
+    }
     if isinstance(settings.get('windows'), dict):
         # Without per_epoch, the area gives the number of windows in an epoch. Shares by class go
         # too: they are an error if a class has no mask.
-        settings['windows'] = {name: value for name, value in dict(settings['windows']).items()
-                               if name != 'per_epoch'
-                               and not (name == 'balance' and isinstance(value, dict))}
+        settings['windows'] = {
+            name: value
+            for name, value in dict(settings['windows']).items()
+            if name != 'per_epoch' and not (name == 'balance' and isinstance(value, dict))
+        }
     return settings
 
 
@@ -213,8 +270,9 @@ def _pipeline(template: Dict[str, Any], loaders: Sequence[str]) -> List[Dict[str
     A loader that the template has too keeps its arguments.
     """
     steps = [copy.deepcopy(step) for step in template.get('pipeline') or []]
-    template_loaders = {_type_name(step): step for step in steps
-                        if _type_name(step).startswith('Load')}
+    template_loaders = {
+        _type_name(step): step for step in steps if _type_name(step).startswith('Load')
+    }
     loading = [template_loaders.get(name, dict(type=name)) for name in loaders]
     # The masks hold class indices: their zero is a class.
     loading[1].pop('reduce_zero_label', None)
@@ -225,12 +283,16 @@ def _classes(metainfo: Dict[str, Any]) -> Dict[str, Any]:
     return {key: copy.deepcopy(metainfo[key]) for key in ('classes', 'palette') if key in metainfo}
 
 
-def _ignore_keys(configured: Union[None, str, Sequence[str]],
-                 metainfo: Dict[str, Any]) -> List[str]:
+def _ignore_keys(
+    configured: Union[None, str, Sequence[str]], metainfo: Dict[str, Any]
+) -> List[str]:
     """Return the ``ignore_keys`` of the ConcatDataset, without duplicates."""
     keys = [configured] if isinstance(configured, str) else list(configured or [])
-    return list(dict.fromkeys([*keys, *_READING_KEYS, *(
-        key for key in metainfo if key not in ('classes', 'palette'))]))
+    return list(
+        dict.fromkeys(
+            [*keys, *_READING_KEYS, *(key for key in metainfo if key not in ('classes', 'palette'))]
+        )
+    )
 
 
 def _type_name(config: Dict[str, Any]) -> str:

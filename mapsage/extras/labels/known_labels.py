@@ -3,6 +3,7 @@
 Masks are read through the datasets themselves, so a pixel counts as labeled here only if training
 would see its label. Paths are compared after `os.path.realpath`.
 """
+
 from __future__ import annotations
 
 import os
@@ -63,10 +64,11 @@ class KnownLabels:
             if isinstance(leaf, GeoTiffDataset):
                 labels = _read_scene(leaf, index, column, row, width, height)
             else:
-                labels = self._read_image(path, leaf, index)[row:row + height,
-                                                             column:column + width]
+                labels = self._read_image(path, leaf, index)[
+                    row : row + height, column : column + width
+                ]
             labels = np.where(labels == leaf.ignore_index, UNKNOWN, labels)
-            window = mask[:labels.shape[0], :labels.shape[1]]
+            window = mask[: labels.shape[0], : labels.shape[1]]
             np.copyto(window, labels, where=window == UNKNOWN)
         return mask
 
@@ -106,14 +108,16 @@ def _files(leaf: Any) -> List[str]:
     return [str(leaf.get_data_info(index).get('img_path', '')) for index in range(len(leaf))]
 
 
-def _read_scene(leaf: GeoTiffDataset, index: int, column: int, row: int, width: int,
-                height: int) -> np.ndarray:
+def _read_scene(
+    leaf: GeoTiffDataset, index: int, column: int, row: int, width: int, height: int
+) -> np.ndarray:
     mask, side = np.empty((height, width), np.uint8), min(_TILE, max(height, width))
     for top in range(0, height, side):
         for left in range(0, width, side):
-            tile = mask[top:top + side, left:left + side]
-            tile[:] = leaf.read_labels(index, column + left, row + top,
-                                       side)[:tile.shape[0], :tile.shape[1]]
+            tile = mask[top : top + side, left : left + side]
+            tile[:] = leaf.read_labels(index, column + left, row + top, side)[
+                : tile.shape[0], : tile.shape[1]
+            ]
     return mask
 
 

@@ -3,6 +3,7 @@
 Centers are in units of a window's side, so that `choice.choose` can apply one minimum distance to
 georeferenced scenes and to plain images.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
@@ -44,11 +45,15 @@ def outlines(source: WindowSource, boxes: Sequence[FileWindow], crs: str) -> Lis
 
 def overlap(box: FileWindow, second: FileWindow) -> float:
     """Return the share of ``box`` that lies in ``second``, a window of the same file."""
+
     def shared(first: int, side: int, start: int, length: int) -> int:
         return max(0, min(first + side, start + length) - max(first, start))
 
-    return (shared(box.column, box.width, second.column, second.width)
-            * shared(box.row, box.height, second.row, second.height) / (box.width * box.height))
+    return (
+        shared(box.column, box.width, second.column, second.width)
+        * shared(box.row, box.height, second.row, second.height)
+        / (box.width * box.height)
+    )
 
 
 def middles_on_ground(polygons: Sequence[Any], crs: str) -> np.ndarray:
@@ -74,7 +79,13 @@ def middles_in_files(boxes: Sequence[FileWindow]) -> np.ndarray:
     For images without coordinates: windows of two files are never close to each other.
     """
     file_numbers: Dict[str, int] = {}
-    return np.array([(
-        file_numbers.setdefault(box.path, len(file_numbers)) * _FAR
-        + (box.column + box.width / 2) / box.width,
-        (box.row + box.height / 2) / box.height) for box in boxes])
+    return np.array(
+        [
+            (
+                file_numbers.setdefault(box.path, len(file_numbers)) * _FAR
+                + (box.column + box.width / 2) / box.width,
+                (box.row + box.height / 2) / box.height,
+            )
+            for box in boxes
+        ]
+    )

@@ -4,6 +4,7 @@ The maps come from `mapsage.maps.prediction`, the masks from `pseudo_masks.py`, 
 `joined_config.py`. Inputs that the datasets of the config already name are left out: images of the
 training set have labels, and images of the other sets must stay unseen.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -41,9 +42,9 @@ REPORT, CONFIG = 'pseudo_labels.json', 'pseudo_labels.py'
 _SHOWN = 3
 
 
-def predict_pseudo_labels(args: argparse.Namespace,
-                          say: Callable[[str], None] = functools.partial(print, flush=True)
-                          ) -> int:
+def predict_pseudo_labels(
+    args: argparse.Namespace, say: Callable[[str], None] = functools.partial(print, flush=True)
+) -> int:
     """Predict maps, write masks and a config, and return the exit status.
 
     Args:
@@ -73,18 +74,21 @@ class _PseudoLabels:
         model = open_model(args, say)
         self._say = say if model.rank == 0 else lambda line: None
         # Without previews, which would take most of the time for hundreds of small images.
-        self._prediction = Prediction(map_options(args, previews=False), model, say,
-                                      self._find_unlabeled)
+        self._prediction = Prediction(
+            map_options(args, previews=False), model, say, self._find_unlabeled
+        )
 
     def run(self) -> int:
         """Predict, write masks, report and config on rank 0, and return the exit status."""
         training_classes = tuple(metainfo_of(self._labeled).get('classes') or ())
         model = self._prediction.model
         if training_classes != tuple(model.classes.names):
-            raise PredictError(f"the model's classes are {', '.join(model.classes.names)}, and "
-                               f"those of the config's training data "
-                               f"{', '.join(training_classes)}: masks of one are no labels for the "
-                               f'other. Give the config that the checkpoint was trained with.')
+            raise PredictError(
+                f"the model's classes are {', '.join(model.classes.names)}, and "
+                f"those of the config's training data "
+                f'{", ".join(training_classes)}: masks of one are no labels for the '
+                f'other. Give the config that the checkpoint was trained with.'
+            )
         status = run_prediction(self._prediction, self._say)
         with model.fail_together('writing the pseudo-labels'):
             if model.rank == 0:
@@ -97,8 +101,7 @@ class _PseudoLabels:
         args = argparse.Namespace(**{**vars(self._args), 'accelerator': None})
         return joined_config.without_unlabeled(read_config(args))
 
-    def _find_unlabeled(self, options: MapOptions, places: Optional[PlaceSource]
-                        ) -> Dict[str, str]:
+    def _find_unlabeled(self, options: MapOptions, places: Optional[PlaceSource]) -> Dict[str, str]:
         """Return the inputs without images that have labels or that scores are computed on.
 
         A partly labeled scene stays: existing labels replace pseudo-labels pixel by pixel.
@@ -108,29 +111,42 @@ class _PseudoLabels:
         """
         masks = self._folder / 'masks'
         if self._folder.is_dir() and masks.exists() and not (self._folder / REPORT).exists():
-            raise PredictError(f'{masks} exists, and was not made with this command. Choose '
-                               f'another folder for --pseudo-labels.')
+            raise PredictError(
+                f'{masks} exists, and was not made with this command. Choose '
+                f'another folder for --pseudo-labels.'
+            )
         joined_config.labeled_dataset(self._cfg)
         self._labeled, *scored_datasets = (
-            build_labeled_dataset(self._cfg, loader) for loader in LOADERS)
+            build_labeled_dataset(self._cfg, loader) for loader in LOADERS
+        )
         labeled, scored = KnownLabels(self._labeled), KnownLabels(*scored_datasets)
         self._known = KnownLabels(self._labeled, *scored_datasets)
         inputs = find_map_inputs(options, places)
-        labeled_inputs = {name: path for name, path in inputs.items()
-                          if path in labeled and not labeled.is_scene(path)}
-        scored_inputs = {name: path for name, path in inputs.items()
-                         if path in scored and path not in labeled}
+        labeled_inputs = {
+            name: path
+            for name, path in inputs.items()
+            if path in labeled and not labeled.is_scene(path)
+        }
+        scored_inputs = {
+            name: path for name, path in inputs.items() if path in scored and path not in labeled
+        }
         for left_out, reason in (
-                (labeled_inputs, 'labeled already, by the dataset of train_dataloader'),
-                (scored_inputs, 'what val_dataloader or test_dataloader scores on')):
+            (labeled_inputs, 'labeled already, by the dataset of train_dataloader'),
+            (scored_inputs, 'what val_dataloader or test_dataloader scores on'),
+        ):
             if left_out:
                 self._say(f'left out, as {reason}: {_first_paths(list(left_out.values()))}')
-        unlabeled = {name: path for name, path in inputs.items()
-                     if name not in labeled_inputs and name not in scored_inputs}
+        unlabeled = {
+            name: path
+            for name, path in inputs.items()
+            if name not in labeled_inputs and name not in scored_inputs
+        }
         if not unlabeled:
-            raise PredictError(f'no unlabeled input: all {len(inputs)} are in the datasets of '
-                               f'{self._args.config}, such as {next(iter(inputs.values()))}. Give '
-                               f'images or scenes that it does not name.')
+            raise PredictError(
+                f'no unlabeled input: all {len(inputs)} are in the datasets of '
+                f'{self._args.config}, such as {next(iter(inputs.values()))}. Give '
+                f'images or scenes that it does not name.'
+            )
         return unlabeled
 
     def _write(self) -> None:
@@ -143,12 +159,21 @@ class _PseudoLabels:
             # earlier config goes, because it names other masks.
             atomic_write(self._folder / REPORT, b'{}\n')
             (self._folder / CONFIG).unlink(missing_ok=True)
-            result = write_masks(self._map_pairs(), masks, classes.names, classes.palette,
-                                 self._args.min_confidence, self._args.min_share, self._known)
+            result = write_masks(
+                self._map_pairs(),
+                masks,
+                classes.names,
+                classes.palette,
+                self._args.min_confidence,
+                self._args.min_share,
+                self._known,
+            )
             self._report(result)
         except OSError as error:
-            raise PredictError(f'cannot write into {self._folder}: {error}. Free space there, or '
-                               f'choose another folder for --pseudo-labels.') from error
+            raise PredictError(
+                f'cannot write into {self._folder}: {error}. Free space there, or '
+                f'choose another folder for --pseudo-labels.'
+            ) from error
 
     def _map_pairs(self) -> List[MapPair]:
         pairs = []
@@ -170,13 +195,18 @@ class _PseudoLabels:
         for line in result.lost(names):
             self._say(f'warning: {line}')
         report: Dict[str, Any] = dict(
-            min_confidence=args.min_confidence, min_share=args.min_share,
-            classes=result.as_json(names), inputs=len(result.pairs),
-            without_labels=[pair.path for pair in result.empty])
+            min_confidence=args.min_confidence,
+            min_share=args.min_share,
+            classes=result.as_json(names),
+            inputs=len(result.pairs),
+            without_labels=[pair.path for pair in result.empty],
+        )
         if not result.pairs:
-            raise PredictError('no pixel has a pseudo-label: the maps hold no data, all that they '
-                               'show is labeled already, or nothing is sure enough (see the '
-                               'table). Give other images or scenes, or lower --min-confidence.')
+            raise PredictError(
+                'no pixel has a pseudo-label: the maps hold no data, all that they '
+                'show is labeled already, or nothing is sure enough (see the '
+                'table). Give other images or scenes, or lower --min-confidence.'
+            )
         if result.empty:
             paths = [pair.path for pair in result.empty]
             self._say(f'no pixel is kept in {_first_paths(paths)}: left out of the config')
@@ -199,25 +229,42 @@ class _PseudoLabels:
         def choose_repeats(labeled: List[Any], added: List[Any]) -> int:
             with DefaultScope.overwrite_default_scope(self._cfg.get('default_scope', 'mmseg')):
                 labeled_count, added_count = (
-                    sum(len(build_checked(build_dataset, copy.deepcopy(config)))
-                        for config in configs) for configs in (labeled, added))
+                    sum(
+                        len(build_checked(build_dataset, copy.deepcopy(config)))
+                        for config in configs
+                    )
+                    for configs in (labeled, added)
+                )
             repeats.append(max(1, math.ceil(added_count / max(1, labeled_count))))
             return repeats[0]
 
         setup, path = self._prediction.setup, self._folder / CONFIG
         places = setup.places if isinstance(setup.places, PlaceInputs) else None
         joined = joined_config.join(
-            self._cfg, result.pairs, self._folder, dict(metainfo_of(self._labeled)),
-            max(setup.window), setup.bands, choose_repeats, self._work_dir(), places)
+            self._cfg,
+            result.pairs,
+            self._folder,
+            dict(metainfo_of(self._labeled)),
+            max(setup.window),
+            setup.bands,
+            choose_repeats,
+            self._work_dir(),
+            places,
+        )
         frequency = f', {repeats[0]} times in an epoch' if repeats[0] > 1 else ''
-        joined_config.write_config(joined, path, (
-            f'Labels and pseudo-labels: {_docstring_text(self._args.config)} on '
-            f'{len(result.pairs)} more input(s).\n\n'
-            f'Command:  python tools/train.py {_docstring_text(path)}\n'
-            f'Labels:   those of the config{frequency}, so that they are not outnumbered;\n'
-            f'          masks: confidence {self._args.min_confidence:g}, at least '
-            f'{self._args.min_share:g} of each class, see {REPORT}\n'
-            f'Score:    not yet run\n'))
+        joined_config.write_config(
+            joined,
+            path,
+            (
+                f'Labels and pseudo-labels: {_docstring_text(self._args.config)} on '
+                f'{len(result.pairs)} more input(s).\n\n'
+                f'Command:  python tools/train.py {_docstring_text(path)}\n'
+                f'Labels:   those of the config{frequency}, so that they are not outnumbered;\n'
+                f'          masks: confidence {self._args.min_confidence:g}, at least '
+                f'{self._args.min_share:g} of each class, see {REPORT}\n'
+                f'Score:    not yet run\n'
+            ),
+        )
         # Fails here, and not in the training, if the config cannot be read.
         Config.fromfile(str(path))
 

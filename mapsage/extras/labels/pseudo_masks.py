@@ -4,6 +4,7 @@ A mask contains a class index where the model is confident enough (`class_thresh
 elsewhere, also where a label exists already. Maps are processed in strips of rows, so a scene of
 any size fits in memory.
 """
+
 from __future__ import annotations
 
 import math
@@ -72,27 +73,54 @@ class Kept:
     def lost(self, names: Sequence[str]) -> List[str]:
         """Return one message per reason for which classes have no pseudo-label."""
         absent = [name for name, count in zip(names, self.predicted) if not count]
-        unsure = [f'{name} ({threshold / 100:g})' for name, count, label_count, threshold in zip(
-            names, self.predicted, self.kept, self.thresholds) if count and not label_count]
-        return [f'no pseudo-label teaches {", ".join(classes)}: {reason}' for classes, reason in (
-            (absent, 'the model predicts it nowhere except where it is labeled already. Label '
-                     'some of it.'),
-            (unsure, 'no pixel of it has this confidence. Lower --min-confidence, or raise '
-                     '--min-share, which keeps the most confident pixels of each class.'))
-            if classes]
+        unsure = [
+            f'{name} ({threshold / 100:g})'
+            for name, count, label_count, threshold in zip(
+                names, self.predicted, self.kept, self.thresholds
+            )
+            if count and not label_count
+        ]
+        return [
+            f'no pseudo-label teaches {", ".join(classes)}: {reason}'
+            for classes, reason in (
+                (
+                    absent,
+                    'the model predicts it nowhere except where it is labeled already. Label '
+                    'some of it.',
+                ),
+                (
+                    unsure,
+                    'no pixel of it has this confidence. Lower --min-confidence, or raise '
+                    '--min-share, which keeps the most confident pixels of each class.',
+                ),
+            )
+            if classes
+        ]
 
     def as_json(self, names: Sequence[str]) -> Dict[str, Any]:
         """Return pixels, share and threshold by class name."""
-        return {name: dict(predicted=int(predicted), kept=int(label_count),
-                           share_kept=round(int(label_count) / max(1, int(predicted)), 4),
-                           threshold=int(threshold) / 100)
-                for name, predicted, label_count, threshold in zip(
-                    names, self.predicted, self.kept, self.thresholds)}
+        return {
+            name: dict(
+                predicted=int(predicted),
+                kept=int(label_count),
+                share_kept=round(int(label_count) / max(1, int(predicted)), 4),
+                threshold=int(threshold) / 100,
+            )
+            for name, predicted, label_count, threshold in zip(
+                names, self.predicted, self.kept, self.thresholds
+            )
+        }
 
 
-def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str],
-                palette: Union[np.ndarray, Sequence[Sequence[int]]], least: float, share: float,
-                known: KnownLabels) -> Kept:
+def write_masks(
+    pairs: Sequence[MapPair],
+    folder: Path,
+    names: Sequence[str],
+    palette: Union[np.ndarray, Sequence[Sequence[int]]],
+    least: float,
+    share: float,
+    known: KnownLabels,
+) -> Kept:
     """Write a mask for every map: class indices, 255 where the model is unsure.
 
     The maps are read twice: first to compute the thresholds from the confidences of all maps, then
@@ -122,13 +150,14 @@ def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str],
     thresholds = class_thresholds(counts, least, share)
     # Values that are no class (no data) get a threshold above any confidence.
     value_thresholds = np.full(256, 256, np.int16)
-    value_thresholds[:len(names)] = thresholds
+    value_thresholds[: len(names)] = thresholds
     label_counts = np.zeros(len(names), np.int64)
     with_labels: List[MapPair] = []
     empty: List[MapPair] = []
     for pair in pairs:
-        mask_counts = _write_mask(pair, pair.mask(folder), value_thresholds, names, palette,
-                                  known)[:len(names)]
+        mask_counts = _write_mask(pair, pair.mask(folder), value_thresholds, names, palette, known)[
+            : len(names)
+        ]
         label_counts += mask_counts
         (with_labels if mask_counts.any() else empty).append(pair)
     return Kept(thresholds, counts.sum(1), label_counts, with_labels, empty)
@@ -166,8 +195,7 @@ def class_thresholds(counts: np.ndarray, least: float, share: float) -> np.ndarr
     return np.where((total[:, 0] > 0) & (share > 0), np.minimum(quantile, limit), limit)
 
 
-def _strips(pair: MapPair,
-            known: KnownLabels) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
+def _strips(pair: MapPair, known: KnownLabels) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
     """Yield the first row, the classes and the confidence of each strip of a map.
 
     Classes are 255 where a label exists already.
@@ -182,9 +210,14 @@ def _strips(pair: MapPair,
             yield row, classes, confidence_file.read(1, window=window)
 
 
-def _write_mask(pair: MapPair, path: Path, thresholds: np.ndarray, names: Sequence[str],
-                palette: Union[np.ndarray, Sequence[Sequence[int]]],
-                known: KnownLabels) -> np.ndarray:
+def _write_mask(
+    pair: MapPair,
+    path: Path,
+    thresholds: np.ndarray,
+    names: Sequence[str],
+    palette: Union[np.ndarray, Sequence[Sequence[int]]],
+    known: KnownLabels,
+) -> np.ndarray:
     """Write the mask of a map and return its pixels by value, ``(256,)``.
 
     Args:
@@ -208,8 +241,12 @@ def _write_mask(pair: MapPair, path: Path, thresholds: np.ndarray, names: Sequen
     with open_file(pair.map) as source:
         height, width = source.shape
         is_georeferenced = source.crs is not None or not source.transform.is_identity
-        info = MapInfo(class_names=names, palette=np.asarray(palette).tolist(), crs=source.crs,
-                       transform=source.transform if is_georeferenced else None)
+        info = MapInfo(
+            class_names=names,
+            palette=np.asarray(palette).tolist(),
+            crs=source.crs,
+            transform=source.transform if is_georeferenced else None,
+        )
     with temporary_beside(path) as folder:
         working = folder / 'mask.tif'
         with ClassMapWriter(working, width, height, info) as writer:
@@ -226,13 +263,17 @@ def table(result: Kept, names: Sequence[str]) -> List[str]:
     """Return the lines of a table with threshold, predicted and kept pixels by class."""
     width = max([5, *map(len, names)])
     lines = [f'{"class":{width}}  {"threshold":>9}  {"predicted":>12}  {"kept":>12}  {"share":>7}']
-    lines += [f'{name:{width}}  {threshold / 100:9.2f}  {predicted:12,}  {count:12,}  '
-              f'{_percent(count, predicted):>7}'
-              for name, threshold, predicted, count in zip(
-                  names, result.thresholds, result.predicted, result.kept)]
+    lines += [
+        f'{name:{width}}  {threshold / 100:9.2f}  {predicted:12,}  {count:12,}  '
+        f'{_percent(count, predicted):>7}'
+        for name, threshold, predicted, count in zip(
+            names, result.thresholds, result.predicted, result.kept
+        )
+    ]
     total, predicted = int(result.kept.sum()), int(result.predicted.sum())
-    return lines + [f'{"all":{width}}  {"":9}  {predicted:12,}  {total:12,}  '
-                    f'{_percent(total, predicted):>7}']
+    return lines + [
+        f'{"all":{width}}  {"":9}  {predicted:12,}  {total:12,}  {_percent(total, predicted):>7}'
+    ]
 
 
 def _percent(count: int, total: int) -> str:

@@ -3,6 +3,7 @@
 `most_uncertain` ranks windows to label, `most_suspicious` windows with labels that may be wrong.
 The selection by score and diversity itself is in `choice.py`.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Sequence
@@ -18,9 +19,16 @@ from .window_facts import FileWindow, WindowFacts
 _MIN_SCORE = 0.005
 
 
-def most_uncertain(facts: Sequence[WindowFacts], polygons: Sequence[Any], positions: np.ndarray,
-                   names: Sequence[str], count: int, apart: float, tta: bool,
-                   leading: Optional[Mapping[FileWindow, str]] = None) -> List[Suggestion]:
+def most_uncertain(
+    facts: Sequence[WindowFacts],
+    polygons: Sequence[Any],
+    positions: np.ndarray,
+    names: Sequence[str],
+    count: int,
+    apart: float,
+    tta: bool,
+    leading: Optional[Mapping[FileWindow, str]] = None,
+) -> List[Suggestion]:
     """Return the windows to label next, the most useful one first; see ``choice.choose``.
 
     Args:
@@ -39,10 +47,14 @@ def most_uncertain(facts: Sequence[WindowFacts], polygons: Sequence[Any], positi
     scores = np.array([float(window.doubt @ weights) for window in facts])
     scores[scores < _MIN_SCORE] = 0
     # Rounded scores, so that the last bits of a sum do not decide between equal windows.
-    order = choice.choose(np.round(scores, 6), positions, count, apart,
-                          np.stack([window.feature for window in facts]),
-                          [index for index in np.argsort(-scores, kind='stable')
-                           if facts[index].place in leading])
+    order = choice.choose(
+        np.round(scores, 6),
+        positions,
+        count,
+        apart,
+        np.stack([window.feature for window in facts]),
+        [index for index in np.argsort(-scores, kind='stable') if facts[index].place in leading],
+    )
     suggestions = []
     for index in order:
         window = facts[index]
@@ -55,14 +67,20 @@ def most_uncertain(facts: Sequence[WindowFacts], polygons: Sequence[Any], positi
             reason += f', mirror images disagree on {100 * window.disagreement:.0f} %'
         if window.place in leading:
             reason = f'{leading[window.place]}; {reason}'
-        suggestions.append(_build_suggestion(
-            window, polygons[index], scores[index], names[main], reason, tta))
+        suggestions.append(
+            _build_suggestion(window, polygons[index], scores[index], names[main], reason, tta)
+        )
     return suggestions
 
 
-def most_suspicious(facts: Sequence[WindowFacts], polygons: Sequence[Any], names: Sequence[str],
-                    count: int, tta: bool,
-                    leading: Optional[Mapping[FileWindow, str]] = None) -> List[Suggestion]:
+def most_suspicious(
+    facts: Sequence[WindowFacts],
+    polygons: Sequence[Any],
+    names: Sequence[str],
+    count: int,
+    tta: bool,
+    leading: Optional[Mapping[FileWindow, str]] = None,
+) -> List[Suggestion]:
     """Return the windows with labels that a confident model contradicts, most such pixels first.
 
     Args:
@@ -72,8 +90,9 @@ def most_suspicious(facts: Sequence[WindowFacts], polygons: Sequence[Any], names
     leading = leading or {}
     scores = np.array([window.contradicted / window.size for window in facts])
     suggestions = []
-    order = sorted(np.argsort(-scores, kind='stable'),
-                   key=lambda index: facts[index].place not in leading)
+    order = sorted(
+        np.argsort(-scores, kind='stable'), key=lambda index: facts[index].place not in leading
+    )
     for index in order[:count]:
         window = facts[index]
         if not window.contradicted and window.place not in leading:
@@ -85,12 +104,26 @@ def most_suspicious(facts: Sequence[WindowFacts], polygons: Sequence[Any], names
             label, reason = names[window.rivals[0]], 'the model contradicts no label'
         if window.place in leading:
             reason = f'{leading[window.place]}; {reason}'
-        suggestions.append(_build_suggestion(
-            window, polygons[index], scores[index], label, reason, tta))
+        suggestions.append(
+            _build_suggestion(window, polygons[index], scores[index], label, reason, tta)
+        )
     return suggestions
 
 
-def _build_suggestion(window: WindowFacts, polygon: Optional[shapely.Polygon], score: float,
-                      doubtful_class: str, reason: str, tta: bool) -> Suggestion:
-    return Suggestion(window.place, polygon, float(score), doubtful_class, reason, window.margin,
-                      window.disagreement if tta else None)
+def _build_suggestion(
+    window: WindowFacts,
+    polygon: Optional[shapely.Polygon],
+    score: float,
+    doubtful_class: str,
+    reason: str,
+    tta: bool,
+) -> Suggestion:
+    return Suggestion(
+        window.place,
+        polygon,
+        float(score),
+        doubtful_class,
+        reason,
+        window.margin,
+        window.disagreement if tta else None,
+    )

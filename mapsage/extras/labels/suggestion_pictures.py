@@ -2,6 +2,7 @@
 
 One sheet shows up to 24 windows. The sheets are PNG files next to the file of the suggestions.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,10 +25,16 @@ def sheets(path: Path, count: int) -> List[Path]:
     return [path.with_name(f'{path.stem}{f"_{page + 1}" if page else ""}.png') for page in pages]
 
 
-def draw_suggestions(path: Path, suggestions: Sequence[Suggestion], source: WindowSource,
-                     labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray],
-                     names: Sequence[str], palette: Sequence[Sequence[int]], title: str,
-                     caption: str) -> List[Path]:
+def draw_suggestions(
+    path: Path,
+    suggestions: Sequence[Suggestion],
+    source: WindowSource,
+    labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray],
+    names: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    title: str,
+    caption: str,
+) -> List[Path]:
     """Write the contact sheets of suggestions and return their paths.
 
     Args:
@@ -47,16 +54,22 @@ def draw_suggestions(path: Path, suggestions: Sequence[Suggestion], source: Wind
     paths = sheets(path, len(suggestions))
     for page, sheet_path in enumerate(paths):
         start = page * _WINDOWS_PER_SHEET
-        images = [_read_image(number, suggestion, source, labels)
-                  for number, suggestion in enumerate(
-                      suggestions[start:start + _WINDOWS_PER_SHEET], start + 1)]
+        images = [
+            _read_image(number, suggestion, source, labels)
+            for number, suggestion in enumerate(
+                suggestions[start : start + _WINDOWS_PER_SHEET], start + 1
+            )
+        ]
         save_png(str(sheet_path), render_contact_sheet(images, names, palette, title, caption))
     return paths
 
 
-def _read_image(number: int, suggestion: Suggestion, source: WindowSource,
-                labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray]
-                ) -> LabeledImage:
+def _read_image(
+    number: int,
+    suggestion: Suggestion,
+    source: WindowSource,
+    labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray],
+) -> LabeledImage:
     box, scene = suggestion.place, source.scene(suggestion.place.path)
     with scene.raster as raster:
         # From pixels of the file to pixels in the size that the model sees.
@@ -64,10 +77,16 @@ def _read_image(number: int, suggestion: Suggestion, source: WindowSource,
         row = round(box.row * scene.size[0] / raster.height)
         values, valid, _ = scene.read(column, row, source.window)
         # Of a place, the first image of the sensor with its grid.
-        image = values[:, :valid.shape[0], :valid.shape[1]] if source.places is None else (
-            raster.for_preview().read(*box[1:])[0])
+        image = (
+            values[:, : valid.shape[0], : valid.shape[1]]
+            if source.places is None
+            else (raster.for_preview().read(*box[1:])[0])
+        )
     image = image.transpose(1, 2, 0)
     if source.bands.like_opencv:
         image = image[..., ::-1]
-    return LabeledImage(image, labels(suggestion, values, valid),
-                        f'{number}  {suggestion.title}  {suggestion.reason}')
+    return LabeledImage(
+        image,
+        labels(suggestion, values, valid),
+        f'{number}  {suggestion.title}  {suggestion.reason}',
+    )

@@ -3,6 +3,7 @@
 Both have the same fields, in the order of suggestion. A table of an earlier run can be read back,
 to exclude its windows from the next one.
 """
+
 from __future__ import annotations
 
 import csv
@@ -59,8 +60,13 @@ class Suggestion:
         return f'{os.path.basename(box.path)} ({box.column}, {box.row})'
 
 
-def write_suggestions(path: Path, suggestions: Sequence[Suggestion], crs: Optional[str],
-                      class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> None:
+def write_suggestions(
+    path: Path,
+    suggestions: Sequence[Suggestion],
+    crs: Optional[str],
+    class_names: Sequence[str],
+    palette: Sequence[Sequence[int]],
+) -> None:
     """Write suggestions in their order as a GeoPackage (``.gpkg``) or a table (``.csv``).
 
     The GeoPackage has one layer, ``tiles``. QGIS draws each window as a broad outline in the color
@@ -87,16 +93,32 @@ def write_suggestions(path: Path, suggestions: Sequence[Suggestion], crs: Option
             return
         with temporary_beside(path) as folder:
             temporary = folder / path.name
-            columns = [np.array(values, object if isinstance(values[0], str) else None)
-                       for values in fields.values()]
+            columns = [
+                np.array(values, object if isinstance(values[0], str) else None)
+                for values in fields.values()
+            ]
             polygons = np.array([suggestion.polygon for suggestion in suggestions], object)
             pyogrio.raw.write(
-                str(temporary), shapely.to_wkb(polygons), columns, list(fields),
-                geometry_type='Polygon', crs=crs, driver='GPKG', layer=LAYER)
-            shown = [number for number, name in enumerate(class_names)
-                     if name in fields[CLASS_FIELD]]
-            add_polygon_style(temporary, LAYER, CLASS_FIELD, [class_names[n] for n in shown],
-                              [palette[n] for n in shown], hollow=True)
+                str(temporary),
+                shapely.to_wkb(polygons),
+                columns,
+                list(fields),
+                geometry_type='Polygon',
+                crs=crs,
+                driver='GPKG',
+                layer=LAYER,
+            )
+            shown = [
+                number for number, name in enumerate(class_names) if name in fields[CLASS_FIELD]
+            ]
+            add_polygon_style(
+                temporary,
+                LAYER,
+                CLASS_FIELD,
+                [class_names[n] for n in shown],
+                [palette[n] for n in shown],
+                hollow=True,
+            )
             os.replace(temporary, path)
     except (OSError, DataSourceError, DataLayerError) as error:
         raise GeoError(disk_message(path, error)) from error
@@ -110,12 +132,19 @@ def read_table(path: str) -> List[FileWindow]:
     """
     try:
         with open(path, encoding='utf-8', newline='') as file:
-            return [FileWindow(os.path.realpath(line['path']), *(int(line[key]) for key in (
-                'column', 'row', 'width', 'height'))) for line in csv.DictReader(file)]
+            return [
+                FileWindow(
+                    os.path.realpath(line['path']),
+                    *(int(line[key]) for key in ('column', 'row', 'width', 'height')),
+                )
+                for line in csv.DictReader(file)
+            ]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise GeoError(f'{path} cannot be read as a table of windows ({error!r}): expected a table '
-                       f'that this command wrote, with the columns path, column, row, width and '
-                       f'height.') from error
+        raise GeoError(
+            f'{path} cannot be read as a table of windows ({error!r}): expected a table '
+            f'that this command wrote, with the columns path, column, row, width and '
+            f'height.'
+        ) from error
 
 
 def _fields(suggestions: Sequence[Suggestion]) -> Dict[str, List[Any]]:
@@ -123,12 +152,14 @@ def _fields(suggestions: Sequence[Suggestion]) -> Dict[str, List[Any]]:
     fields: Dict[str, List[Any]] = dict(
         rank=list(range(1, len(suggestions) + 1)),
         score=[round(suggestion.score, 4) for suggestion in suggestions],
-        reason=[suggestion.reason for suggestion in suggestions])
+        reason=[suggestion.reason for suggestion in suggestions],
+    )
     fields[CLASS_FIELD] = [suggestion.doubtful_class for suggestion in suggestions]
     fields['margin'] = [round(suggestion.margin, 4) for suggestion in suggestions]
     if any(suggestion.disagreement is not None for suggestion in suggestions):
-        fields['disagreement'] = [round(suggestion.disagreement or 0, 4)
-                                  for suggestion in suggestions]
+        fields['disagreement'] = [
+            round(suggestion.disagreement or 0, 4) for suggestion in suggestions
+        ]
     boxes = [suggestion.place for suggestion in suggestions]
     fields['path'] = [box.path for box in boxes]
     fields['column'] = [box.column for box in boxes]

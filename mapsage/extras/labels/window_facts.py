@@ -8,6 +8,7 @@ Shapes:
     probabilities  (batch, classes, height, width)
     valid, labels  (h, w)  the extent of a window inside its scene: h <= height, w <= width
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -78,8 +79,9 @@ class WindowJudge:
         sure: Probability from which the model counts as sure, so that it contradicts a label.
     """
 
-    def __init__(self, model: nn.Module, predictor: WindowPredictor, classes: int,
-                 sure: float = 0.9) -> None:
+    def __init__(
+        self, model: nn.Module, predictor: WindowPredictor, classes: int, sure: float = 0.9
+    ) -> None:
         self._predictor, self._classes, self._sure = predictor, classes, np.float32(sure)
         self._pooled_features: Optional[torch.Tensor] = None
         backbone = getattr(model, 'backbone', None)
@@ -89,8 +91,13 @@ class WindowJudge:
         if backbone is not None:
             backbone.register_forward_hook(self._pool_features)
 
-    def measure(self, windows: np.ndarray, valid: List[np.ndarray], boxes: List[FileWindow],
-                labels: Optional[List[np.ndarray]] = None) -> List[WindowFacts]:
+    def measure(
+        self,
+        windows: np.ndarray,
+        valid: List[np.ndarray],
+        boxes: List[FileWindow],
+        labels: Optional[List[np.ndarray]] = None,
+    ) -> List[WindowFacts]:
         """Return the measurements of a batch of windows.
 
         Args:
@@ -103,11 +110,16 @@ class WindowJudge:
         facts = []
         for number, (valid_pixels, box) in enumerate(zip(valid, boxes)):
             height, width = valid_pixels.shape
-            facts.append(self._measure_window(
-                box, probabilities[number, :, :height, :width],
-                disagreement[number, :height, :width], valid_pixels,
-                features[number] if features is not None else None,
-                None if labels is None else labels[number]))
+            facts.append(
+                self._measure_window(
+                    box,
+                    probabilities[number, :, :height, :width],
+                    disagreement[number, :height, :width],
+                    valid_pixels,
+                    features[number] if features is not None else None,
+                    None if labels is None else labels[number],
+                )
+            )
         return facts
 
     def predict(self, window: np.ndarray) -> np.ndarray:
@@ -115,8 +127,9 @@ class WindowJudge:
         probabilities, _, _ = self._predict_views(np.ascontiguousarray(window)[None])
         return probabilities[0].argmax(0).astype(np.uint8)
 
-    def _predict_views(self, windows: np.ndarray
-                       ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
+    def _predict_views(
+        self, windows: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
         """Return the mean over the mirror images of the probabilities, and two more arrays.
 
         Returns:
@@ -138,12 +151,19 @@ class WindowJudge:
         total /= len(view_classes)
         winner = total.argmax(1).astype(np.uint8)
         disagreement = np.stack([classes != winner for classes in view_classes]).mean(
-            0, dtype=np.float32)
+            0, dtype=np.float32
+        )
         return total, np.asarray(disagreement), features
 
-    def _measure_window(self, box: FileWindow, probabilities: np.ndarray, disagreement: np.ndarray,
-                        valid: np.ndarray, feature: Optional[np.ndarray],
-                        labels: Optional[np.ndarray]) -> WindowFacts:
+    def _measure_window(
+        self,
+        box: FileWindow,
+        probabilities: np.ndarray,
+        disagreement: np.ndarray,
+        valid: np.ndarray,
+        feature: Optional[np.ndarray],
+        labels: Optional[np.ndarray],
+    ) -> WindowFacts:
         winner = probabilities.argmax(0)
         best = np.take_along_axis(probabilities, winner[None], 0)[0]
         without_winner = probabilities.copy()
@@ -158,18 +178,28 @@ class WindowJudge:
         if feature is None:
             feature = (pixels / max(1, pixels.sum())).astype(np.float32)
         facts = WindowFacts(
-            box, by_pair.reshape(count, count).sum(1) / size, pixels,
+            box,
+            by_pair.reshape(count, count).sum(1) / size,
+            pixels,
             float(margin.sum() / max(1, valid.sum())),
             float((disagreement * valid).sum() / max(1, valid.sum())),
-            divmod(int(by_pair.argmax()), count), feature, size)
+            divmod(int(by_pair.argmax()), count),
+            feature,
+            size,
+        )
         if labels is None:
             return facts
         labeled = (labels < count) & valid
         contradicted = labeled & (labels != winner) & (best >= self._sure)
-        mistakes = np.bincount((labels.astype(np.int64) * count + winner)[contradicted],
-                               minlength=count * count)
-        return replace(facts, labeled=int(labeled.sum()), contradicted=int(contradicted.sum()),
-                       mistaken=divmod(int(mistakes.argmax()), count))
+        mistakes = np.bincount(
+            (labels.astype(np.int64) * count + winner)[contradicted], minlength=count * count
+        )
+        return replace(
+            facts,
+            labeled=int(labeled.sum()),
+            contradicted=int(contradicted.sum()),
+            mistaken=divmod(int(mistakes.argmax()), count),
+        )
 
     def _pool_features(self, module: nn.Module, inputs: Tuple[Any, ...], output: object) -> None:
         """Forward hook: store the mean of the deepest feature map, ``(batch, channels)``."""

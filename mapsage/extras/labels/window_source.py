@@ -3,6 +3,7 @@
 Two pixel grids meet here: pixels of the file (`FileWindow`) and pixels in the size that the model
 sees (`WindowCandidate.column` and `.row`), which differ if a scene is resized.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -44,8 +45,14 @@ class WindowSource:
         places: Places of a model of scene stacks; None for images and scenes.
     """
 
-    def __init__(self, bands: Bands, window: Tuple[int, int], scale: Optional[float] = None,
-                 gsd: Optional[float] = None, places: Optional[PlaceSource] = None) -> None:
+    def __init__(
+        self,
+        bands: Bands,
+        window: Tuple[int, int],
+        scale: Optional[float] = None,
+        gsd: Optional[float] = None,
+        places: Optional[PlaceSource] = None,
+    ) -> None:
         self.bands, self.window, self.places = bands, window, places
         self._scale, self._gsd = scale, gsd
 
@@ -76,8 +83,9 @@ class WindowSource:
                 candidates.append(WindowCandidate(box, column, row))
         return candidates
 
-    def read(self, windows: Sequence[WindowCandidate]
-             ) -> Iterator[Tuple[WindowCandidate, np.ndarray, np.ndarray]]:
+    def read(
+        self, windows: Sequence[WindowCandidate]
+    ) -> Iterator[Tuple[WindowCandidate, np.ndarray, np.ndarray]]:
         """Yield windows in their order, with their values and valid pixels.
 
         Only one file is open at a time, so the windows of a file should be consecutive.
@@ -87,7 +95,8 @@ class WindowSource:
             ``(h, w)``, the extent of the window inside the scene, True where there is data.
         """
         for path, windows_of_file in itertools.groupby(
-                windows, key=lambda window: window.place.path):
+            windows, key=lambda window: window.place.path
+        ):
             scene = self.scene(path)
             with scene.raster:
                 for window in windows_of_file:

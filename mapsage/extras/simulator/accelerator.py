@@ -1,4 +1,5 @@
 """Simulated GCUs of the S60 line: the code of the ``gcu`` accelerator on simulated devices."""
+
 from __future__ import annotations
 
 from typing import Dict, Mapping, Optional
@@ -28,6 +29,7 @@ class SimAccelerator(GcuAccelerator):
     def register_backend(self) -> None:
         # Not at the top of the file, because torch 1.10 has no groups written in Python.
         from .simulated_eccl import register_simulated_backend
+
         register_simulated_backend(self)
 
     def make_deterministic(self) -> Optional[str]:
@@ -35,8 +37,13 @@ class SimAccelerator(GcuAccelerator):
 
     def environment_problem(self, environ: Mapping[str, str]) -> Optional[str]:
         profile = self.settings.profile
-        return None if profile.int64_arithmetic else int64_problem(
-            f'MAPSAGE_SIM_GCU={profile.name}', f'the simulated {profile.software}')
+        return (
+            None
+            if profile.int64_arithmetic
+            else int64_problem(
+                f'MAPSAGE_SIM_GCU={profile.name}', f'the simulated {profile.software}'
+            )
+        )
 
     def native_bfloat16(self) -> Optional[bool]:
         return None

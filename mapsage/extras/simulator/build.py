@@ -1,4 +1,5 @@
 """Compilation of the simulator's backend, once for each machine and version of torch."""
+
 from __future__ import annotations
 
 import hashlib
@@ -59,10 +60,12 @@ def build_library() -> Path:
     program = compiler()
     if program is None:
         raise SimulatorError(
-            f"the simulator is compiled on first use and no C++ compiler was found (CXX="
-            f"{os.environ.get('CXX', '')!r}; looked for c++, g++, clang++). Install one, for "
-            f'example: apt install g++.')
+            f'the simulator is compiled on first use and no C++ compiler was found (CXX='
+            f'{os.environ.get("CXX", "")!r}; looked for c++, g++, clang++). Install one, for '
+            f'example: apt install g++.'
+        )
     import fcntl  # not on Windows; there is no simulator there
+
     library.parent.mkdir(parents=True, exist_ok=True)
     with open(library.with_suffix('.lock'), 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -72,22 +75,33 @@ def build_library() -> Path:
 
 
 def _compile(program: str, library: Path) -> None:
-    print(f'[simulator] compiling the backend for torch {torch.__version__} with {program} (half a '
-          f'minute, once) into {library}', file=sys.stderr, flush=True)
+    print(
+        f'[simulator] compiling the backend for torch {torch.__version__} with {program} (half a '
+        f'minute, once) into {library}',
+        file=sys.stderr,
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         out = Path(folder) / library.name
         try:
-            done = subprocess.run([program, *_arguments(out)], timeout=_TIMEOUT_SECONDS,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  universal_newlines=True)
+            done = subprocess.run(
+                [program, *_arguments(out)],
+                timeout=_TIMEOUT_SECONDS,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                universal_newlines=True,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SimulatorError(f'the simulator could not be compiled with {program}: {error}. '
-                                 f'Set CXX to another compiler.') from error
+            raise SimulatorError(
+                f'the simulator could not be compiled with {program}: {error}. '
+                f'Set CXX to another compiler.'
+            ) from error
         if done.returncode != 0:
             raise SimulatorError(
                 f'the simulator could not be compiled with {program} for torch '
                 f'{torch.__version__} (exit status {done.returncode}): {done.stdout[-2000:]}\n'
-                f'It needs a C++20 compiler; set CXX to another one.')
+                f'It needs a C++20 compiler; set CXX to another one.'
+            )
         os.replace(out, library)
 
 
@@ -95,6 +109,15 @@ def _arguments(out: Path) -> List[str]:
     root = Path(torch.__file__).parent
     include = root / 'include'
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    return [*_FLAGS, f'-D_GLIBCXX_USE_CXX11_ABI={abi}', f'-I{include}',
-            f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", str(SOURCE), '-o', str(out),
-            f"-L{root / 'lib'}", '-ltorch_cpu', '-lc10']
+    return [
+        *_FLAGS,
+        f'-D_GLIBCXX_USE_CXX11_ABI={abi}',
+        f'-I{include}',
+        f'-I{include / "torch" / "csrc" / "api" / "include"}',
+        str(SOURCE),
+        '-o',
+        str(out),
+        f'-L{root / "lib"}',
+        '-ltorch_cpu',
+        '-lc10',
+    ]

@@ -1,4 +1,5 @@
 """``torch.gcu`` with the interface of torch_gcu 2.10 (S60 line), for the simulated devices."""
+
 from __future__ import annotations
 
 import os
@@ -49,17 +50,55 @@ from .streams import (
 )
 
 __all__ = [
-    'DeviceProperties', 'Event', 'Stream', 'StreamContext', 'amp', 'attach',
-    'can_device_access_peer', 'current_device', 'current_stream', 'default_generators',
-    'default_stream', 'device', 'device_count', 'device_of', 'empty_cache', 'gcu_device',
-    'get_amp_supported_dtype', 'get_device_capability', 'get_device_name',
-    'get_device_properties', 'get_rng_state', 'get_rng_state_all', 'init', 'initial_seed',
-    'is_available', 'is_bf16_supported', 'is_current_stream_capturing', 'is_fp16_supported',
-    'is_initialized', 'manual_seed', 'manual_seed_all', 'max_memory_allocated',
-    'max_memory_reserved', 'mem_get_info', 'memory_allocated', 'memory_reserved',
-    'memory_stats', 'off_synchronize', 'on_synchronize', 'reset_peak_memory_stats', 'seed',
-    'seed_all', 'set_device',
-    'set_rng_state', 'set_rng_state_all', 'set_stream', 'stream', 'synchronize']
+    'DeviceProperties',
+    'Event',
+    'Stream',
+    'StreamContext',
+    'amp',
+    'attach',
+    'can_device_access_peer',
+    'current_device',
+    'current_stream',
+    'default_generators',
+    'default_stream',
+    'device',
+    'device_count',
+    'device_of',
+    'empty_cache',
+    'gcu_device',
+    'get_amp_supported_dtype',
+    'get_device_capability',
+    'get_device_name',
+    'get_device_properties',
+    'get_rng_state',
+    'get_rng_state_all',
+    'init',
+    'initial_seed',
+    'is_available',
+    'is_bf16_supported',
+    'is_current_stream_capturing',
+    'is_fp16_supported',
+    'is_initialized',
+    'manual_seed',
+    'manual_seed_all',
+    'max_memory_allocated',
+    'max_memory_reserved',
+    'mem_get_info',
+    'memory_allocated',
+    'memory_reserved',
+    'memory_stats',
+    'off_synchronize',
+    'on_synchronize',
+    'reset_peak_memory_stats',
+    'seed',
+    'seed_all',
+    'set_device',
+    'set_rng_state',
+    'set_rng_state_all',
+    'set_stream',
+    'stream',
+    'synchronize',
+]
 
 # Major version 3 is the S60 (torch_gcu 2.10, gcu_hardware.cpp:18); the minor one is not published.
 _CAPABILITY = (3, 0)
@@ -118,8 +157,11 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 def memory_stats(device: DeviceLike = None) -> Dict[str, int]:
     """Return the current bytes and the peak, under the keys that CUDA has for them."""
     current, peak = memory_allocated(device), max_memory_allocated(device)
-    return {f'{kind}_bytes.all.{name}': value for kind in ('allocated', 'reserved')
-            for name, value in (('current', current), ('peak', peak))}
+    return {
+        f'{kind}_bytes.all.{name}': value
+        for kind in ('allocated', 'reserved')
+        for name, value in (('current', current), ('peak', peak))
+    }
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
@@ -154,8 +196,9 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
         RuntimeError: In a process forked from one that has used the devices.
     """
     initialize()
-    return DeviceProperties(get_device_name(device), *_CAPABILITY, _CLUSTERS,
-                            mem_get_info(device)[1], _PROCESSORS)
+    return DeviceProperties(
+        get_device_name(device), *_CAPABILITY, _CLUSTERS, mem_get_info(device)[1], _PROCESSORS
+    )
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
@@ -189,8 +232,9 @@ def gcu_device(index: int) -> torch.device:
 
 
 class _Autocast(torch.autocast):
-    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16,
-                 cache_enabled: bool = True) -> None:
+    def __init__(
+        self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True
+    ) -> None:
         super().__init__('gcu', dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
@@ -204,10 +248,16 @@ class _GradScaler(_ScalerBase):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__('gcu', **kwargs)
 
-    def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, optimizer_state: Dict[str, Any],
-                        *args: Any, **kwargs: Any) -> Optional[float]:
+    def _maybe_opt_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_state: Dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Optional[float]:
         if settings().profile.scaler_prints_overflow and any(
-                flag.item() for flag in optimizer_state['found_inf_per_device'].values()):
+            flag.item() for flag in optimizer_state['found_inf_per_device'].values()
+        ):
             sys.stdout.write('Gradient overflow. Skipping step\n')
         return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
 

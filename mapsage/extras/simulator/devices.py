@@ -1,4 +1,5 @@
 """Devices of ``torch.gcu``: the compiled backend of this process, and which device is current."""
+
 from __future__ import annotations
 
 from types import TracebackType
@@ -39,8 +40,10 @@ def initialize() -> None:
         RuntimeError: In a process forked from one that has used them, in the vendor's words.
     """
     if is_in_bad_fork():
-        raise RuntimeError('Cannot re-initialize GCU in forked subprocess. To use GCU with '
-                           "multiprocessing, you must use the 'spawn' start method")
+        raise RuntimeError(
+            'Cannot re-initialize GCU in forked subprocess. To use GCU with '
+            "multiprocessing, you must use the 'spawn' start method"
+        )
     _library.mapsage_sim_use()
 
 
@@ -86,9 +89,10 @@ def set_device(device: DeviceLike) -> None:
     if not _library.mapsage_sim_is_usable(index):
         raise RuntimeError(
             f'gcu:{index} does not answer (simulated fault: MAPSAGE_SIM_FAULTS)'
-            if index < _settings.devices else
-            f'gcu:{index} does not exist: there are {_settings.devices} simulated devices '
-            f'(MAPSAGE_SIM_DEVICES)')
+            if index < _settings.devices
+            else f'gcu:{index} does not exist: there are {_settings.devices} simulated devices '
+            f'(MAPSAGE_SIM_DEVICES)'
+        )
     _library.mapsage_sim_set_device(index)
 
 
@@ -119,8 +123,12 @@ class device:  # noqa: N801  (named as in torch)
         self._before = current_device()
         set_device(self._index)
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         set_device(self._before)
 
 

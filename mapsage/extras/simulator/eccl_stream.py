@@ -5,6 +5,7 @@ caller has waited for the work. A dead peer is not noticed: the wait never ends,
 of Python runs meanwhile, and after the group's timeout the watchdog ends the process by SIGABRT.
 Which collectives there are, and which tensors they refuse, is in ``simulated_eccl.py``.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -68,9 +69,11 @@ class EcclWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future:
         """Return a future that is complete when the results are in the outputs."""
+
         def deliver(_: object) -> object:
             self._deliver()
             return self.call.result
+
         return self.landed.then(deliver)
 
     def is_completed(self) -> bool:
@@ -176,12 +179,17 @@ class Watchdog:
     def _abort(self, work: EcclWork, seconds: float) -> None:
         def count(tensors: Sequence[torch.Tensor]) -> int:
             return sum(tensor.numel() for tensor in tensors)
-        os.write(2, (
-            f'[rank{self._rank}] [Rank {self._rank}] Watchdog caught collective operation timeout: '
-            f'WorkECCL(SeqNum={work.number}, OpType={work.call.name}, '
-            f'NumelIn={count(work.call.inputs)}, NumelOut={count(work.call.outputs)}, '
-            f'Timeout(ms)={self._timeout.total_seconds() * 1000:.0f}) ran for '
-            f'{seconds * 1000:.0f} milliseconds before timing out.\n').encode())
+
+        os.write(
+            2,
+            (
+                f'[rank{self._rank}] [Rank {self._rank}] Watchdog caught collective operation timeout: '
+                f'WorkECCL(SeqNum={work.number}, OpType={work.call.name}, '
+                f'NumelIn={count(work.call.inputs)}, NumelOut={count(work.call.outputs)}, '
+                f'Timeout(ms)={self._timeout.total_seconds() * 1000:.0f}) ran for '
+                f'{seconds * 1000:.0f} milliseconds before timing out.\n'
+            ).encode(),
+        )
         os.abort()
 
 

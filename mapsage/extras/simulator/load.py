@@ -1,4 +1,5 @@
 """Loading of the simulator into the PyTorch of this process."""
+
 from __future__ import annotations
 
 import ctypes
@@ -64,8 +65,10 @@ def load_simulator() -> SimulatorSettings:
     if reason is not None:
         raise SimulatorError(f'the simulator cannot be loaded: {reason}.')
     if torch.cuda.is_initialized():
-        raise SimulatorError(f'CUDA is in use in this process, and {ONE_OF_BOTH}: use another '
-                             f'process for the simulator.')
+        raise SimulatorError(
+            f'CUDA is in use in this process, and {ONE_OF_BOTH}: use another '
+            f'process for the simulator.'
+        )
     add_devices(settings, 'gcu', device_module)
     _loaded = settings
     Accelerator.taken = f'simulated devices are loaded in this process, and {ONE_OF_BOTH}'
@@ -84,13 +87,16 @@ def add_devices(settings: SimulatorSettings, device_type: str, module: ModuleTyp
     """
     library = ctypes.CDLL(str(build_library()))
     library.mapsage_sim_configure(
-        ctypes.c_int(settings.devices), ctypes.c_int64(settings.memory or 0),
+        ctypes.c_int(settings.devices),
+        ctypes.c_int64(settings.memory or 0),
         ctypes.c_int64(settings.failing_allocation),
         ctypes.c_uint64(sum(1 << device for device in settings.absent)),
-        ctypes.c_int(settings.refuse_float64), ctypes.c_int(settings.refuse_wide_int64),
+        ctypes.c_int(settings.refuse_float64),
+        ctypes.c_int(settings.refuse_wide_int64),
         ctypes.c_int(settings.needs_workspace_setting),
         ctypes.c_int(settings.random_streams == 'device'),
-        ','.join(settings.refused_ops).encode())
+        ','.join(settings.refused_ops).encode(),
+    )
     set_profile(library, settings.profile)
     for counter in ('mapsage_sim_allocated', 'mapsage_sim_peak', 'mapsage_sim_get_rng_state'):
         getattr(library, counter).restype = ctypes.c_int64
@@ -104,7 +110,17 @@ def add_devices(settings: SimulatorSettings, device_type: str, module: ModuleTyp
 
 def set_profile(library: ctypes.CDLL, profile: GcuProfile) -> None:
     """Give the devices of the compiled backend the quirks of a profile."""
-    library.mapsage_sim_set_profile(*map(ctypes.c_int, (
-        profile.int64_wraps, profile.float64_narrows, profile.int64_arithmetic,
-        profile.mixed_precision_sum, profile.max_of_nan_is_nan, profile.dtype_views,
-        profile.usable_after_fork)))
+    library.mapsage_sim_set_profile(
+        *map(
+            ctypes.c_int,
+            (
+                profile.int64_wraps,
+                profile.float64_narrows,
+                profile.int64_arithmetic,
+                profile.mixed_precision_sum,
+                profile.max_of_nan_is_nan,
+                profile.dtype_views,
+                profile.usable_after_fork,
+            ),
+        )
+    )

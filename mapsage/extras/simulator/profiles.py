@@ -9,6 +9,7 @@ Evidence is quoted as file:line of torch_gcu 2.10.0 (github.com/sunnygui-L/torch
 e63ff28, paths under torch_gcu/), as ``owner/repository#number`` for an issue or pull request, or
 by the name of the vendor's document.
 """
+
 from __future__ import annotations
 
 import enum
@@ -82,15 +83,20 @@ class GcuProfile:
 
     # ------------------------------------------------------------------ a card
     int64_wraps: bool = _quirk(
-        True, 3, 'csrc/aten/aot_ops/gcu_copy.cpp:330-350, gcu_tensor_factories.cpp:18-104; '
-        'csrc/gcu/gcu_utils.h:19-37, gcu_hardware.h:42')
+        True,
+        3,
+        'csrc/aten/aot_ops/gcu_copy.cpp:330-350, gcu_tensor_factories.cpp:18-104; '
+        'csrc/gcu/gcu_utils.h:19-37, gcu_hardware.h:42',
+    )
     float64_narrows: bool = _quirk(True, 3, 'csrc/gcu/gcu_hardware.h:42, also with the variable')
     int64_arithmetic: bool = _quirk(
-        True, 4, 'flagos-ai/vllm-plugin-FL#532: topsatenAdd NOT_SUPPORT with the variable set')
+        True, 4, 'flagos-ai/vllm-plugin-FL#532: topsatenAdd NOT_SUPPORT with the variable set'
+    )
     mixed_precision_sum: bool = _quirk(False, 7, "operator list in the vendor's documents")
     max_of_nan_is_nan: bool = _quirk(False, 8, "operator list in the vendor's documents")
     dtype_views: bool = _quirk(
-        False, 31, "operator list and user guide (known issue 2) in the vendor's documents")
+        False, 31, "operator list and user guide (known issue 2) in the vendor's documents"
+    )
     uuid_in_properties: bool = _quirk(False, 20, 'csrc/python/gcu_module.cpp:784-804')
     rng_state_bytes: int = _quirk(16, 25, 'GCUGeneratorImpl: uint64 seed, int64 offset, % 4 == 0')
     usable_after_fork: bool = _quirk(False, 26, 'gcu/__init__.py:177')
@@ -98,45 +104,71 @@ class GcuProfile:
 
     # ------------------------------------------------------------------ eccl
     wire_64: Wire64 = _quirk(
-        Wire64.NARROWED, 1, 'csrc/distributed/ProcessGroupECCL.cpp:62-72 maps kLong and kDouble to '
-        'ecclInt32 and ecclFloat32')
+        Wire64.NARROWED,
+        1,
+        'csrc/distributed/ProcessGroupECCL.cpp:62-72 maps kLong and kDouble to '
+        'ecclInt32 and ecclFloat32',
+    )
     collectives_asynchronous: bool = _quirk(
-        True, 10, 'csrc/distributed/ProcessGroupECCL.cpp: wait() holds the stream, not the host')
+        True, 10, 'csrc/distributed/ProcessGroupECCL.cpp: wait() holds the stream, not the host'
+    )
     timeout_aborts: bool = _quirk(
-        True, 11, 'csrc/distributed/ProcessGroupECCL.cpp: watchdog, ASYNC_ERROR_HANDLING=3')
+        True, 11, 'csrc/distributed/ProcessGroupECCL.cpp: watchdog, ASYNC_ERROR_HANDLING=3'
+    )
     lost_rank_is_reported: bool = _quirk(
-        False, 12, 'csrc/distributed/ECCLUtils.hpp:220-246: checkForEcclError answers success')
+        False, 12, 'csrc/distributed/ECCLUtils.hpp:220-246: checkForEcclError answers success'
+    )
     destroy_may_abort: bool = _quirk(
-        True, 13, 'csrc/distributed/ProcessGroupECCL.cpp:1788, C10D_ECCL_ASSERT')
+        True, 13, 'csrc/distributed/ProcessGroupECCL.cpp:1788, C10D_ECCL_ASSERT'
+    )
     contiguous_only: bool = _quirk(True, 14, 'csrc/distributed/ProcessGroupECCL.cpp:2049')
     unmapped_dtypes: Tuple[str, ...] = _quirk(
-        ('int16', 'uint16', 'uint32', 'complex128'), 15,
-        'csrc/distributed/ProcessGroupECCL.cpp:62-72')
+        ('int16', 'uint16', 'uint32', 'complex128'),
+        15,
+        'csrc/distributed/ProcessGroupECCL.cpp:62-72',
+    )
     bitwise_reductions: bool = _quirk(False, 16, 'csrc/distributed/ProcessGroupECCL.cpp')
     barrier_uses_card: bool = _quirk(True, 17, 'csrc/distributed/ProcessGroupECCL.cpp:3481-3510')
     sends_and_receives: bool = _quirk(True, 18, 'csrc/distributed/ProcessGroupECCL.cpp')
     gather_fills_outputs: bool = _quirk(
-        False, 19, 'flagos-ai/FlagCX#554, with the ecclGather of FlagCX; torch_gcu does not check '
-        'the return codes of its group of sends')
+        False,
+        19,
+        'flagos-ai/FlagCX#554, with the ecclGather of FlagCX; torch_gcu does not check '
+        'the return codes of its group of sends',
+    )
     any_current_card: bool = _quirk(
-        False, 30, 'flagos-ai/Torch-FL commit 1adbc97: such a collective does nothing')
+        False, 30, 'flagos-ai/Torch-FL commit 1adbc97: such a collective does nothing'
+    )
 
 
 _PUBLIC = GcuProfile('2.10', f'torch_gcu 2.10.0 of TopsRider 3.7, {INT64_VARIABLE} not set')
 
-PROFILES: Mapping[str, GcuProfile] = {profile.name: profile for profile in (
-    _PUBLIC,
-    # The switch turns the narrowing of int64 off and leaves the kernels and the static type map of
-    # eccl as they are (gcu_hardware.h:42, ProcessGroupECCL.cpp:68). FlagOS images set it
-    # (flagos-ai/FlagGems commit ed2508b, backends.yaml:139,160).
-    replace(_PUBLIC, name='2.10-int64', software=f'torch_gcu 2.10.0, {INT64_VARIABLE}=1',
-            int64_wraps=False, int64_arithmetic=False, wire_64=Wire64.FIRST_HALF),
-    # The source of 2.11 is not public. flagos-ai/Megatron-LM-FL#170 and #131 describe how it treats
-    # 64-bit reductions. Everything else is taken over from 2.10, also that int64 is narrowed on a
-    # card, because no thread says what 2.11 does without the variable.
-    replace(_PUBLIC, name='2.11', software='torch_gcu 2.11.0+3.8.20260713 with ECCL 3.6.3.11',
-            wire_64=Wire64.REDUCTIONS_REFUSED),
-)}
+PROFILES: Mapping[str, GcuProfile] = {
+    profile.name: profile
+    for profile in (
+        _PUBLIC,
+        # The switch turns the narrowing of int64 off and leaves the kernels and the static type map of
+        # eccl as they are (gcu_hardware.h:42, ProcessGroupECCL.cpp:68). FlagOS images set it
+        # (flagos-ai/FlagGems commit ed2508b, backends.yaml:139,160).
+        replace(
+            _PUBLIC,
+            name='2.10-int64',
+            software=f'torch_gcu 2.10.0, {INT64_VARIABLE}=1',
+            int64_wraps=False,
+            int64_arithmetic=False,
+            wire_64=Wire64.FIRST_HALF,
+        ),
+        # The source of 2.11 is not public. flagos-ai/Megatron-LM-FL#170 and #131 describe how it treats
+        # 64-bit reductions. Everything else is taken over from 2.10, also that int64 is narrowed on a
+        # card, because no thread says what 2.11 does without the variable.
+        replace(
+            _PUBLIC,
+            name='2.11',
+            software='torch_gcu 2.11.0+3.8.20260713 with ECCL 3.6.3.11',
+            wire_64=Wire64.REDUCTIONS_REFUSED,
+        ),
+    )
+}
 
 # The newest version with public source. Of 2.11 a few threads are known.
 DEFAULT = '2.10'

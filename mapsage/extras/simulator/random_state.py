@@ -3,6 +3,7 @@
 By default the devices share the CPU's generator, whose state has 5,056 bytes. With
 ``MAPSAGE_SIM_RANDOM=device`` the state of a device has the vendor's 16 bytes: seed and offset.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -70,7 +71,8 @@ def set_rng_state(state: torch.Tensor, device: DeviceLike = 'gcu') -> None:
     host = state.detach().to('cpu', torch.uint8).contiguous()
     if host.numel() != expected:
         raise RuntimeError(
-            f'RNG state is wrong size: expected {expected} bytes, got {host.numel()}')
+            f'RNG state is wrong size: expected {expected} bytes, got {host.numel()}'
+        )
     if not library().mapsage_sim_set_rng_state(index, ctypes.c_void_p(host.data_ptr())):
         raise RuntimeError('offset must be a multiple of 4')
 

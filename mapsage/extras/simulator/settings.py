@@ -1,4 +1,5 @@
 """The simulator's settings, read from environment variables. Pure."""
+
 from __future__ import annotations
 
 import difflib
@@ -18,9 +19,13 @@ _CHECKS = (*_S60_CHECKS, 'cublas')
 _RANDOM_STREAMS = ('cpu', 'device')
 _MODEL = 'GCU'
 # Operators without a kernel on the S60 line: SyncBN's, and fused optimizers.
-_SYNC_BN_OPS = ('aten::batch_norm_stats', 'aten::batch_norm_gather_stats_with_counts',
-                'aten::batch_norm_elemt', 'aten::batch_norm_backward_reduce',
-                'aten::batch_norm_backward_elemt')
+_SYNC_BN_OPS = (
+    'aten::batch_norm_stats',
+    'aten::batch_norm_gather_stats_with_counts',
+    'aten::batch_norm_elemt',
+    'aten::batch_norm_backward_reduce',
+    'aten::batch_norm_backward_elemt',
+)
 _STRICT_OPS = ('aten::_fused_adamw_', 'aten::_fused_adam_', 'aten::_fused_sgd_')
 
 
@@ -104,8 +109,9 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     """
     devices = environ.get('MAPSAGE_SIM_DEVICES') or '8'
     if not devices.isdigit() or not 1 <= int(devices) <= MAX_DEVICES:
-        raise SimulatorError(f'MAPSAGE_SIM_DEVICES={devices!r}: expected a number from 1 to '
-                             f'{MAX_DEVICES}.')
+        raise SimulatorError(
+            f'MAPSAGE_SIM_DEVICES={devices!r}: expected a number from 1 to {MAX_DEVICES}.'
+        )
     faults: Dict[str, Set[int]] = {name: set() for name in _FAULTS}
     for fault in _split(environ.get('MAPSAGE_SIM_FAULTS')):
         name, number, rank = _fault(fault)
@@ -114,8 +120,9 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     checks, ops = _strictness(environ.get('MAPSAGE_SIM_STRICT') or '')
     random_streams = environ.get('MAPSAGE_SIM_RANDOM') or 'cpu'
     if random_streams not in _RANDOM_STREAMS:
-        raise SimulatorError(f'MAPSAGE_SIM_RANDOM={random_streams!r}: expected '
-                             f"{' or '.join(_RANDOM_STREAMS)}.")
+        raise SimulatorError(
+            f'MAPSAGE_SIM_RANDOM={random_streams!r}: expected {" or ".join(_RANDOM_STREAMS)}.'
+        )
     cards = _visible(environ.get('TOPS_VISIBLE_DEVICES'), int(devices))
     models = _models(environ.get('MAPSAGE_SIM_MODELS'), int(devices))
     return SimulatorSettings(
@@ -133,7 +140,8 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
         needs_workspace_setting='cublas' in checks,
         random_streams=random_streams,
         refused_ops=ops,
-        profile=_profile(environ.get('MAPSAGE_SIM_GCU') or DEFAULT))
+        profile=_profile(environ.get('MAPSAGE_SIM_GCU') or DEFAULT),
+    )
 
 
 def _split(value: Optional[str]) -> Tuple[str, ...]:
@@ -144,12 +152,16 @@ def _visible(mask: Optional[str], count: int) -> Tuple[int, ...]:
     if mask is None:
         return tuple(range(count))
     cards = _split(mask)
-    if not cards or len(set(cards)) < len(cards) or not all(
-            card.isdigit() and int(card) < count for card in cards):
+    if (
+        not cards
+        or len(set(cards)) < len(cards)
+        or not all(card.isdigit() and int(card) < count for card in cards)
+    ):
         raise SimulatorError(
             f'TOPS_VISIBLE_DEVICES={mask!r}: expected different numbers from 0 to {count - 1}, '
             f'because there are {count} simulated cards (MAPSAGE_SIM_DEVICES). Unset it to see '
-            f'all.')
+            f'all.'
+        )
     return tuple(int(card) for card in cards)
 
 
@@ -158,15 +170,18 @@ def _profile(version: str) -> GcuProfile:
         near = difflib.get_close_matches(version, PROFILES, 1)
         raise SimulatorError(
             f'MAPSAGE_SIM_GCU={version!r}: expected a version of torch_gcu that is simulated, '
-            f"{', '.join(PROFILES)}." + (f' Did you mean {near[0]}?' if near else ''))
+            f'{", ".join(PROFILES)}.' + (f' Did you mean {near[0]}?' if near else '')
+        )
     return PROFILES[version]
 
 
 def _models(names: Optional[str], count: int) -> Tuple[str, ...]:
     models = _split(names) or (_MODEL,)
     if len(models) not in (1, count):
-        raise SimulatorError(f'MAPSAGE_SIM_MODELS={names!r}: expected one name, or {count}, one '
-                             f'for each simulated card (MAPSAGE_SIM_DEVICES).')
+        raise SimulatorError(
+            f'MAPSAGE_SIM_MODELS={names!r}: expected one name, or {count}, one '
+            f'for each simulated card (MAPSAGE_SIM_DEVICES).'
+        )
     return models if len(models) == count else models * count
 
 
@@ -175,8 +190,9 @@ def _memory(value: Optional[str]) -> Optional[int]:
         return None
     match = re.match(r'(\d+)([KMG]?)B?$', value.strip(), re.IGNORECASE)
     if not match or int(match.group(1)) == 0:
-        raise SimulatorError(f'MAPSAGE_SIM_MEMORY={value!r}: expected bytes a device, for example '
-                             f'64M or 2G.')
+        raise SimulatorError(
+            f'MAPSAGE_SIM_MEMORY={value!r}: expected bytes a device, for example 64M or 2G.'
+        )
     return int(match.group(1)) * _UNITS[match.group(2).upper()]
 
 
@@ -187,7 +203,8 @@ def _fault(fault: str) -> Tuple[str, int, Optional[str]]:
         raise SimulatorError(
             f'MAPSAGE_SIM_FAULTS holds {fault!r}: expected allocation=N, absent=K, stall=N or '
             f'destroy=1, each with @RANK behind it or not.'
-            + (f' Did you mean {near[0]}=...?' if near else ''))
+            + (f' Did you mean {near[0]}=...?' if near else '')
+        )
     return match.group(1), int(match.group(2)), match.group(3)
 
 
@@ -200,7 +217,8 @@ def _strictness(value: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
     for name in names:
         if name not in _CHECKS and not re.match(r'\w+::\w+$', name):
             raise SimulatorError(
-                f"MAPSAGE_SIM_STRICT holds {name!r}: expected 1, or a list of {', '.join(_CHECKS)} "
-                f'and operator names such as aten::bernoulli_.')
+                f'MAPSAGE_SIM_STRICT holds {name!r}: expected 1, or a list of {", ".join(_CHECKS)} '
+                f'and operator names such as aten::bernoulli_.'
+            )
     ops = tuple(name for name in names if name not in _CHECKS)
     return names, ops + (_SYNC_BN_OPS if 'sync_bn' in names else ())

@@ -5,6 +5,7 @@ asynchronous and never report a dead peer (``eccl_stream.py``). The quirks of a 
 vendor's software are in ``mapsage/extras/simulator/profiles.py``, the other settings in
 ``settings.py`` there.
 """
+
 from __future__ import annotations
 
 import json
@@ -58,8 +59,14 @@ class SimulatedGroup(dist.ProcessGroup):
         settings: Settings of the simulated cards.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta,
-                 settings: SimulatorSettings) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        settings: SimulatorSettings,
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         # Any, because torch's type hints of this class differ between versions.
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -86,13 +93,28 @@ def _dispatched(name: str) -> Callable[..., dist.Work]:
         tensor = _first_tensor(args)
         backend = group._get_backend(tensor.device)
         return getattr(backend, name)(*args, **kwargs)  # type: ignore[no-any-return]
+
     return operation
 
 
-for _name in ('allreduce', 'allreduce_coalesced', 'broadcast', 'reduce', 'allgather',
-              '_allgather_base', 'allgather_coalesced', 'gather', 'scatter', 'reduce_scatter',
-              '_reduce_scatter_base', 'alltoall', 'alltoall_base', 'send', 'recv',
-              'recv_anysource'):
+for _name in (
+    'allreduce',
+    'allreduce_coalesced',
+    'broadcast',
+    'reduce',
+    'allgather',
+    '_allgather_base',
+    'allgather_coalesced',
+    'gather',
+    'scatter',
+    'reduce_scatter',
+    '_reduce_scatter_base',
+    'alltoall',
+    'alltoall_base',
+    'send',
+    'recv',
+    'recv_anysource',
+):
     setattr(SimulatedGroup, _name, _dispatched(_name))
 # Names of two methods in torch 2.13 and later.
 setattr(SimulatedGroup, 'all_gather_single', _dispatched('_allgather_base'))  # noqa: B010
@@ -115,11 +137,18 @@ class SimulatedEccl:
 
     supports_coalescing = False
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta,
-                 settings: SimulatorSettings) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        settings: SimulatorSettings,
+    ) -> None:
         # Any, because torch's type hints of this class differ between versions.
         self._gloo: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore('eccl', store), rank, size, _FOREVER)
+            dist.PrefixStore('eccl', store), rank, size, _FOREVER
+        )
         self._rank, self._size = rank, size
         self._settings, self._profile = settings, settings.profile
         self._watchdog = Watchdog(rank, timeout)
@@ -133,8 +162,10 @@ class SimulatedEccl:
     def __del__(self) -> None:
         device_module.off_synchronize(self._watchdog.wait_until_idle)
         if self._settings.aborting_destroy:
-            os.write(2, b'ECCL assertion failed in ecclCommDestroy (simulated fault: '
-                        b'MAPSAGE_SIM_FAULTS)\n')
+            os.write(
+                2,
+                b'ECCL assertion failed in ecclCommDestroy (simulated fault: MAPSAGE_SIM_FAULTS)\n',
+            )
             os.abort()
         self._watchdog.close()
 
@@ -151,9 +182,14 @@ class SimulatedEccl:
         plain = dist.AllreduceOptions()
         plain.reduceOp = _wire_operation(tensors, opts.reduceOp)
         return self._launch(
-            'ALLREDUCE', tensors, tensors,
+            'ALLREDUCE',
+            tensors,
+            tensors,
             lambda: [self._gloo.allreduce([host], plain) for host in hosts],
-            self._write(tensors, hosts, divisor), tensors, reduces=True)
+            self._write(tensors, hosts, divisor),
+            tensors,
+            reduces=True,
+        )
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         hosts, divisor = self._copies(tensors), self._divisor(tensors, opts.reduceOp)
@@ -162,44 +198,71 @@ class SimulatedEccl:
         plain.rootRank, plain.rootTensor = opts.rootRank, opts.rootTensor
         outputs = tensors if opts.rootRank == self._rank else []
         return self._launch(
-            'REDUCE', tensors, outputs, lambda: [self._gloo.reduce(hosts, plain)],
-            self._write(outputs, hosts, divisor), tensors, reduces=True)
+            'REDUCE',
+            tensors,
+            outputs,
+            lambda: [self._gloo.reduce(hosts, plain)],
+            self._write(outputs, hosts, divisor),
+            tensors,
+            reduces=True,
+        )
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors],
-                       opts: Optional[Any] = None) -> dist.Work:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Optional[Any] = None
+    ) -> dist.Work:
         opts = opts or dist.ReduceScatterOptions()
         sent = _flatten(inputs)
-        wholes = [torch.stack([chunk.reshape(-1) for chunk in self._copies(chunks)])
-                  for chunks in inputs]
+        wholes = [
+            torch.stack([chunk.reshape(-1) for chunk in self._copies(chunks)]) for chunks in inputs
+        ]
         plain = dist.AllreduceOptions()
         plain.reduceOp = _wire_operation(sent, opts.reduceOp)
         return self._launch(
-            'REDUCE_SCATTER', sent, outputs,
+            'REDUCE_SCATTER',
+            sent,
+            outputs,
             lambda: [self._gloo.allreduce([whole], plain) for whole in wholes],
-            self._write(outputs, [whole[self._rank] for whole in wholes],
-                        self._divisor(sent, opts.reduceOp)), outputs, reduces=True)
+            self._write(
+                outputs, [whole[self._rank] for whole in wholes], self._divisor(sent, opts.reduceOp)
+            ),
+            outputs,
+            reduces=True,
+        )
 
-    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor,
-                             opts: Optional[Any] = None) -> dist.Work:
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Optional[Any] = None
+    ) -> dist.Work:
         _check_contiguous([tensor])
         return self.reduce_scatter([output], [list(tensor.view(-1).chunk(self._size))], opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         hosts = self._copies(tensors)
         outputs = [] if opts.rootRank == self._rank else tensors
-        return self._launch('BROADCAST', tensors, outputs,
-                            lambda: [self._gloo.broadcast(hosts, opts)],
-                            self._write(outputs, hosts), tensors)
+        return self._launch(
+            'BROADCAST',
+            tensors,
+            outputs,
+            lambda: [self._gloo.broadcast(hosts, opts)],
+            self._write(outputs, hosts),
+            tensors,
+        )
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors,
-                  opts: Optional[Any] = None) -> dist.Work:
+    def allgather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Optional[Any] = None
+    ) -> dist.Work:
         hosts, gathered = self._copies(inputs), [self._copies(row) for row in outputs]
-        return self._launch('ALLGATHER', inputs, _flatten(outputs),
-                            lambda: [self._gloo.allgather(gathered, hosts)],
-                            self._write(_flatten(outputs), _flatten(gathered)), outputs)
+        return self._launch(
+            'ALLGATHER',
+            inputs,
+            _flatten(outputs),
+            lambda: [self._gloo.allgather(gathered, hosts)],
+            self._write(_flatten(outputs), _flatten(gathered)),
+            outputs,
+        )
 
-    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor,
-                        opts: Optional[Any] = None) -> dist.Work:
+    def _allgather_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Optional[Any] = None
+    ) -> dist.Work:
         _check_contiguous([output])
         # Shapes may differ, only the number of elements fits.
         chunks = [chunk.view_as(tensor) for chunk in output.view(-1).chunk(self._size)]
@@ -208,49 +271,93 @@ class SimulatedEccl:
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         hosts, gathered = self._copies(inputs), [self._copies(row) for row in outputs]
         written = _flatten(outputs) if self._profile.gather_fills_outputs else []
-        return self._launch('GATHER', inputs, written,
-                            lambda: [self._gloo.gather(gathered, hosts, opts)],
-                            self._write(written, _flatten(gathered)), outputs)
+        return self._launch(
+            'GATHER',
+            inputs,
+            written,
+            lambda: [self._gloo.gather(gathered, hosts, opts)],
+            self._write(written, _flatten(gathered)),
+            outputs,
+        )
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> dist.Work:
         scattered, hosts = self._copies(outputs), [self._copies(row) for row in inputs]
         written = outputs if self._profile.gather_fills_outputs else []
-        return self._launch('SCATTER', [*_flatten(inputs), *outputs], written,
-                            lambda: [self._gloo.scatter(scattered, hosts, opts)],
-                            self._write(written, scattered), outputs)
+        return self._launch(
+            'SCATTER',
+            [*_flatten(inputs), *outputs],
+            written,
+            lambda: [self._gloo.scatter(scattered, hosts, opts)],
+            self._write(written, scattered),
+            outputs,
+        )
 
-    def alltoall_base(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                      input_sizes: List[int], opts: Optional[Any] = None) -> dist.Work:
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: List[int],
+        input_sizes: List[int],
+        opts: Optional[Any] = None,
+    ) -> dist.Work:
         [sent], [received] = self._copies([tensor]), self._copies([output])
         options = dist.AllToAllOptions()
         return self._launch(
-            'ALLTOALL_BASE', [tensor], [output],
+            'ALLTOALL_BASE',
+            [tensor],
+            [output],
             lambda: [self._gloo.alltoall_base(received, sent, output_sizes, input_sizes, options)],
-            self._write([output], [received]), [output], contiguous=False)
+            self._write([output], [received]),
+            [output],
+            contiguous=False,
+        )
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors,
-                 opts: Optional[Any] = None) -> dist.Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Optional[Any] = None) -> dist.Work:
         sizes = [tensor.numel() for tensor in outputs]
         sent = torch.cat([host.reshape(-1) for host in self._copies(inputs)])
         received = torch.cat([host.reshape(-1) for host in self._copies(outputs)])
         options = dist.AllToAllOptions()
         return self._launch(
-            'ALLTOALL', inputs, outputs,
-            lambda: [self._gloo.alltoall_base(received, sent, sizes,
-                                              [tensor.numel() for tensor in inputs], options)],
-            self._write(outputs, received.split(sizes)), outputs, contiguous=False)
+            'ALLTOALL',
+            inputs,
+            outputs,
+            lambda: [
+                self._gloo.alltoall_base(
+                    received, sent, sizes, [tensor.numel() for tensor in inputs], options
+                )
+            ],
+            self._write(outputs, received.split(sizes)),
+            outputs,
+            contiguous=False,
+        )
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> dist.Work:
         hosts = self._copies(tensors)
         work = self._gloo.send(hosts, destination, tag)
-        return self._launch('SEND', tensors, [], lambda: [work], lambda: None, tensors,
-                            contiguous=False, peer=destination)
+        return self._launch(
+            'SEND',
+            tensors,
+            [],
+            lambda: [work],
+            lambda: None,
+            tensors,
+            contiguous=False,
+            peer=destination,
+        )
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         hosts = self._copies(tensors)
         work = self._gloo.recv(hosts, source, tag)
-        return self._launch('RECV', [], tensors, lambda: [work], self._write(tensors, hosts),
-                            tensors, contiguous=False, peer=source)
+        return self._launch(
+            'RECV',
+            [],
+            tensors,
+            lambda: [work],
+            self._write(tensors, hosts),
+            tensors,
+            contiguous=False,
+            peer=source,
+        )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         raise RuntimeError('ProcessGroupECCL does not support recvAnysource')
@@ -265,10 +372,19 @@ class SimulatedEccl:
         with device_module.device(index):
             return self.allreduce([torch.empty(1, dtype=torch.uint8, device=f'gcu:{index}')])
 
-    def _launch(self, name: str, inputs: Tensors, outputs: Tensors,
-                start: Callable[[], List[dist.Work]], deliver: Callable[[], None], result: object,
-                *, reduces: bool = False, contiguous: bool = True,
-                peer: Optional[int] = None) -> dist.Work:
+    def _launch(
+        self,
+        name: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        start: Callable[[], List[dist.Work]],
+        deliver: Callable[[], None],
+        result: object,
+        *,
+        reduces: bool = False,
+        contiguous: bool = True,
+        peer: Optional[int] = None,
+    ) -> dist.Work:
         """Check the tensors of a collective, queue it, and return its work.
 
         Args:
@@ -307,16 +423,18 @@ class SimulatedEccl:
             raise RuntimeError(
                 f'a collective of a tensor on {tensor.device} while gcu:'
                 f'{device_module.current_device()} is the current device of this thread: eccl '
-                f'would do nothing. Call torch.gcu.set_device() first.')
+                f'would do nothing. Call torch.gcu.set_device() first.'
+            )
         if str(tensor.dtype).rpartition('.')[2] in self._profile.unmapped_dtypes:
-            raise TypeError('Input tensor data type is not supported for ECCL process group: '
-                            f'{tensor.dtype}')
-        if reduces and tensor.dtype in _WIDE \
-                and self._profile.wire_64 is Wire64.REDUCTIONS_REFUSED:
+            raise TypeError(
+                f'Input tensor data type is not supported for ECCL process group: {tensor.dtype}'
+            )
+        if reduces and tensor.dtype in _WIDE and self._profile.wire_64 is Wire64.REDUCTIONS_REFUSED:
             raise dist.DistBackendError(
                 'ECCL error in: torch_gcu/csrc/distributed/ProcessGroupECCL.cpp, invalid argument '
                 '(run with ECCL_DEBUG=WARN for details), ECCL version 3.6.3.11\n'
-                'ecclInvalidArgument: Invalid value for an argument.')
+                'ecclInvalidArgument: Invalid value for an argument.'
+            )
 
     def _divisor(self, tensors: Tensors, operation: Any) -> int:
         """Check the operation of a reduction; return the number to divide the sum by."""
@@ -335,22 +453,29 @@ class SimulatedEccl:
             narrow[torch.int64] = torch.int32
         if self._profile.wire_64 is Wire64.REDUCTIONS_REFUSED:
             del narrow[torch.float64]
-        return [tensor.detach().cpu().to(narrow.get(tensor.dtype, tensor.dtype)).contiguous()
-                for tensor in tensors]
+        return [
+            tensor.detach().cpu().to(narrow.get(tensor.dtype, tensor.dtype)).contiguous()
+            for tensor in tensors
+        ]
 
-    def _write(self, outputs: Tensors, hosts: Sequence[torch.Tensor],
-               divisor: int = 1) -> Callable[[], None]:
+    def _write(
+        self, outputs: Tensors, hosts: Sequence[torch.Tensor], divisor: int = 1
+    ) -> Callable[[], None]:
         """Return the function that writes host results into device tensors."""
-        if any(tensor.dtype == torch.int64 for tensor in outputs) \
-                and self._profile.wire_64 is Wire64.FIRST_HALF:
+        if (
+            any(tensor.dtype == torch.int64 for tensor in outputs)
+            and self._profile.wire_64 is Wire64.FIRST_HALF
+        ):
             before = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in outputs])
             return lambda: _write_first_half(outputs, hosts, before)
 
         def write() -> None:
             for output, host in zip(outputs, hosts):
                 # The dtype of the card's division, as in eccl's AVG.
-                output.copy_((host if divisor == 1 else (host / divisor).to(host.dtype))
-                             .view_as(output))
+                output.copy_(
+                    (host if divisor == 1 else (host / divisor).to(host.dtype)).view_as(output)
+                )
+
         return write
 
     def _record(self, name: str, tensors: Tensors) -> None:
@@ -384,15 +509,17 @@ def _write_first_half(outputs: Tensors, hosts: Tensors, before: torch.Tensor) ->
         before: Elements of the outputs before the collective.
     """
     lanes = before.view(torch.int32)
-    moved = torch.cat([host.reshape(-1).view(torch.int32)[:host.numel()] for host in hosts])
-    lanes[:len(moved)] = moved
+    moved = torch.cat([host.reshape(-1).view(torch.int32)[: host.numel()] for host in hosts])
+    lanes[: len(moved)] = moved
     for output, values in zip(outputs, before.split([output.numel() for output in outputs])):
         output.copy_(values.view_as(output))
 
 
 def _check_contiguous(tensors: Tensors) -> None:
-    if not all(tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
-               for tensor in tensors):
+    if not all(
+        tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in tensors
+    ):
         raise ValueError('Tensors must be contiguous')
 
 
@@ -405,9 +532,14 @@ def _caller() -> str:
     frame = sys._getframe()
     while frame is not None:
         module = str(frame.f_globals.get('__name__', ''))
-        if not module.startswith(('mapsage.distributed.groups.', f'{__package__}.',
-                                  'torch.distributed.c10d_logger',
-                                  'torch.distributed.distributed_c10d')):
+        if not module.startswith(
+            (
+                'mapsage.distributed.groups.',
+                f'{__package__}.',
+                'torch.distributed.c10d_logger',
+                'torch.distributed.distributed_c10d',
+            )
+        ):
             return module
         frame = frame.f_back  # type: ignore[assignment]
     return 'autograd'

@@ -4,6 +4,7 @@ A simulated device has one stream, and kernels are finished when they are queued
 complete when it is recorded, and its time is the time of recording. Only collectives are waited
 for.
 """
+
 from __future__ import annotations
 
 import time
@@ -23,8 +24,9 @@ class Stream(torch.Stream):
         # PyTorch restores a stream from its three numbers.
         if 'stream_id' in kwargs:
             return super().__new__(cls, **kwargs)
-        return super().__new__(cls, device=torch.device('gcu', device_index(device)),
-                               priority=priority)
+        return super().__new__(
+            cls, device=torch.device('gcu', device_index(device)), priority=priority
+        )
 
     def synchronize(self) -> None:
         """Wait for the collectives under way."""
@@ -59,8 +61,9 @@ class Event(_EventBase):
     _timed: bool
     _seconds: Optional[float]
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False,
-                interprocess: bool = False) -> Event:
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
         """Return an event of the current device."""
         event = super().__new__(cls, device='gcu')
         event._timed, event._seconds = enable_timing, None
@@ -82,12 +85,14 @@ class Event(_EventBase):
         Raises:
             ValueError: If an event was made without ``enable_timing`` or is not recorded.
         """
-        seconds = [event._seconds for event in (self, other)
-                   if isinstance(event, Event) and event._timed]
+        seconds = [
+            event._seconds for event in (self, other) if isinstance(event, Event) and event._timed
+        ]
         if len(seconds) < 2 or None in seconds:
-            raise ValueError('elapsed_time needs two recorded events of torch.gcu with '
-                             'enable_timing=True')
-        begin, end = (moment or 0. for moment in seconds)
+            raise ValueError(
+                'elapsed_time needs two recorded events of torch.gcu with enable_timing=True'
+            )
+        begin, end = (moment or 0.0 for moment in seconds)
         return (end - begin) * 1000
 
 
@@ -103,8 +108,12 @@ class StreamContext:
         if self._stream is not None:
             set_device(self._stream.device)
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         set_device(self._before)
 
 

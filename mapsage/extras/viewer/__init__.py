@@ -4,6 +4,7 @@
 `server.py` serves them to one user on this machine; `static.py` writes a folder for any web server
 instead. The page is in ``web/``. A review (`review.py`) lets the user judge tiles, worst first.
 """
+
 from mapsage_launcher.only_help import is_only_help
 
 # The help of a program needs none of these.
@@ -17,5 +18,12 @@ if not is_only_help():
     from .static import write_static
 
 __all__ = [
-    'MapEntry', 'Review', 'TruthSettings', 'ViewError', 'ViewServer', 'ViewSession', 'find_maps',
-    'write_static']
+    'MapEntry',
+    'Review',
+    'TruthSettings',
+    'ViewError',
+    'ViewServer',
+    'ViewSession',
+    'find_maps',
+    'write_static',
+]

@@ -5,6 +5,7 @@ that works once. The browser that opens the link gets a cookie that is valid whi
 the browser run. A used link is replaced at once, so exactly one link is valid at any time.
 `server.py` asks :class:`Admission` before it answers.
 """
+
 from __future__ import annotations
 
 import hmac

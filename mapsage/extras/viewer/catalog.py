@@ -4,6 +4,7 @@ A map's report (the ``.json`` beside it) may have been written by a stranger: no
 trusted, and no server is asked for a file that it names unless the user allows it. `session.py`
 prepares the files for a browser.
 """
+
 from __future__ import annotations
 
 import os
@@ -74,29 +75,42 @@ class MapEntry:
         """Return the facts about the map that the page shows, without its files."""
         total = max(1, sum(self.pixels.get(entry['value'], 0) for entry in self.classes))
         return dict(
-            self._grid, name=self.name,
-            classes=[dict(entry, share=self.pixels.get(entry['value'], 0) / total)
-                     for entry in self.classes],
-            notes=self.notes)
+            self._grid,
+            name=self.name,
+            classes=[
+                dict(entry, share=self.pixels.get(entry['value'], 0) / total)
+                for entry in self.classes
+            ],
+            notes=self.notes,
+        )
 
 
 def _read_grid(path: Path) -> Dict[str, Any]:
     """Return size, CRS and pixel size of a map."""
     with Raster(path) as raster:
         side = pixel_side(raster) if raster.is_georeferenced else float('nan')
-        step = abs(raster.transform.determinant)**0.5
+        step = abs(raster.transform.determinant) ** 0.5
         crs = raster.crs
         return dict(
-            width=raster.width, height=raster.height,
-            crs=None if crs is None else crs.to_string() if crs.to_epsg() is None
+            width=raster.width,
+            height=raster.height,
+            crs=None
+            if crs is None
+            else crs.to_string()
+            if crs.to_epsg() is None
             else f'EPSG:{crs.to_epsg()}',
             geographic=bool(crs is not None and crs.is_geographic),
             pixel_meters=side if np.isfinite(side) else None,
-            meters_per_unit=side / step if np.isfinite(side) and step else None)
+            meters_per_unit=side / step if np.isfinite(side) and step else None,
+        )
 
 
-def find_maps(inputs: Sequence[Union[str, Path]], scenes: Union[None, str, Path] = None,
-              truth: Union[None, str, Path] = None, allow_remote: bool = False) -> List[MapEntry]:
+def find_maps(
+    inputs: Sequence[Union[str, Path]],
+    scenes: Union[None, str, Path] = None,
+    truth: Union[None, str, Path] = None,
+    allow_remote: bool = False,
+) -> List[MapEntry]:
     """Return the maps of files and folders, in the order of their names.
 
     A map is a GeoTIFF with the class names that ``tools/predict.py`` writes into it. The map's
@@ -116,8 +130,10 @@ def find_maps(inputs: Sequence[Union[str, Path]], scenes: Union[None, str, Path]
     files: List[Path] = []
     for path in map(Path, inputs):
         if not path.exists():
-            raise ViewError(f'{path} does not exist; expected a folder of maps that '
-                            f'`{program("predict")}` made, or a map.')
+            raise ViewError(
+                f'{path} does not exist; expected a folder of maps that '
+                f'`{program("predict")}` made, or a map.'
+            )
         files += sorted(path.glob('*.tif')) if path.is_dir() else [path]
     scenes_by_name = _files_by_name(scenes, '--scenes')
     truth_by_name = _files_by_name(truth, '--truth')
@@ -130,11 +146,15 @@ def find_maps(inputs: Sequence[Union[str, Path]], scenes: Union[None, str, Path]
             entries.append(_make_entry(path, classes, scenes_by_name, truth_by_name))
     if not entries:
         names = ', '.join(path.name for path in files[:5]) or 'no .tif file'
-        raise ViewError(f'no map in {", ".join(map(str, inputs))}: found {names}. A map is a file '
-                        f'that `{program("predict")} CONFIG CHECKPOINT SCENES --out DIR` writes.')
+        raise ViewError(
+            f'no map in {", ".join(map(str, inputs))}: found {names}. A map is a file '
+            f'that `{program("predict")} CONFIG CHECKPOINT SCENES --out DIR` writes.'
+        )
     if truth is not None and not any(entry.truth for entry in entries):
-        raise ViewError(f'--truth {truth}: no file there has the name of a map '
-                        f'({", ".join(entry.name for entry in entries[:5])}).')
+        raise ViewError(
+            f'--truth {truth}: no file there has the name of a map '
+            f'({", ".join(entry.name for entry in entries[:5])}).'
+        )
     return entries
 
 
@@ -149,12 +169,17 @@ def check_servers(names: Sequence[str], described_in: str) -> None:
         ViewError: If a file lies on a server, or describes data on a server, as a VRT may.
     """
     for name in names:
-        file, server = ((described_in, remote_file(name)) if is_gdal_name(name)
-                        else (Path(name).name, server_in(name)))
+        file, server = (
+            (described_in, remote_file(name))
+            if is_gdal_name(name)
+            else (Path(name).name, server_in(name))
+        )
         if server:
-            raise ViewError(f'{file} names {without_secrets(server)}, and servers are only asked '
-                            'with --allow-remote. Add it if you trust the file, or copy the data '
-                            'here and name them with --scenes or --truth.')
+            raise ViewError(
+                f'{file} names {without_secrets(server)}, and servers are only asked '
+                'with --allow-remote. Add it if you trust the file, or copy the data '
+                'here and name them with --scenes or --truth.'
+            )
 
 
 def _read_classes(path: Path) -> List[Dict[str, Any]]:
@@ -164,8 +189,9 @@ def _read_classes(path: Path) -> List[Dict[str, Any]]:
         raise
     # All errors, because rasterio's have no common public base.
     except Exception as error:
-        raise ViewError(f'{path} cannot be read: {error}. Make the map again, or move the file '
-                        'elsewhere.') from error
+        raise ViewError(
+            f'{path} cannot be read: {error}. Make the map again, or move the file elsewhere.'
+        ) from error
 
 
 def _files_by_name(path: Union[None, str, Path], option: str) -> Dict[str, Path]:
@@ -192,13 +218,17 @@ def _files_by_name(path: Union[None, str, Path], option: str) -> Dict[str, Path]
     raise ViewError(f'{option} {path} does not exist; expected a folder, or a file.')
 
 
-def _make_entry(path: Path, classes: List[Dict[str, Any]], scenes: Mapping[str, Path],
-                truth: Mapping[str, Path]) -> MapEntry:
+def _make_entry(
+    path: Path, classes: List[Dict[str, Any]], scenes: Mapping[str, Path], truth: Mapping[str, Path]
+) -> MapEntry:
     report = _report(path)
     values = {entry['name']: entry['value'] for entry in classes}
     counts = report.get('pixels')
-    if isinstance(counts, dict) and set(counts) == set(values) \
-            and all(type(count) is int for count in counts.values()):
+    if (
+        isinstance(counts, dict)
+        and set(counts) == set(values)
+        and all(type(count) is int for count in counts.values())
+    ):
         pixels = {values[name]: count for name, count in counts.items()}
     else:
         pixels = _count_pixels(path)
@@ -229,10 +259,17 @@ def _scenes_of(report: Dict[str, Any]) -> List[str]:
     """Return the scenes that a report names and that still exist."""
     settings = _settings(report)
     stamps = settings.get('input')
-    names = [stamp[0] for stamp in (stamps if isinstance(stamps, list) else [])
-             if isinstance(stamp, list) and stamp and isinstance(stamp[0], str)]
-    scenes = [name for name in names if '\0' not in name and (
-        is_gdal_name(name) or name.lower().endswith(SCENE_SUFFIXES) and os.path.exists(name))]
+    names = [
+        stamp[0]
+        for stamp in (stamps if isinstance(stamps, list) else [])
+        if isinstance(stamp, list) and stamp and isinstance(stamp[0], str)
+    ]
+    scenes = [
+        name
+        for name in names
+        if '\0' not in name
+        and (is_gdal_name(name) or name.lower().endswith(SCENE_SUFFIXES) and os.path.exists(name))
+    ]
     return scenes if settings.get('mosaic') else scenes[:1]
 
 
@@ -244,8 +281,12 @@ def _settings(report: Dict[str, Any]) -> Dict[str, Any]:
 def _windows_of(report: Dict[str, Any]) -> Tuple[Tuple[int, int], ...]:
     settings = _settings(report)
     pairs = [settings.get('window'), settings.get('size')]
-    if all(isinstance(pair, list) and len(pair) == 2
-           and all(type(side) is int and side > 0 for side in pair) for pair in pairs):
+    if all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(type(side) is int and side > 0 for side in pair)
+        for pair in pairs
+    ):
         return tuple((height, width) for height, width in pairs)  # type: ignore[misc]
     return ()
 

@@ -2,6 +2,7 @@
 
 The server and the page are in `mapsage/extras/viewer/`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,21 +31,28 @@ def view(args: argparse.Namespace) -> None:
     if not args.allow_remote:
         forbid_servers()
     entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote)
-    session = ViewSession(entries, TruthSettings(
-        args.reduce_zero_label, args.class_field, args.default_class, args.outside), say,
-        args.allow_remote)
+    session = ViewSession(
+        entries,
+        TruthSettings(args.reduce_zero_label, args.class_field, args.default_class, args.outside),
+        say,
+        args.allow_remote,
+    )
     if args.static is not None:
         session.prepare()
         page = write_static(session, args.static)
-        say(f'{page}: put this folder on a web server that serves parts of files, such as nginx or '
-            'GitHub Pages.')
+        say(
+            f'{page}: put this folder on a web server that serves parts of files, such as nginx or '
+            'GitHub Pages.'
+        )
         return
     review = Review(session, args.review, say)
     with ViewServer(session, args.port, review, say) as server:
         say(f'{len(entries)} map(s): open {server.url} in a browser; Ctrl+C ends it.')
         say('The link works once: the next one is printed when it is used, for another browser.')
-        say(f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
-            f'{getpass.getuser()}@{socket.gethostname()}')
+        say(
+            f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
+            f'{getpass.getuser()}@{socket.gethostname()}'
+        )
         threading.Thread(target=_prepare, args=(session, review), daemon=True).start()
         try:
             server.serve_forever()

@@ -8,6 +8,7 @@ admitted are replaced first. `server.py` defines the answers.
 Numbers in headers may have any length: Python refuses to convert one of more than 4,300 digits, and
 older versions take seconds for it, so a stranger's digits must not reach ``int()``.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -32,9 +33,11 @@ the longest time without progress in an answer."""
 _LONGEST_REQUEST = 1 << 16
 # Bytes that the system may take ahead of the reader.
 _SEND_BUFFER = 1 << 16
-_BUSY = (b'HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n'
-         b'Content-Type: text/plain\r\nContent-Length: 58\r\n\r\n'
-         b'All connections of the viewer are in use; reload the page.')
+_BUSY = (
+    b'HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n'
+    b'Content-Type: text/plain\r\nContent-Length: 58\r\n\r\n'
+    b'All connections of the viewer are in use; reload the page.'
+)
 
 
 @dataclass
@@ -124,13 +127,15 @@ class BoundedServer(ThreadingHTTPServer):
             self._states[connection].is_admitted = is_admitted
 
     def _end_one(self) -> bool:
-        """End a connection to make room, unless one is ending already; return False if none can be.
-        """
+        """End a connection to make room, unless one is ending already; return False if none can be."""
         states = self._states.items()
         if any(state.is_ended for _, state in states):
             return True
-        waiting = [(state.is_admitted, state.since, connection) for connection, state in states
-                   if state.is_waiting]
+        waiting = [
+            (state.is_admitted, state.since, connection)
+            for connection, state in states
+            if state.is_waiting
+        ]
         if not waiting:
             return False
         connection = min(waiting, key=lambda row: row[:2])[2]
@@ -212,7 +217,7 @@ class _Answers(io.RawIOBase):
         while left:
             # Not sendall(), whose deadline is for all bytes together.
             self._connection.settimeout(self._seconds)
-            left = left[self._connection.send(left):]
+            left = left[self._connection.send(left) :]
         return len(data)
 
 

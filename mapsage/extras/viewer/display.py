@@ -7,6 +7,7 @@ and times, so a changed source leads to a new copy.
 
 Arrays: values ``(B, H, W)`` for bands, rows, columns; validity ``(H, W)``, bool.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -81,7 +82,8 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
         if not copy.exists():
             with ExitStack() as stack:
                 scene: Raster = stack.enter_context(
-                    Raster(entry.scenes[0]) if len(entry.scenes) == 1 else Mosaic(entry.scenes))
+                    Raster(entry.scenes[0]) if len(entry.scenes) == 1 else Mosaic(entry.scenes)
+                )
                 read = _raster_reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
                 _write_scene(copy, read, target, _find_limits(scene), progress)
     return copy
@@ -106,8 +108,9 @@ class TruthSettings(NamedTuple):
 AS_BY_DEFAULT = TruthSettings()
 
 
-def truth_for_display(entry: MapEntry, progress: Progress,
-                      settings: TruthSettings = AS_BY_DEFAULT) -> Tuple[Path, Matrix]:
+def truth_for_display(
+    entry: MapEntry, progress: Progress, settings: TruthSettings = AS_BY_DEFAULT
+) -> Tuple[Path, Matrix]:
     """Return the path of a copy of the labels on the map's grid, and a confusion matrix.
 
     The copy has the same tiles and overviews as the map, because the page shows both as bands of
@@ -150,16 +153,20 @@ def _read_matrix(path: Path, classes: int) -> Optional[Matrix]:
         return None
     rows = matrix if isinstance(matrix, list) else []
     is_square = len(rows) == classes and all(
-        isinstance(row, list) and len(row) == classes
-        and all(type(count) is int and 0 <= count < _MAX_PIXELS for count in row) for row in rows)
+        isinstance(row, list)
+        and len(row) == classes
+        and all(type(count) is int and 0 <= count < _MAX_PIXELS for count in row)
+        for row in rows
+    )
     return matrix if is_square else None
 
 
 def _polygon_reader(entry: MapEntry, settings: TruthSettings, target: Raster) -> _ReadRows:
     """Return a function that burns polygons into rows of the map, as the training did."""
     classes = tuple(str(class_['name']) for class_ in entry.classes)
-    vector = _open_polygons(str(entry.truth), json.dumps(stamp(str(entry.truth))), classes,
-                            settings)
+    vector = _open_polygons(
+        str(entry.truth), json.dumps(stamp(str(entry.truth))), classes, settings
+    )
     labels = vector.for_scene(target, settings.outside)
     vector.check_met()
 
@@ -172,11 +179,13 @@ def _polygon_reader(entry: MapEntry, settings: TruthSettings, target: Raster) ->
 
 # The maps of a folder often share one file of polygons.
 @lru_cache(maxsize=1)
-def _open_polygons(path: str, stamp_text: str, classes: Tuple[str, ...], settings: TruthSettings
-                   ) -> VectorLabels:
+def _open_polygons(
+    path: str, stamp_text: str, classes: Tuple[str, ...], settings: TruthSettings
+) -> VectorLabels:
     """Return the labels of a file. ``stamp_text`` changes with the file, for the cache."""
-    return VectorLabels(path, settings.class_field, classes, NO_DATA,
-                        default_class=settings.default_class)
+    return VectorLabels(
+        path, settings.class_field, classes, NO_DATA, default_class=settings.default_class
+    )
 
 
 def _is_readable(path: str, target: Raster) -> bool:
@@ -185,17 +194,23 @@ def _is_readable(path: str, target: Raster) -> bool:
         return False
     with open_file(path) as source:
         small = max(source.width, source.height) <= _GOOD_SIZE
-        return (source.profile.get('tiled', False) and (small or bool(source.overviews(1)))
-                and source.count in (3, 4) and set(source.dtypes) == {'uint8'}
-                and (source.count == 3 or source.colorinterp[3] == ColorInterp.alpha)
-                and MaskFlags.nodata not in source.mask_flag_enums[0]
-                and _same_grid(Raster(path), target))
+        return (
+            source.profile.get('tiled', False)
+            and (small or bool(source.overviews(1)))
+            and source.count in (3, 4)
+            and set(source.dtypes) == {'uint8'}
+            and (source.count == 3 or source.colorinterp[3] == ColorInterp.alpha)
+            and MaskFlags.nodata not in source.mask_flag_enums[0]
+            and _same_grid(Raster(path), target)
+        )
 
 
 def _same_grid(first: Raster, second: Raster) -> bool:
-    return ((first.width, first.height) == (second.width, second.height)
-            and same_crs(first.crs, second.crs)
-            and first.transform.almost_equals(second.transform, 1e-6))
+    return (
+        (first.width, first.height) == (second.width, second.height)
+        and same_crs(first.crs, second.crs)
+        and first.transform.almost_equals(second.transform, 1e-6)
+    )
 
 
 def _transform(target: Raster) -> Optional[Affine]:
@@ -209,13 +224,17 @@ def _copy_path(entry: MapEntry, kind: str, sources: Sequence[str], *settings: st
     key = hashlib.sha256(json.dumps([stamps, settings]).encode()).hexdigest()[:12]
     folder = entry.path.parent / '.view'
     if folder.is_symlink():
-        raise ViewError(f'{folder} is a link, and copies for the browser are written and removed '
-                        'there; remove the link, or copy the maps elsewhere.')
+        raise ViewError(
+            f'{folder} is a link, and copies for the browser are written and removed '
+            'there; remove the link, or copy the maps elsewhere.'
+        )
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ViewError(f'cannot make {folder} ({error}), where the copies for the browser go; '
-                        'give write permission, or copy the maps elsewhere.') from error
+        raise ViewError(
+            f'cannot make {folder} ({error}), where the copies for the browser go; '
+            'give write permission, or copy the maps elsewhere.'
+        ) from error
     # Remove copies of earlier states of the same map.
     copy_name = re.compile(f'{re.escape(entry.name)}_{kind}_([0-9a-f]{{12}})\\.(tif|json)')
     for old in folder.iterdir():
@@ -225,30 +244,44 @@ def _copy_path(entry: MapEntry, kind: str, sources: Sequence[str], *settings: st
     return folder / f'{entry.name}_{kind}_{key}.tif'
 
 
-def _raster_reader(path: str, source: Raster, target: Raster, stack: ExitStack,
-                   resampling: Resampling) -> _ReadRows:
+def _raster_reader(
+    path: str, source: Raster, target: Raster, stack: ExitStack, resampling: Resampling
+) -> _ReadRows:
     """Return a function that reads rows of a raster on the map's grid."""
     same_size = (source.width, source.height) == (target.width, target.height)
     have_crs = source.crs is not None and target.crs is not None
     if isinstance(source, Mosaic) or _same_grid(source, target) or (same_size and not have_crs):
         if not same_size:
-            raise ViewError(f'the scenes of {target.path} have changed since the map was made: '
-                            f'together {source.width} x {source.height} pixels, the map '
-                            f'{target.width} x {target.height}. Predict them again.')
+            raise ViewError(
+                f'the scenes of {target.path} have changed since the map was made: '
+                f'together {source.width} x {source.height} pixels, the map '
+                f'{target.width} x {target.height}. Predict them again.'
+            )
         return lambda row, rows: source.read(0, row, target.width, rows)
     if not have_crs:
-        raise ViewError(f'{path} has {source.width} x {source.height} pixels and no coordinates to '
-                        f'place it by, the map {target.width} x {target.height}: not shown.')
+        raise ViewError(
+            f'{path} has {source.width} x {source.height} pixels and no coordinates to '
+            f'place it by, the map {target.width} x {target.height}: not shown.'
+        )
     handle = stack.enter_context(open_file(path))
-    warped = stack.enter_context(WarpedVRT(
-        handle, crs=target.crs, transform=target.transform, width=target.width,
-        height=target.height, resampling=resampling, add_alpha=handle.nodata is None
-        and ColorInterp.alpha not in handle.colorinterp))
+    warped = stack.enter_context(
+        WarpedVRT(
+            handle,
+            crs=target.crs,
+            transform=target.transform,
+            width=target.width,
+            height=target.height,
+            resampling=resampling,
+            add_alpha=handle.nodata is None and ColorInterp.alpha not in handle.colorinterp,
+        )
+    )
 
     def read(row: int, rows: int) -> Tuple[np.ndarray, np.ndarray]:
         window = Window(0, row, target.width, rows)
-        return (warped.read(list(source.bands), window=window),
-                warped.dataset_mask(window=window) > 0)
+        return (
+            warped.read(list(source.bands), window=window),
+            warped.dataset_mask(window=window) > 0,
+        )
 
     return read
 
@@ -262,19 +295,33 @@ def _find_limits(scene: Raster) -> Optional[np.ndarray]:
     values = reduced[:3, valid]
     values = values[:, np.isfinite(values).all(0)]
     if not values.size:
-        return np.tile([0., 1.], (min(3, len(scene.bands)), 1))
+        return np.tile([0.0, 1.0], (min(3, len(scene.bands)), 1))
     low, high = np.percentile(values, _STRETCH, axis=1)
     return np.stack([low, np.maximum(high, low + 1e-12)], 1)
 
 
-def _write_scene(copy: Path, read: _ReadRows, target: Raster, limits: Optional[np.ndarray],
-                 progress: Progress) -> None:
+def _write_scene(
+    copy: Path, read: _ReadRows, target: Raster, limits: Optional[np.ndarray], progress: Progress
+) -> None:
     with temporary_beside(copy) as folder, disk_errors(copy):
         working, finished = folder / 'working.tif', folder / copy.name
-        profile = dict(driver='GTiff', width=target.width, height=target.height, count=4,
-                       dtype='uint8', tiled=True, blockxsize=512, blockysize=512, crs=target.crs,
-                       transform=_transform(target), bigtiff='IF_SAFER', photometric='RGB',
-                       compress='deflate', zlevel=1, alpha='yes')
+        profile = dict(
+            driver='GTiff',
+            width=target.width,
+            height=target.height,
+            count=4,
+            dtype='uint8',
+            tiled=True,
+            blockxsize=512,
+            blockysize=512,
+            crs=target.crs,
+            transform=_transform(target),
+            bigtiff='IF_SAFER',
+            photometric='RGB',
+            compress='deflate',
+            zlevel=1,
+            alpha='yes',
+        )
         with open_file(working, 'w', **profile) as out:
             for row in range(0, target.height, _ROWS):
                 rows = min(_ROWS, target.height - row)
@@ -285,9 +332,17 @@ def _write_scene(copy: Path, read: _ReadRows, target: Raster, limits: Optional[n
                 out.write(np.where(valid, 255, 0).astype(np.uint8), 4, window=window)
                 progress(0.6 * (row + rows) / target.height)
         # JPEG with the alpha band as a mask: a fifth of the size, and its losses are invisible.
-        rasterio.shutil.copy(str(working), str(finished), driver='COG', compress='JPEG', quality=90,
-                             blocksize=512, overview_resampling='AVERAGE', num_threads='ALL_CPUS',
-                             bigtiff='IF_SAFER')
+        rasterio.shutil.copy(
+            str(working),
+            str(finished),
+            driver='COG',
+            compress='JPEG',
+            quality=90,
+            blocksize=512,
+            overview_resampling='AVERAGE',
+            num_threads='ALL_CPUS',
+            bigtiff='IF_SAFER',
+        )
         progress(1)
         finished.replace(copy)
 
@@ -301,12 +356,21 @@ def _as_colors(values: np.ndarray, limits: Optional[np.ndarray]) -> np.ndarray:
     return values if len(values) == 3 else np.repeat(values[:1], 3, axis=0)
 
 
-def _write_truth(copy: Path, entry: MapEntry, read: _ReadRows, target: Raster,
-                 settings: TruthSettings, progress: Progress) -> Matrix:
+def _write_truth(
+    copy: Path,
+    entry: MapEntry,
+    read: _ReadRows,
+    target: Raster,
+    settings: TruthSettings,
+    progress: Progress,
+) -> Matrix:
     """Write the labels as a map; return the confusion matrix."""
-    info = MapInfo(class_names=[class_['name'] for class_ in entry.classes],
-                   palette=[class_['color'] for class_ in entry.classes], crs=target.crs,
-                   transform=_transform(target))
+    info = MapInfo(
+        class_names=[class_['name'] for class_ in entry.classes],
+        palette=[class_['color'] for class_ in entry.classes],
+        crs=target.crs,
+        transform=_transform(target),
+    )
     count = len(entry.classes)
     matrix = np.zeros((count, count), np.int64)
     is_vector = Path(str(entry.truth)).suffix.lower() in VECTOR_SUFFIXES
@@ -330,6 +394,8 @@ def _write_truth(copy: Path, entry: MapEntry, read: _ReadRows, target: Raster,
                 progress((row + rows) / target.height)
         write_cog(working, copy)
     if not matrix.any():
-        raise ViewError(f'{entry.truth}: no labeled pixel lies on the map. Its values must be the '
-                        'class indices of the map; with 0 for unlabeled, add --reduce-zero-label.')
+        raise ViewError(
+            f'{entry.truth}: no labeled pixel lies on the map. Its values must be the '
+            'class indices of the map; with 0 for unlabeled, add --reduce-zero-label.'
+        )
     return matrix.tolist()

@@ -1,4 +1,5 @@
 """The error of the viewer, for a user's mistake with a folder, a scene or a port."""
+
 from __future__ import annotations
 
 from mapsage.errors import UserError

@@ -3,6 +3,7 @@
 The page asks for the box that it shows, so a map may have millions of polygons. A file is checked
 to be a GeoPackage before GDAL opens it, because GDAL would follow other formats to servers.
 """
+
 from __future__ import annotations
 
 import json
@@ -34,16 +35,30 @@ def polygons_in(path: Union[str, Path], box: Sequence[float]) -> Dict[str, Any]:
     """
     _check_geopackage(path)
     meta, _, shapes, columns = pyogrio.raw.read(
-        str(path), layer='map', bbox=tuple(box), max_features=MOST + 1,
-        columns=['class_id', 'class_name', 'area_m2'])
+        str(path),
+        layer='map',
+        bbox=tuple(box),
+        max_features=MOST + 1,
+        columns=['class_id', 'class_name', 'area_m2'],
+    )
     if len(shapes) > MOST:
         return dict(type='FeatureCollection', features=[], too_many=MOST)
     values = dict(zip(meta['fields'], columns))
-    return dict(type='FeatureCollection', features=[
-        dict(type='Feature', geometry=json.loads(text), properties=dict(
-            class_id=int(values['class_id'][number]), class_name=str(values['class_name'][number]),
-            area_m2=_number(values['area_m2'][number])))
-        for number, text in enumerate(shapely.to_geojson(shapely.from_wkb(shapes)))])
+    return dict(
+        type='FeatureCollection',
+        features=[
+            dict(
+                type='Feature',
+                geometry=json.loads(text),
+                properties=dict(
+                    class_id=int(values['class_id'][number]),
+                    class_name=str(values['class_name'][number]),
+                    area_m2=_number(values['area_m2'][number]),
+                ),
+            )
+            for number, text in enumerate(shapely.to_geojson(shapely.from_wkb(shapes)))
+        ],
+    )
 
 
 def _check_geopackage(path: Union[str, Path]) -> None:

@@ -3,6 +3,7 @@
 A window without labels has a score from the map's confidence; both kinds of scores are in one list,
 errors first (:func:`order`). `review.py` shows the worst windows to the user.
 """
+
 from __future__ import annotations
 
 import zlib
@@ -46,8 +47,11 @@ class RankedTile(NamedTuple):
     checksum: int
 
 
-def windows_of(size: Tuple[int, int], window: Sequence[int] = (_SIDE, _SIDE),
-               seen: Optional[Sequence[int]] = None) -> Iterator[Tuple[int, int, int, int]]:
+def windows_of(
+    size: Tuple[int, int],
+    window: Sequence[int] = (_SIDE, _SIDE),
+    seen: Optional[Sequence[int]] = None,
+) -> Iterator[Tuple[int, int, int, int]]:
     """Yield the windows of a map, the same ones that ``tools/suggest_labels.py`` chooses from.
 
     The smallest number of windows that covers the map, evenly spaced; neighbors may overlap.
@@ -70,10 +74,13 @@ def windows_of(size: Tuple[int, int], window: Sequence[int] = (_SIDE, _SIDE),
             yield left, top, max(1, right - left), max(1, bottom - top)
 
 
-def rank(path: Union[str, Path], confidence: Union[None, str, Path],
-         truth: Union[None, str, Path],
-         windows: Sequence[Tuple[int, int, int, int]],
-         progress: Callable[[float], None] = lambda share: None) -> List[RankedTile]:
+def rank(
+    path: Union[str, Path],
+    confidence: Union[None, str, Path],
+    truth: Union[None, str, Path],
+    windows: Sequence[Tuple[int, int, int, int]],
+    progress: Callable[[float], None] = lambda share: None,
+) -> List[RankedTile]:
     """Return the windows of a map that have data, with their scores.
 
     Args:
@@ -90,15 +97,21 @@ def rank(path: Union[str, Path], confidence: Union[None, str, Path],
     """
     tiles: List[RankedTile] = []
     with ExitStack() as stack:
-        rasters = [None if file is None else stack.enter_context(Raster(file))
-                   for file in (path, confidence, truth)]
+        rasters = [
+            None if file is None else stack.enter_context(Raster(file))
+            for file in (path, confidence, truth)
+        ]
         target = rasters[0]
         assert target is not None
         for raster in rasters[1:]:
-            if raster is not None and (raster.width, raster.height) != (target.width,
-                                                                        target.height):
-                raise ViewError(f'{raster.path} has {raster.width} x {raster.height} pixels, the '
-                                f'map {target.width} x {target.height}.')
+            if raster is not None and (raster.width, raster.height) != (
+                target.width,
+                target.height,
+            ):
+                raise ViewError(
+                    f'{raster.path} has {raster.width} x {raster.height} pixels, the '
+                    f'map {target.width} x {target.height}.'
+                )
         for (top, height), boxes in groupby(sorted(windows, key=_rows), _rows):
             tiles += _rank_rows(rasters, top, height, list(boxes))
             progress(min(1.0, (top + height) / target.height))
@@ -119,8 +132,12 @@ def order(tiles: Sequence[Tuple[int, RankedTile]]) -> List[Tuple[int, RankedTile
     return sorted(tiles, key=key)
 
 
-def _rank_rows(rasters: Sequence[Optional[Raster]], top: int, height: int,
-               boxes: Sequence[Tuple[int, int, int, int]]) -> List[RankedTile]:
+def _rank_rows(
+    rasters: Sequence[Optional[Raster]],
+    top: int,
+    height: int,
+    boxes: Sequence[Tuple[int, int, int, int]],
+) -> List[RankedTile]:
     """Return the windows with data among ``boxes``, which have the same rows of the map."""
     target, confidence, truth = rasters
     assert target is not None
@@ -150,9 +167,17 @@ def _rank_rows(rasters: Sequence[Optional[Raster]], top: int, height: int,
             score, measure = wrong.between(*columns) / area, ERROR
         elif doubts is not None:
             score, measure = doubts.between(*columns) / 100 / area, UNCERTAINTY
-        tiles.append(RankedTile(
-            left, top, width, height, round(score, 4), measure,
-            zlib.crc32(classes[:, left:left + width].tobytes())))
+        tiles.append(
+            RankedTile(
+                left,
+                top,
+                width,
+                height,
+                round(score, 4),
+                measure,
+                zlib.crc32(classes[:, left : left + width].tobytes()),
+            )
+        )
     return tiles
 
 

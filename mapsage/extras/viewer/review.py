@@ -3,6 +3,7 @@
 The tiles are ranked once (`ranking.py`), when a page first asks for them. The decisions live in a
 file that other programs may change (`decisions.py`), so nothing about them is kept in memory.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -50,8 +51,12 @@ class Review:
         ViewError: If ``path`` is given and its folder cannot be created or written.
     """
 
-    def __init__(self, session: ViewSession, path: Union[None, str, Path] = None,
-                 say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        session: ViewSession,
+        path: Union[None, str, Path] = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._session, self._say = session, say
         self.path = Path(path or session.entries[0].path.with_name('review.gpkg'))
         if path is not None:
@@ -99,13 +104,19 @@ class Review:
             tiles, doing = list(self._tiles.items()), self._doing
         decisions = self._file.read()
         return dict(
-            file=as_text(self.path.name), doing=doing, notes=list(self._notes),
-            decisions=list(DECISIONS), tiles=[
+            file=as_text(self.path.name),
+            doing=doing,
+            notes=list(self._notes),
+            decisions=list(DECISIONS),
+            tiles=[
                 self._tile_json(identity, number, tile, decisions.get(self._key(number, tile)))
-                for identity, (number, tile) in tiles])
+                for identity, (number, tile) in tiles
+            ],
+        )
 
-    def decide(self, tile: str, decision: Optional[str], expected_state: str
-               ) -> Tuple[bool, Dict[str, Any]]:
+    def decide(
+        self, tile: str, decision: Optional[str], expected_state: str
+    ) -> Tuple[bool, Dict[str, Any]]:
         """Write a decision, or take it back.
 
         Args:
@@ -127,16 +138,25 @@ class Review:
             number, ranked = self._tiles[tile]
         raster, scenes = self._rasters[number], self._session.entries[number].scenes
         crs = raster.crs if raster.is_georeferenced else None
-        facts = dict(score=ranked.score, measure=ranked.measure, checksum=ranked.checksum,
-                     path=_scene_name(scenes[0]) if len(scenes) == 1 else '')
+        facts = dict(
+            score=ranked.score,
+            measure=ranked.measure,
+            checksum=ranked.checksum,
+            path=_scene_name(scenes[0]) if len(scenes) == 1 else '',
+        )
         try:
             saved = self._file.save(
-                self._key(number, ranked), decision, expected_state, facts,
+                self._key(number, ranked),
+                decision,
+                expected_state,
+                facts,
                 None if crs is None else window_outline(raster, *ranked[:4]),
-                '' if crs is None else crs.to_wkt())
+                '' if crs is None else crs.to_wkt(),
+            )
         except StateChangedError as error:
-            return False, dict(tile=self._tile_json(tile, number, ranked, error.current),
-                               sentence=str(error))
+            return False, dict(
+                tile=self._tile_json(tile, number, ranked, error.current), sentence=str(error)
+            )
         return True, dict(tile=self._tile_json(tile, number, ranked, saved))
 
     def _rank_map(self, number: int, entry: MapEntry) -> List[RankedTile]:
@@ -153,9 +173,13 @@ class Review:
                 with self._lock:
                     self._doing = f'The tiles of {entry.name} are being ranked: {tenths}0 %.'
 
-        return rank(entry.path, self._session.file(number, 'confidence'),
-                    self._session.file(number, 'truth'),
-                    list(windows_of((raster.height, raster.width), *entry.windows)), report)
+        return rank(
+            entry.path,
+            self._session.file(number, 'confidence'),
+            self._session.file(number, 'truth'),
+            list(windows_of((raster.height, raster.width), *entry.windows)),
+            report,
+        )
 
     def _key(self, number: int, tile: RankedTile) -> ReviewKey:
         folder = os.path.realpath(self.path.parent)
@@ -167,21 +191,29 @@ class Review:
         text = repr((*self._key(number, tile), tile.checksum))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _tile_json(self, identity: str, number: int, tile: RankedTile,
-                   decision: Optional[ReviewDecision]) -> Dict[str, Any]:
+    def _tile_json(
+        self, identity: str, number: int, tile: RankedTile, decision: Optional[ReviewDecision]
+    ) -> Dict[str, Any]:
         # A decision on an earlier state of the map is shown, but it does not count.
         is_current = decision is not None and decision.checksum == tile.checksum
         return dict(
-            id=identity, map=number, corners=self._corners(number, tile), score=tile.score,
-            measure=tile.measure, before='' if decision is None else decision.state,
+            id=identity,
+            map=number,
+            corners=self._corners(number, tile),
+            score=tile.score,
+            measure=tile.measure,
+            before='' if decision is None else decision.state,
             decision=decision.decision if decision is not None and is_current else None,
-            earlier=None if decision is None or is_current else decision.decision)
+            earlier=None if decision is None or is_current else decision.decision,
+        )
 
     def _corners(self, number: int, tile: RankedTile) -> List[List[float]]:
         """Return the corners in the coordinates of the page."""
         raster, (left, top, width, height) = self._rasters[number], tile[:4]
-        pixels = np.array([(left, top), (left + width, top), (left + width, top + height),
-                           (left, top + height)], float)
+        pixels = np.array(
+            [(left, top), (left + width, top), (left + width, top + height), (left, top + height)],
+            float,
+        )
         # For a map without coordinates, the y axis of the page starts at the last row, upward.
         if raster.transform.is_identity:
             return (np.array([0, raster.height]) + pixels * [1, -1]).tolist()
@@ -197,8 +229,9 @@ def _check_folder(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ViewError(f'--review {path}: its folder cannot be made ({error}); give another '
-                        'path.') from error
+        raise ViewError(
+            f'--review {path}: its folder cannot be made ({error}); give another path.'
+        ) from error
     if not os.access(path.parent, os.W_OK):
         raise ViewError(f'--review {path}: its folder cannot be written; give another path.')
 

@@ -4,6 +4,7 @@ Everything in a request may come from a stranger or from another page in the use
 `admission.py` decides who gets answers, `connections.py` limits connections and times, and only
 files of the :class:`ViewSession` are sent. A page can write nothing but decisions of a review.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,13 +28,22 @@ from .review import DECISIONS, Review
 from .session import ViewSession, stamp_of
 
 WEB = Path(__file__).with_name('web')
-PAGE = {'': 'index.html', 'index.html': 'index.html', 'viewer.js': 'viewer.js',
-        'viewer.css': 'viewer.css', 'LICENSES.txt': 'LICENSES.txt'}
+PAGE = {
+    '': 'index.html',
+    'index.html': 'index.html',
+    'viewer.js': 'viewer.js',
+    'viewer.css': 'viewer.css',
+    'LICENSES.txt': 'LICENSES.txt',
+}
 """Path in the URL -> file of the page."""
 
-_TYPES = {'.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8',
-          '.css': 'text/css; charset=utf-8', '.txt': 'text/plain; charset=utf-8',
-          '.tif': 'image/tiff'}
+_TYPES = {
+    '.html': 'text/html; charset=utf-8',
+    '.js': 'text/javascript; charset=utf-8',
+    '.css': 'text/css; charset=utf-8',
+    '.txt': 'text/plain; charset=utf-8',
+    '.tif': 'image/tiff',
+}
 # Bytes of a file that are sent at a time.
 _CHUNK = 1 << 20
 # Largest body of a request, in bytes.
@@ -42,7 +52,8 @@ _ELSEWHERE = 'This server answers on this machine only.'
 _NOT_ADMITTED = (
     'This viewer answers to a browser that has opened its link. Open the last link that it printed '
     'in the terminal where it runs, http://127.0.0.1:PORT/?token=...; every link works once, and '
-    'the next one is printed when it is used.\n')
+    'the next one is printed when it is used.\n'
+)
 
 
 class ViewServer(BoundedServer):
@@ -62,15 +73,21 @@ class ViewServer(BoundedServer):
         ViewError: If the port is taken.
     """
 
-    def __init__(self, session: ViewSession, port: int = 0, review: Optional[Review] = None,
-                 say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        session: ViewSession,
+        port: int = 0,
+        review: Optional[Review] = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.session, self.review, self.say = session, review, say
         self.admission = Admission()
         try:
             super().__init__(('127.0.0.1', port), _Handler)
         except (OSError, OverflowError) as error:
-            raise ViewError(f'--port {port}: {error}. Choose another, or leave --port out for a '
-                            'free one.') from error
+            raise ViewError(
+                f'--port {port}: {error}. Choose another, or leave --port out for a free one.'
+            ) from error
 
     def server_bind(self) -> None:
         """Bind without looking up the host name, which takes long without a name server."""
@@ -107,8 +124,11 @@ class _Handler(BoundedHandler):
         elif path in PAGE:
             self._send_file(WEB / PAGE[path])
         elif path == 'catalog.json':
-            self._send_json(dict(self.server.session.as_json(self._url_of),
-                                 review=self.server.review is not None))
+            self._send_json(
+                dict(
+                    self.server.session.as_json(self._url_of), review=self.server.review is not None
+                )
+            )
         elif path == 'review.json' and self.server.review is not None:
             self._send_review(self.server.review)
         elif match and match.group(2) == 'polygons':
@@ -135,11 +155,14 @@ class _Handler(BoundedHandler):
         elif self.headers.get('Content-Type', '').partition(';')[0].strip() != 'application/json':
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, 'Expected application/json.')
         elif not re.fullmatch('[0-9]+', length):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED,
-                         f'Content-Length {length[:20]!r}: expected bytes.')
+            self._refuse(
+                HTTPStatus.LENGTH_REQUIRED, f'Content-Length {length[:20]!r}: expected bytes.'
+            )
         elif as_bytes(length) > _LONGEST:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                         f'Content-Length {length[:20]}: expected at most {_LONGEST} bytes.')
+            self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f'Content-Length {length[:20]}: expected at most {_LONGEST} bytes.',
+            )
         else:
             self._decide(review, self.rfile.read(as_bytes(length)))
 
@@ -151,8 +174,9 @@ class _Handler(BoundedHandler):
 
         Any port is accepted, because ``ssh -L`` may use another port than the server.
         """
-        match = re.fullmatch(r'(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?',
-                             self.headers.get('Host', ''))
+        match = re.fullmatch(
+            r'(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?', self.headers.get('Host', '')
+        )
         return match and (match.group(1) or '80')
 
     def _admit_by_link(self, url_path: str, query: str, port: str) -> None:
@@ -189,8 +213,10 @@ class _Handler(BoundedHandler):
             self._refuse(HTTPStatus.GONE, f'{path.name} was removed while it was shown.')
             return
         if current_stamp != stamp:
-            self._refuse(HTTPStatus.GONE, f'{path.name} has changed while it was shown; start the '
-                         'viewer again.')
+            self._refuse(
+                HTTPStatus.GONE,
+                f'{path.name} has changed while it was shown; start the viewer again.',
+            )
             return
         self._send_file(path)
 
@@ -203,19 +229,26 @@ class _Handler(BoundedHandler):
                 raise ValueError(f'{len(box)} numbers')
         except (KeyError, ValueError) as error:
             box_text = str(query.get('box'))[:100]
-            self._refuse(HTTPStatus.BAD_REQUEST, f'box={box_text} ({str(error)[:100]}); expected '
-                         'left,bottom,right,top.')
+            self._refuse(
+                HTTPStatus.BAD_REQUEST,
+                f'box={box_text} ({str(error)[:100]}); expected left,bottom,right,top.',
+            )
             return
         if path is None or not path.exists():
-            self._refuse(HTTPStatus.NOT_FOUND, 'This map has no polygons, or they were removed; '
-                         'predict with --polygons.')
+            self._refuse(
+                HTTPStatus.NOT_FOUND,
+                'This map has no polygons, or they were removed; predict with --polygons.',
+            )
             return
         try:
             polygons = polygons_in(path, box)
         # KeyError: the file lacks one of the fields.
         except (DataSourceError, DataLayerError, KeyError) as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f'{path.name} cannot be read: {error}. '
-                         'Predict with --polygons --overwrite to make it again.')
+            self._refuse(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f'{path.name} cannot be read: {error}. '
+                'Predict with --polygons --overwrite to make it again.',
+            )
             return
         self._send_json(polygons)
 
@@ -258,12 +291,21 @@ class _Handler(BoundedHandler):
             if requested is None:
                 self._start(HTTPStatus.OK, kind, size, Accept_Ranges='bytes')
             elif start >= end:
-                self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, kind, 0,
-                            Content_Range=f'bytes */{size}')
+                self._start(
+                    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+                    kind,
+                    0,
+                    Content_Range=f'bytes */{size}',
+                )
                 return
             else:
-                self._start(HTTPStatus.PARTIAL_CONTENT, kind, end - start, Accept_Ranges='bytes',
-                            Content_Range=f'bytes {start}-{end - 1}/{size}')
+                self._start(
+                    HTTPStatus.PARTIAL_CONTENT,
+                    kind,
+                    end - start,
+                    Accept_Ranges='bytes',
+                    Content_Range=f'bytes {start}-{end - 1}/{size}',
+                )
             if self.command == 'HEAD':
                 return
             file.seek(start)
@@ -285,20 +327,30 @@ class _Handler(BoundedHandler):
 
     def _decide(self, review: Review, body: bytes) -> None:
         try:
-            tile, decision, expected_state = (parse_json(body.decode())[name]
-                                              for name in ('tile', 'decision', 'before'))
-            if not (isinstance(tile, str) and isinstance(expected_state, str)
-                    and (decision is None or decision in list(DECISIONS))):
+            tile, decision, expected_state = (
+                parse_json(body.decode())[name] for name in ('tile', 'decision', 'before')
+            )
+            if not (
+                isinstance(tile, str)
+                and isinstance(expected_state, str)
+                and (decision is None or decision in list(DECISIONS))
+            ):
                 raise ValueError(f'{decision!r}')
         except (ValueError, TypeError, LookupError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, f'This is not a decision ({error!r}); expected '
-                         f'tile, before, and decision: null or one of {", ".join(DECISIONS)}.')
+            self._refuse(
+                HTTPStatus.BAD_REQUEST,
+                f'This is not a decision ({error!r}); expected '
+                f'tile, before, and decision: null or one of {", ".join(DECISIONS)}.',
+            )
             return
         try:
             written, answer = review.decide(tile, decision, expected_state)
             self._send_json(answer, HTTPStatus.OK if written else HTTPStatus.CONFLICT)
         except LookupError:
-            self._refuse(HTTPStatus.GONE, 'The maps have changed since this page was loaded, or '
-                         'are being ranked again: reload it.')
+            self._refuse(
+                HTTPStatus.GONE,
+                'The maps have changed since this page was loaded, or '
+                'are being ranked again: reload it.',
+            )
         except ViewError as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))

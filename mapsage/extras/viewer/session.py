@@ -3,6 +3,7 @@
 Maps are prepared one after the other in a thread, while `server.py` already answers from other
 threads; a lock guards what both use. `display.py` makes the copies.
 """
+
 from __future__ import annotations
 
 import threading
@@ -38,9 +39,13 @@ class ViewSession:
         allow_remote: Whether servers are asked for scenes and labels that files name.
     """
 
-    def __init__(self, entries: Sequence[MapEntry], truth: TruthSettings = AS_BY_DEFAULT,
-                 say: Callable[[str], None] = lambda text: None, allow_remote: bool = False
-                 ) -> None:
+    def __init__(
+        self,
+        entries: Sequence[MapEntry],
+        truth: TruthSettings = AS_BY_DEFAULT,
+        say: Callable[[str], None] = lambda text: None,
+        allow_remote: bool = False,
+    ) -> None:
         self.entries = list(entries)
         self._allow_remote = allow_remote
         self._truth_settings = truth
@@ -65,11 +70,13 @@ class ViewSession:
         """Make the copies of one map's scene and labels that the browser needs."""
         entry = self.entries[number]
         if entry.scenes:
-            self._prepare_file(number, 'scene',
-                               lambda progress: self._prepare_scene(number, progress))
+            self._prepare_file(
+                number, 'scene', lambda progress: self._prepare_scene(number, progress)
+            )
         if entry.truth is not None:
-            self._prepare_file(number, 'truth',
-                               lambda progress: self._prepare_truth(number, progress))
+            self._prepare_file(
+                number, 'truth', lambda progress: self._prepare_truth(number, progress)
+            )
         with self._lock:
             self._doing.pop(number, None)
             self._ready[number] = True
@@ -83,15 +90,27 @@ class ViewSession:
         """
         with self._lock:
             kinds = list(self._files)
-            state = [(self._ready.get(number, False), self._doing.get(number),
-                      self._confusion.get(number)) for number in range(len(self.entries))]
+            state = [
+                (
+                    self._ready.get(number, False),
+                    self._doing.get(number),
+                    self._confusion.get(number),
+                )
+                for number in range(len(self.entries))
+            ]
         maps = []
         for number, entry in enumerate(self.entries):
             ready, doing, confusion = state[number]
-            maps.append(dict(
-                entry.as_json(), ready=ready, doing=doing, **scores_of(confusion),
-                files={kind: url_of(number, kind) for owner, kind in kinds if owner == number},
-                polygons=url_of(number, 'polygons') if entry.polygons is not None else None))
+            maps.append(
+                dict(
+                    entry.as_json(),
+                    ready=ready,
+                    doing=doing,
+                    **scores_of(confusion),
+                    files={kind: url_of(number, kind) for owner, kind in kinds if owner == number},
+                    polygons=url_of(number, 'polygons') if entry.polygons is not None else None,
+                )
+            )
         return dict(maps=maps)
 
     def file(self, number: int, kind: str) -> Optional[Path]:
@@ -161,9 +180,10 @@ def scores_of(confusion: Optional[Matrix]) -> Dict[str, Any]:
     matrix = np.array(confusion, np.int64)
     right = np.diag(matrix)
     union = matrix.sum(0) + matrix.sum(1) - right
-    return dict(accuracy=[int(right.sum()), int(matrix.sum())],
-                iou=[float(hits / pixels) if pixels else None
-                     for hits, pixels in zip(right, union)])
+    return dict(
+        accuracy=[int(right.sum()), int(matrix.sum())],
+        iou=[float(hits / pixels) if pixels else None for hits, pixels in zip(right, union)],
+    )
 
 
 def stamp_of(path: Path) -> str:

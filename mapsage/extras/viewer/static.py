@@ -2,6 +2,7 @@
 
 There is no review, and polygons are loaded at once instead of by box; `server.py` has both.
 """
+
 from __future__ import annotations
 
 import json
@@ -40,21 +41,25 @@ def write_static(session: ViewSession, out: Union[str, Path]) -> Path:
             facts['polygons'] = _write_polygons(session, number, facts, folder)
         atomic_write(out / 'catalog.json', json.dumps(catalog).encode())
     except OSError as error:
-        raise ViewError(f'cannot write into {out}: {error}. Free space there, or choose another '
-                        'folder.') from error
+        raise ViewError(
+            f'cannot write into {out}: {error}. Free space there, or choose another folder.'
+        ) from error
     return out / 'index.html'
 
 
-def _write_polygons(session: ViewSession, number: int, facts: Dict[str, Any],
-                    folder: Path) -> Optional[str]:
+def _write_polygons(
+    session: ViewSession, number: int, facts: Dict[str, Any], folder: Path
+) -> Optional[str]:
     """Write the polygons of a map and return their URL; None without polygons, or if left out."""
     path = session.entries[number].polygons
     if path is None:
         return None
     everything = polygons_in(path, [-1e300, -1e300, 1e300, 1e300])
     if 'too_many' in everything:
-        facts['notes'] = [*facts['notes'], f'The polygons are left out: there are more than '
-                          f'{MOST:,}. {path.name} opens in QGIS.']
+        facts['notes'] = [
+            *facts['notes'],
+            f'The polygons are left out: there are more than {MOST:,}. {path.name} opens in QGIS.',
+        ]
         return None
     atomic_write(folder / 'polygons.json', json.dumps(everything).encode())
     return f'maps/{number}/polygons.json'

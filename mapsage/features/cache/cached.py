@@ -4,6 +4,7 @@ A cache has one or more random views of every sample, and a run must load its sa
 these views. `keys.py` decides whether a cache fits a run, `index.py` lists its files, `shards.py`
 reads them.
 """
+
 from __future__ import annotations
 
 import time
@@ -50,22 +51,32 @@ class Cached(FeatureSource):
     may_wait: ClassVar[bool] = True
     ahead = 2
 
-    def __init__(self, folder: str, views: int, device: torch.device, keys: CacheKeys,
-                 slots: Optional[Sequence[int]] = None, check_files: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str,
+        views: int,
+        device: torch.device,
+        keys: CacheKeys,
+        slots: Optional[Sequence[int]] = None,
+        check_files: bool = True,
+    ) -> None:
         check_views(views, 'feature_source.views')
         self._folder, self._device = Path(folder), device
         index = read_index(self._folder)
         if index is None:
             raise CacheError(
                 f'{self._folder} holds no cache of features ({INDEX} is missing). Make it: python '
-                f'tools/cache_features.py CONFIG --views {views} --folder {self._folder}')
+                f'tools/cache_features.py CONFIG --views {views} --folder {self._folder}'
+            )
         index.check(self._folder, keys, views)
         self._entries = index.shards
-        self._shard_of = {item: number for number, entry in enumerate(self._entries)
-                          for item in entry.items}
+        self._shard_of = {
+            item: number for number, entry in enumerate(self._entries) for item in entry.items
+        }
         self._views = views
-        self.seed_of = ViewSeeds(index.seed, views, tuple(
-            index.slots(keys.samples) if slots is None else slots))
+        self.seed_of = ViewSeeds(
+            index.seed, views, tuple(index.slots(keys.samples) if slots is None else slots)
+        )
         self._check_complete(index, check_files)
         self._shards: Dict[int, Shard] = {}
         self._checked = bytearray(index.items)
@@ -101,11 +112,11 @@ class Cached(FeatureSource):
             raise CacheError(
                 f'the samples {[index for index, _ in item.keys]} of one batch have features of '
                 f'different shapes: {error}. Set batch_size=1, or crop or resize in the pipeline '
-                f'so that all images have one size, and make the cache again.') from error
+                f'so that all images have one size, and make the cache again.'
+            ) from error
 
     def report(self) -> Dict[str, float]:
-        """Return ``waited`` (seconds for which the head stood still) and ``bytes`` that were read.
-        """
+        """Return ``waited`` (seconds for which the head stood still) and ``bytes`` that were read."""
         report, self._report = self._report, dict(waited=0.0, bytes=0.0)
         return report
 
@@ -132,32 +143,43 @@ class Cached(FeatureSource):
             raise DamagedShardError(
                 f'{self._folder / entry.file} is not the shard that {INDEX} lists. If no other '
                 f'program writes there, delete it; tools/cache_features.py with the same arguments '
-                f'as before computes what is missing.')
+                f'as before computes what is missing.'
+            )
         return shard
 
     def _check_complete(self, index: CacheIndex, check_files: bool) -> None:
-        again = ('Run tools/cache_features.py with the same arguments as before: it continues '
-                 'where it stopped.')
+        again = (
+            'Run tools/cache_features.py with the same arguments as before: it continues '
+            'where it stopped.'
+        )
         for entry in self._entries if check_files else []:
             path = self._folder / entry.file
             size = path.stat().st_size if path.exists() else None
             if size is None:
                 raise CacheError(f'{path}, which {INDEX} lists, is missing. {again}')
             if size != entry.bytes:
-                raise DamagedShardError(f'{path} has {size:,} bytes, {entry.bytes:,} were written. '
-                                        f'Delete it. {again}')
+                raise DamagedShardError(
+                    f'{path} has {size:,} bytes, {entry.bytes:,} were written. Delete it. {again}'
+                )
         views = range(index.views)
-        missing = [at for at, slot in enumerate(self.seed_of.slots or ())
-                   if slot < 0 or any(slot * index.views + view not in self._shard_of
-                                      for view in views)]
+        missing = [
+            at
+            for at, slot in enumerate(self.seed_of.slots or ())
+            if slot < 0 or any(slot * index.views + view not in self._shard_of for view in views)
+        ]
         if missing:
             # An index is completed at the end of a run; a run that was killed left only shards.
             done = set(find_shards(self._folder, index)[0].finished())
             slots = self.seed_of.slots or ()
-            lacking = [(at, view) for at in missing for view in views
-                       if slots[at] < 0 or slots[at] * index.views + view not in done]
+            lacking = [
+                (at, view)
+                for at in missing
+                for view in views
+                if slots[at] < 0 or slots[at] * index.views + view not in done
+            ]
             first = f', from sample {lacking[0][0]} on' if lacking else ''
             raise CacheError(
                 f'the cache in {self._folder} is not complete: {len(lacking)} of '
                 f'{len(slots) * index.views} items are missing{first}, or the run that computes '
-                f'them has not ended. {again}')
+                f'them has not ended. {again}'
+            )

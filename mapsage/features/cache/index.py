@@ -2,6 +2,7 @@
 
 The shards name their samples too, so that a lost index can be rebuilt from them.
 """
+
 from __future__ import annotations
 
 import json
@@ -83,7 +84,8 @@ class CacheIndex:
             raise CacheError(
                 f'the cache in {folder} is of other features: {"; ".join(differences)}. Restore '
                 f'what it was made with, or make another cache: python tools/cache_features.py '
-                f'CONFIG --views {views} --folder ANOTHER')
+                f'CONFIG --views {views} --folder ANOTHER'
+            )
 
 
 def read_index(folder: Path) -> Optional[CacheIndex]:
@@ -100,11 +102,18 @@ def read_index(folder: Path) -> Optional[CacheIndex]:
             keys = dict(content['keys'], samples=tuple(content['keys']['samples']))
             views, items = content['views'], len(keys['samples']) * content['views']
             check_views(views, 'views')
-            if views > _MOST_VIEWS or not all(isinstance(text, str) for text in [
-                    keys['weights'], keys['transforms'], *keys['samples']]):
+            if views > _MOST_VIEWS or not all(
+                isinstance(text, str)
+                for text in [keys['weights'], keys['transforms'], *keys['samples']]
+            ):
                 raise ValueError(f'views {views}, or keys that are no texts')
-            return CacheIndex(CacheKeys(**keys), views, content['seed'], content['made_with'],
-                              [ShardEntry.of_json(entry, items) for entry in content['shards']])
+            return CacheIndex(
+                CacheKeys(**keys),
+                views,
+                content['seed'],
+                content['made_with'],
+                [ShardEntry.of_json(entry, items) for entry in content['shards']],
+            )
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -112,9 +121,12 @@ def read_index(folder: Path) -> Optional[CacheIndex]:
     except (ValueError, KeyError, TypeError) as error:
         raise CacheError(
             f'{path} is damaged: {error!r}. Delete it and run tools/cache_features.py with the '
-            f'same arguments as before: it is made again from the shards.') from error
-    raise CacheError(f'{path} is of version {version!r}, this MapSage reads version {VERSION}. '
-                     f'Make the cache again in another folder with tools/cache_features.py.')
+            f'same arguments as before: it is made again from the shards.'
+        ) from error
+    raise CacheError(
+        f'{path} is of version {version!r}, this MapSage reads version {VERSION}. '
+        f'Make the cache again in another folder with tools/cache_features.py.'
+    )
 
 
 def write_index(folder: Path, index: CacheIndex) -> None:
@@ -123,14 +135,22 @@ def write_index(folder: Path, index: CacheIndex) -> None:
     Raises:
         CacheError: If the index cannot be written.
     """
-    content = dict(version=VERSION, keys=vars(index.keys), views=index.views, seed=index.seed,
-                   made_with=index.made_with, shards=[entry.to_json() for entry in index.shards])
+    content = dict(
+        version=VERSION,
+        keys=vars(index.keys),
+        views=index.views,
+        seed=index.seed,
+        made_with=index.made_with,
+        shards=[entry.to_json() for entry in index.shards],
+    )
     path = folder / INDEX
     try:
         atomic_write(path, json.dumps(content, indent=1).encode(), durable=True)
     except OSError as error:
-        raise CacheError(f'cannot write {path}: {error}. Free space there, or write elsewhere with '
-                         f'--folder. The shards stay: the same command continues.') from error
+        raise CacheError(
+            f'cannot write {path}: {error}. Free space there, or write elsewhere with '
+            f'--folder. The shards stay: the same command continues.'
+        ) from error
 
 
 def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]]:
@@ -151,13 +171,17 @@ def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]
             damaged.append(path)
             continue
         if shard.cache != index.cache:
-            raise CacheError(f'{path} is of another cache than this one. Choose another --folder, '
-                             f'or delete the other cache.')
+            raise CacheError(
+                f'{path} is of another cache than this one. Choose another --folder, '
+                f'or delete the other cache.'
+            )
         entries.append(shard.entry)
         for item, sample in shard.samples.items():
             if samples.setdefault(item // index.views, sample) != sample:
-                raise CacheError(f'{path} has features of another sample than {INDEX} says. If no '
-                                 f'other program writes there, delete it.')
+                raise CacheError(
+                    f'{path} has features of another sample than {INDEX} says. If no '
+                    f'other program writes there, delete it.'
+                )
     slots = 1 + max(samples, default=-1)
     keys = replace(index.keys, samples=tuple(samples.get(slot, '') for slot in range(slots)))
     return replace(index, keys=keys, shards=entries), damaged

@@ -4,6 +4,7 @@ A cache is used only if its keys equal the keys of the run. A setting that is mi
 would let a run train on wrong features without notice, so settings are hashed as a whole and
 exceptions are listed.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -22,8 +23,19 @@ from mapsage.geo import VECTOR_SUFFIXES, Raster
 # Settings of the location of a dataset. sample_hashes hashes its content instead.
 _LOCATION_SETTINGS = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
 # Settings of GeoTiffDataset that decide which windows exist, and their labels.
-_WINDOW_SETTINGS = ('scenes', 'stride', 'split', 'windows', 'aoi', 'labels', 'class_field',
-               'default_class', 'layer', 'outside', 'label_nodata')
+_WINDOW_SETTINGS = (
+    'scenes',
+    'stride',
+    'split',
+    'windows',
+    'aoi',
+    'labels',
+    'class_field',
+    'default_class',
+    'layer',
+    'outside',
+    'label_nodata',
+)
 # Packages whose transforms do not depend on labels, except with cat_max_ratio.
 _LABEL_FREE_PACKAGES = ('mmcv', 'mmengine', 'mmseg', 'mapsage')
 # A change that preserves a raster's size is searched for in 16 pieces of 4096 bytes.
@@ -60,14 +72,16 @@ class CacheKeys:
         if self.weights != run.weights:
             lines.append(f'weights {self.weights} there, {run.weights} here')
         if self.transforms != run.transforms:
-            changes = ''.join(f' ({change})'
-                              for change in _changes(self.settings, run.settings, 'config'))
+            changes = ''.join(
+                f' ({change})' for change in _changes(self.settings, run.settings, 'config')
+            )
             lines.append(f'transforms {self.transforms} there, {run.transforms} here{changes}')
         return lines
 
 
-def keys_of_run(cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Module,
-                dtype: Optional[torch.dtype]) -> CacheKeys:
+def keys_of_run(
+    cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Module, dtype: Optional[torch.dtype]
+) -> CacheKeys:
     """Return the keys of the features that a run of a config would compute.
 
     Args:
@@ -86,12 +100,15 @@ def keys_of_run(cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Modu
     # Caches of earlier versions have days in 16 bits, which cannot hold them.
     if dtype is not None and getattr(encoder, 'returns_facts', False):
         layout['facts'] = 'float32'
-    settings = canonical(dict(
-        layout,
-        dataset=_without(cfg['train_dataloader']['dataset'], _LOCATION_SETTINGS),
-        data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor'),
-        backbone=_without(model['backbone'], ('init_cfg',)),
-        precision=None if dtype is None else str(dtype)))
+    settings = canonical(
+        dict(
+            layout,
+            dataset=_without(cfg['train_dataloader']['dataset'], _LOCATION_SETTINGS),
+            data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor'),
+            backbone=_without(model['backbone'], ('init_cfg',)),
+            precision=None if dtype is None else str(dtype),
+        )
+    )
     return CacheKeys(weights_hash(encoder), hash_of(settings), tuple(samples), settings)
 
 
@@ -128,13 +145,14 @@ def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
         ValueError: If the dataset has no ``get_data_info``.
     """
     if not hasattr(dataset, 'get_data_info'):
-        raise ValueError(f'{type(dataset).__name__} has no get_data_info(index), which '
-                         f'identifies its samples. Features of MMEngine datasets can be cached.')
+        raise ValueError(
+            f'{type(dataset).__name__} has no get_data_info(index), which '
+            f'identifies its samples. Features of MMEngine datasets can be cached.'
+        )
     roots = sorted({os.path.abspath(root) for root in _roots(dataset)}, key=len, reverse=True)
     known: Dict[str, Any] = {}
     hashes = []
-    with_labels = any(_sees_labels(inner.__dict__.get('pipeline'))
-                      for inner in _datasets(dataset))
+    with_labels = any(_sees_labels(inner.__dict__.get('pipeline')) for inner in _datasets(dataset))
     for index in range(len(dataset)):
         info = dict(dataset.get_data_info(index))
         # MMEngine's position of the sample in the list.
@@ -174,8 +192,10 @@ def canonical(value: Any) -> Any:
         return f'{value.__module__}.{value.__qualname__}'
     text = repr(value)
     if ' at 0x' in text:
-        raise ValueError(f'the setting {text} looks different in every run, so it cannot identify '
-                         f'a cache. Write it as a dict with type=..., or as numbers.')
+        raise ValueError(
+            f'the setting {text} looks different in every run, so it cannot identify '
+            f'a cache. Write it as a dict with type=..., or as numbers.'
+        )
     return text
 
 
@@ -222,8 +242,10 @@ class ViewSeeds:
             # The sample is loaded again, with the seed of a view.
             return seed
         if self.views > 1 and not seed:
-            raise ValueError(f'sample {index} came without a seed to choose one of {self.views} '
-                             f'views by: name a sampler in train_dataloader, no batch_sampler.')
+            raise ValueError(
+                f'sample {index} came without a seed to choose one of {self.views} '
+                f'views by: name a sampler in train_dataloader, no batch_sampler.'
+            )
         return self.of(index, derived_seed(*seed) % self.views if self.views > 1 else 0)
 
     def of(self, index: int, view: int) -> Seed:
@@ -236,11 +258,16 @@ class ViewSeeds:
         Raises:
             ValueError: If the seed does not belong to a view of this cache.
         """
-        if len(seed) != 4 or seed[:3] != (_VIEW, self.seed, self.slot(index)) \
-                or not 0 <= seed[3] < self.views:
-            raise ValueError(f'sample {index} was loaded by the seed {seed}, which is none of its '
-                             f'{self.views} cached view(s): KeyedDataset.reseed must be seed_of of '
-                             f'the source.')
+        if (
+            len(seed) != 4
+            or seed[:3] != (_VIEW, self.seed, self.slot(index))
+            or not 0 <= seed[3] < self.views
+        ):
+            raise ValueError(
+                f'sample {index} was loaded by the seed {seed}, which is none of its '
+                f'{self.views} cached view(s): KeyedDataset.reseed must be seed_of of '
+                f'the source.'
+            )
         return seed[3]
 
 
@@ -254,8 +281,9 @@ def _without(config: object, names: Tuple[str, ...]) -> object:
     return config
 
 
-def _window(info: Mapping[str, Any], with_labels: bool, roots: List[str],
-            known: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def _window(
+    info: Mapping[str, Any], with_labels: bool, roots: List[str], known: Optional[Dict[str, Any]]
+) -> Dict[str, Any]:
     """Return the settings on which the image of a window depends.
 
     If ``known`` is None, files count by their names, otherwise also by their contents.
@@ -263,8 +291,9 @@ def _window(info: Mapping[str, Any], with_labels: bool, roots: List[str],
     # A place has many files, images of sensors and dates.
     paths = info['stack'].source_paths() if 'stack' in info else [info['scene']]
     files = [_files(path, roots, known) for path in paths]
-    facts = dict(scene=files if 'stack' in info else files[0], bands=info['bands'],
-                 window=info['window'])
+    facts = dict(
+        scene=files if 'stack' in info else files[0], bands=info['bands'], window=info['window']
+    )
     labels = info.get('labels')
     if with_labels and labels is not None:
         facts['labels'] = [_files(labels.path, roots, known), labels.settings]
@@ -301,9 +330,11 @@ def _sees_labels(transform: object) -> bool:
     """Return whether a transform, or one inside of it, may choose a part by its labels."""
     if transform is None or isinstance(transform, (list, tuple)):
         return any(map(_sees_labels, transform or ()))
-    return getattr(transform, 'cat_max_ratio', 1) < 1 \
-        or type(transform).__module__.partition('.')[0] not in _LABEL_FREE_PACKAGES \
+    return (
+        getattr(transform, 'cat_max_ratio', 1) < 1
+        or type(transform).__module__.partition('.')[0] not in _LABEL_FREE_PACKAGES
         or _sees_labels(getattr(transform, 'transforms', None))
+    )
 
 
 def _roots(dataset: Any) -> Iterator[str]:
@@ -339,8 +370,9 @@ def _size(path: str, known: Dict[str, int]) -> int:
 def _changes(cached: object, current: object, key_path: str) -> Iterator[str]:
     """Yield the first setting that differs between a cache ("there") and a run ("here")."""
     if isinstance(cached, Mapping) and isinstance(current, Mapping):
-        names = sorted(name for name in {*cached, *current}
-                       if cached.get(name) != current.get(name))
+        names = sorted(
+            name for name in {*cached, *current} if cached.get(name) != current.get(name)
+        )
         if names:
             name = names[0]
             yield from _changes(cached.get(name), current.get(name), f'{key_path}.{name}')

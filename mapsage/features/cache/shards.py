@@ -1,4 +1,5 @@
 """Shards of cached features: safetensors files that are mapped into memory to read them."""
+
 from __future__ import annotations
 
 import json
@@ -92,18 +93,27 @@ class ShardEntry:
         ends = [end for start, stop in entry['items'] for end in (start, stop)]
         whole = [entry['bytes'], entry['header'], *ends]
         # Two numbers of a range would otherwise become a list of any length.
-        if not all(type(number) is int for number in whole) or ends != sorted(ends) \
-                or ends and not 0 <= ends[0] <= ends[-1] <= items:
+        if (
+            not all(type(number) is int for number in whole)
+            or ends != sorted(ends)
+            or ends
+            and not 0 <= ends[0] <= ends[-1] <= items
+        ):
             raise ValueError(f'{str(entry)[:200]} is no shard of {items} items')
         if os.path.basename(entry['file']) != entry['file']:
             raise ValueError(f'{entry["file"]!r} is no name of a file')
-        return cls(entry['file'], entry['bytes'], entry['header'],
-                   [item for start, stop in entry['items'] for item in range(start, stop)])
+        return cls(
+            entry['file'],
+            entry['bytes'],
+            entry['header'],
+            [item for start, stop in entry['items'] for item in range(start, stop)],
+        )
 
     def to_json(self) -> Dict[str, Any]:
         """Return the entry as values of JSON, with the items as ranges ``[start, stop]``."""
-        return dict(file=self.file, bytes=self.bytes, header=self.header,
-                    items=ranges_of(self.items))
+        return dict(
+            file=self.file, bytes=self.bytes, header=self.header, items=ranges_of(self.items)
+        )
 
 
 def ranges_of(numbers: Sequence[int]) -> List[List[int]]:
@@ -117,8 +127,9 @@ def ranges_of(numbers: Sequence[int]) -> List[List[int]]:
     return ranges
 
 
-def write_shard(folder: Path, cache: str, items: Dict[int, Levels],
-                samples: Mapping[int, str]) -> Path:
+def write_shard(
+    folder: Path, cache: str, items: Dict[int, Levels], samples: Mapping[int, str]
+) -> Path:
     """Write a shard. The file gets its name once it is complete and on the disk.
 
     Args:
@@ -139,18 +150,29 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels],
     for item, levels in items.items():
         laid_out = [_as_stored(tensor) for tensor in levels]
         checksums[item] = _checksum([tensor for _, tensor in laid_out])
-        tensors.update({f'{item:012d}.{level:02d}.{layout}': tensor
-                        for level, (layout, tensor) in enumerate(laid_out)})
+        tensors.update(
+            {
+                f'{item:012d}.{level:02d}.{layout}': tensor
+                for level, (layout, tensor) in enumerate(laid_out)
+            }
+        )
     # Not save_file, whose files only their owner may read.
-    data = save(tensors, dict(cache=cache, checksums=json.dumps(checksums), samples=json.dumps(
-        {item: samples[item] for item in items})))
+    data = save(
+        tensors,
+        dict(
+            cache=cache,
+            checksums=json.dumps(checksums),
+            samples=json.dumps({item: samples[item] for item in items}),
+        ),
+    )
     try:
         atomic_write(path, data, durable=True)
     except OSError as error:
         raise CacheError(
             f'cannot write {path}: {error}. It needs {len(data):,} bytes, and '
             f'{describe_room(folder, error)}. Free space, or write elsewhere with --folder. What '
-            f'is finished stays: the same command continues.') from error
+            f'is finished stays: the same command continues.'
+        ) from error
     return path
 
 
@@ -193,8 +215,7 @@ class Shard:
             raise DamagedShardError(f'{path} is damaged: {error!r}. Delete it. {_AGAIN}') from error
         self.entry = ShardEntry(path.name, size, zlib.crc32(header), sorted(self._positions))
         # torch's mapping leaves no file descriptor open; a private one cannot change the file.
-        self.memory = torch.from_file(str(path), shared=False, size=size,
-                                      dtype=torch.uint8).numpy()
+        self.memory = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
 
     def places(self, item: int) -> List[Tuple[Form, int]]:
         """Return the form of each level of an item, and its position in the file in bytes."""
@@ -208,21 +229,24 @@ class Shard:
         """
         checksum = 0
         for form, start in self._positions[item]:
-            checksum = zlib.crc32(self.memory[start:start + form.bytes].data, checksum)
+            checksum = zlib.crc32(self.memory[start : start + form.bytes].data, checksum)
         if checksum != self._checksums[item]:
             raise DamagedShardError(
                 f'{self._path} is damaged: item {item} has the checksum {checksum:08x}, '
-                f'{self._checksums[item]:08x} was written. Delete it. {_AGAIN}')
+                f'{self._checksums[item]:08x} was written. Delete it. {_AGAIN}'
+            )
 
     def _parse(self, header: bytes, begin: int, size: int) -> None:
         """Read the header of a safetensors file whose data begins at byte ``begin``."""
         known = parse_json(header.decode())
         metadata = known.pop('__metadata__')
         self.cache: str = metadata['cache']
-        self._checksums = {int(item): int(value)
-                           for item, value in parse_json(metadata['checksums']).items()}
-        self.samples = {int(item): str(sample)
-                        for item, sample in parse_json(metadata['samples']).items()}
+        self._checksums = {
+            int(item): int(value) for item, value in parse_json(metadata['checksums']).items()
+        }
+        self.samples = {
+            int(item): str(sample) for item, sample in parse_json(metadata['samples']).items()
+        }
         self._positions: Dict[int, List[Tuple[Form, int]]] = {}
         # Equal forms of many items are one object, to save memory.
         forms: Dict[Form, Form] = {}
@@ -230,8 +254,10 @@ class Shard:
         for name in sorted(known):
             item, level, layout = name.split('.')
             shape, offsets = known[name]['shape'], known[name]['data_offsets']
-            if not all(type(number) is int and number >= 0 for number in [*shape, *offsets]) \
-                    or len(shape) != 3:
+            if (
+                not all(type(number) is int and number >= 0 for number in [*shape, *offsets])
+                or len(shape) != 3
+            ):
                 raise ValueError(f'{name} has the shape {shape} at {offsets}')
             form = Form(layout, _DTYPES[known[name]['dtype']], tuple(shape))
             start, stop = (begin + offset for offset in offsets)
@@ -273,7 +299,7 @@ def read_items(rows: Sequence[Tuple[Shard, int]]) -> Tuple[torch.Tensor, ...]:
         bytes_of, size = batch.numpy().reshape(len(rows), -1).view('uint8'), form.bytes
         for row, (shard, _) in enumerate(rows):
             start = positions[row][at][1]
-            bytes_of[row] = shard.memory[start:start + size]
+            bytes_of[row] = shard.memory[start : start + size]
         level = batch.view(form.dtype)
         levels.append(level.permute(0, 3, 1, 2) if form.layout == _CHANNELS_LAST else level)
     return tuple(levels)

@@ -3,6 +3,7 @@
 The library next to it (`mapsage/features/`) knows no MMEngine; these hooks bring it into a loop.
 Importing the package registers them.
 """
+
 from .feature_source_hook import FeatureSourceHook
 from .head_replica_hook import HeadReplicaHook
 

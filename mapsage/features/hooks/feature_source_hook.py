@@ -4,6 +4,7 @@ The encoder stays in the model. In a training step an :class:`EncoderGate` in fr
 features that `mapsage/features` has fetched, so the rest of the model does not notice. The hook
 requests the features of later batches ahead, and therefore stands between the loop and its loader.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -61,8 +62,12 @@ class FeatureSourceHook(MapSageHook):
     # After DynamicSamplingHook, so that this hook gets the batches that dynamic sampling makes.
     priority = 'NORMAL'
 
-    def __init__(self, source: Dict[str, Any], interval: Optional[int] = None,
-                 timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        source: Dict[str, Any],
+        interval: Optional[int] = None,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
         self._config = dict(source)
         self._timeout = timeout
         self._interval = interval
@@ -107,35 +112,53 @@ class FeatureSourceHook(MapSageHook):
             with accelerator.autocast(precision):
                 return self._gate.encode(images)
 
-        self._source = build_source(self._config, Surroundings(
-            encoder=model.backbone, encode=encode, accelerator=accelerator,
-            local_rank=runner.local_rank, device=accelerator.device(runner.local_rank),
-            runner=runner, timeout=self._timeout, log=log_on_any_rank,
-            replicas=runner.model.replicas if isinstance(runner.model, HeadReplicas) else None,
-            cast_dtype=precision, view_seeds=self._view_seeds))
+        self._source = build_source(
+            self._config,
+            Surroundings(
+                encoder=model.backbone,
+                encode=encode,
+                accelerator=accelerator,
+                local_rank=runner.local_rank,
+                device=accelerator.device(runner.local_rank),
+                runner=runner,
+                timeout=self._timeout,
+                log=log_on_any_rank,
+                replicas=runner.model.replicas if isinstance(runner.model, HeadReplicas) else None,
+                cast_dtype=precision,
+                view_seeds=self._view_seeds,
+            ),
+        )
         if _samples_dynamically(runner) and self._source.may_wait:
             self._source.ahead = 0
         if self._source.ahead and _samples_dynamically(runner):
             raise FeatureSourceError(
-                f"feature_source of type {self._config['type']!r} works ahead of the step, but "
-                f"DynamicSamplingHook fills one step at a time. Use 'Local' or 'Cached' with it.")
+                f'feature_source of type {self._config["type"]!r} works ahead of the step, but '
+                f"DynamicSamplingHook fills one step at a time. Use 'Local' or 'Cached' with it."
+            )
         if isinstance(runner.model, VirtualDataParallel):
             self._block = runner.model.block
         self.follow_virtual_ranks(runner)
         self._insert_source(runner.train_loop, self._source)
         self._interval = self._interval or log_interval(runner)
         self._begin = time.monotonic()
-        runner.logger.info(f"[Features] source {self._config['type']}: up to {self._source.ahead} "
-                           f'batch(es) ahead of the step')
+        runner.logger.info(
+            f'[Features] source {self._config["type"]}: up to {self._source.ahead} '
+            f'batch(es) ahead of the step'
+        )
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Make the encoder return this step's features, for the first virtual rank."""
         self._open_gate(self._block.start)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Let the encoder compute again, and log a summary at the interval."""
         assert self._gate is not None and self._source is not None and self._interval is not None
         self._gate.close()
@@ -159,22 +182,27 @@ class FeatureSourceHook(MapSageHook):
     def _open_gate(self, virtual_rank: int) -> None:
         assert self._gate is not None and self._source is not None
         source, item = self._source, self._items[virtual_rank - self._block.start]
-        self._gate.open(lambda: source.features(item),
-                        item.images.shape if source.needs_images else None)
+        self._gate.open(
+            lambda: source.features(item), item.images.shape if source.needs_images else None
+        )
 
-    def _leave_images_out(self, runner: HostRunner, samples: KeyedSamples,
-                          seeds: ViewSeeds) -> None:
+    def _leave_images_out(
+        self, runner: HostRunner, samples: KeyedSamples, seeds: ViewSeeds
+    ) -> None:
         """Let the loader decode no images, if only the encoder looks at them."""
         kind: Any = type(plain_model(runner))
-        looks_at_images = (kind.loss is not EncoderDecoder.loss
-                           or kind.extract_feat is not EncoderDecoder.extract_feat)
+        looks_at_images = (
+            kind.loss is not EncoderDecoder.loss
+            or kind.extract_feat is not EncoderDecoder.extract_feat
+        )
         if looks_at_images or self._config.get('load_images') or _samples_dynamically(runner):
             return
         self._restore_images = leave_images_out(samples, seeds)
         if self._restore_images is not None:
             runner.logger.info(
                 '[Features] training images are not decoded, since the cache has their features: '
-                'hooks see black ones. Set feature_source.load_images=True if one needs them.')
+                'hooks see black ones. Set feature_source.load_images=True if one needs them.'
+            )
 
     def _close_images(self) -> None:
         """Let the loader decode images again."""
@@ -196,9 +224,10 @@ class FeatureSourceHook(MapSageHook):
         dataset = dataset_of(loop)
         if not source.needs_images and keyed_samples(loop.dataloader) is None:
             raise FeatureSourceError(
-                f"feature_source of type {self._config['type']!r} finds features by the number of "
+                f'feature_source of type {self._config["type"]!r} finds features by the number of '
                 f'a sample, but the samples of the training dataset ({type(dataset).__name__}) '
-                f'have no numbers: expected a map-style dataset.')
+                f'have no numbers: expected a map-style dataset.'
+            )
 
         def wrap_iterator(batches: Iterator[Any], discarded: int) -> Iterator[Any]:
             # FeatureSteps passes placeholders of discarded items on.
@@ -206,20 +235,23 @@ class FeatureSourceHook(MapSageHook):
 
         def wrap_loader(loader: Any) -> FeatureEpochs:
             return FeatureEpochs(
-                loader, lambda batches: self._steps(batches, source, lambda: source.ahead))
+                loader, lambda batches: self._steps(batches, source, lambda: source.ahead)
+            )
 
         insert_stage(loop, LoopStage(wrap_iterator, wrap_loader))
 
-    def _steps(self, batches: Iterable[Any], source: FeatureSource,
-               still_wanted: Callable[[], int]) -> FeatureSteps:
+    def _steps(
+        self, batches: Iterable[Any], source: FeatureSource, still_wanted: Callable[[], int]
+    ) -> FeatureSteps:
         return FeatureSteps(batches, self._make_items, source, self._set_items, still_wanted)
 
     def _set_items(self, items: List[Item]) -> None:
         self._items = items
 
     def _make_items(self, batch: Any) -> List[Item]:
-        return [self._make_item(rank_batch)
-                for rank_batch in unpack_rank_batches(batch, self._block)]
+        return [
+            self._make_item(rank_batch) for rank_batch in unpack_rank_batches(batch, self._block)
+        ]
 
     def _make_item(self, batch: Dict[str, Any]) -> Item:
         assert self._source is not None
@@ -258,17 +290,21 @@ def _samples_dynamically(runner: HostRunner) -> bool:
 def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:
     """Return the key (index, seed) of each sample, which ``KeyedDataset`` wrote into the batch."""
     samples: Sequence[Any] = batch['data_samples']
-    return tuple((sample.metainfo['sample_key'][0], tuple(sample.metainfo['sample_key'][1]))
-                 for sample in samples)
+    return tuple(
+        (sample.metainfo['sample_key'][0], tuple(sample.metainfo['sample_key'][1]))
+        for sample in samples
+    )
 
 
 def _check_model(model: nn.Module) -> None:
     if child_module(model, 'backbone') is None:
         raise FeatureSourceError(
             f'feature_source takes the place of model.backbone, but {type(model).__name__} has '
-            f'none. Take feature_source out of the config.')
+            f'none. Take feature_source out of the config.'
+        )
     if batch_augments(model) is not None:
         raise FeatureSourceError(
             'feature_source preprocesses each batch before the step does, so that the random '
             'data_preprocessor.batch_augments would be applied twice, with different results. Move '
-            'that augmentation into the pipeline.')
+            'that augmentation into the pipeline.'
+        )

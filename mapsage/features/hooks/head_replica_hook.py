@@ -4,6 +4,7 @@ The split itself is in `mapsage/features/split_head`. The hook decides when the 
 head: in validations, in checkpoints and after the training. Between these, each rank has its shares
 only, so whatever reads the head's weights on one rank sees a part of them.
 """
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -61,16 +62,20 @@ class HeadReplicaHook(MapSageHook):
         head: Any = model.module.decode_head
         self._shares = TrainedShares(head, replicas.group, optim_wrapper.optimizer)
         model.use_shares(self._shares)
-        if optim_wrapper.clip_grad_kwargs and \
-                optim_wrapper.clip_func is torch.nn.utils.clip_grad_norm_:
+        if (
+            optim_wrapper.clip_grad_kwargs
+            and optim_wrapper.clip_func is torch.nn.utils.clip_grad_norm_
+        ):
             optim_wrapper.clip_func = self._shares.clip_grad_norm
         shares, whole = self._shares.parameters_of(optim_wrapper.optimizer)
         runner.logger.info(
             f'[Replicas] {replicas.count} head replica(s) of {replicas.size} ranks: this rank '
-            f'trains {_count(shares)} values of split weights and {_count(whole)} of whole ones')
+            f'trains {_count(shares)} values of split weights and {_count(whole)} of whole ones'
+        )
 
-    def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Optional[Batch] = None) -> None:
+    def before_train_iter(
+        self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None
+    ) -> None:
         """Drop what was gathered in the previous iteration."""
         self._optimizer_state = {}
 
@@ -78,8 +83,9 @@ class HeadReplicaHook(MapSageHook):
         """Assemble the whole head on every rank. Collective."""
         self._evaluation.enter_context(_replicas_of(runner).whole())
 
-    def after_val_epoch(self, runner: HostRunner,
-                        metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Continue to train with the split head."""
         self._evaluation.close()
 
@@ -105,7 +111,8 @@ class HeadReplicaHook(MapSageHook):
                 f'save_checkpoint was called on one rank, which has only its shares of '
                 f'model.decode_head (ranks_per_head={_replicas_of(runner).replicas.size}). Let '
                 f'CheckpointHook save, or call it inside `with runner.saving_together():`, which '
-                f'every rank enters.')
+                f'every rank enters.'
+            )
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Replace this rank's share of the optimizer's state by the whole state."""
@@ -122,22 +129,27 @@ def _replicas_of(runner: HostRunner) -> HeadReplicas:
 
 def _check_run(runner: HostRunner, model: HeadReplicas) -> None:
     """Raise FeatureSourceError if a hook, the model or the optimizer cannot have a split head."""
-    for kind, reason in ((EMAHook, 'averages weights that each rank has only a part of'),
-                         (DynamicSamplingHook, 'gives other samples to each rank')):
+    for kind, reason in (
+        (EMAHook, 'averages weights that each rank has only a part of'),
+        (DynamicSamplingHook, 'gives other samples to each rank'),
+    ):
         if hooks_of_type(runner, kind):
             raise FeatureSourceError(
                 f'feature_source.ranks_per_head={model.replicas.size} with '
                 f'{kind.__name__}: this hook {reason}. Take it out of the config, or set '
-                f'ranks_per_head=1.')
+                f'ranks_per_head=1.'
+            )
     if child_module(model.module, 'decode_head') is None:
         raise FeatureSourceError(
             f'feature_source.ranks_per_head splits model.decode_head, but '
-            f'{type(model.module).__name__} has none. Set ranks_per_head=1.')
+            f'{type(model.module).__name__} has none. Set ranks_per_head=1.'
+        )
     if not isinstance(runner.optim_wrapper, OptimWrapper):
         raise FeatureSourceError(
             f'feature_source.ranks_per_head needs one optimizer, but optim_wrapper is a '
             f'{type(runner.optim_wrapper).__name__}. Use one optimizer with paramwise_cfg, or set '
-            f'ranks_per_head=1.')
+            f'ranks_per_head=1.'
+        )
 
 
 def _count(parameters: Iterable[torch.Tensor]) -> int:

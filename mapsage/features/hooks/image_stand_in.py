@@ -4,6 +4,7 @@ With cached features, decoding images is wasted work. But a transform may look a
 example to normalize or to crop by content. So some samples are loaded both ways first, and if one
 mask differs, all images are decoded as before.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -72,8 +73,12 @@ def leave_images_out(samples: KeyedSamples, seeds: ViewSeeds) -> Optional[Callab
     Returns:
         Function that restores the dataset; None if it loads no images that can be left out.
     """
-    loads = [(transforms, position) for transforms in _pipelines(samples)
-             for position, transform in enumerate(transforms) if _is_plain(transform)]
+    loads = [
+        (transforms, position)
+        for transforms in _pipelines(samples)
+        for position, transform in enumerate(transforms)
+        if _is_plain(transform)
+    ]
     indexes = sorted({len(samples) * number // _SAMPLES for number in range(_SAMPLES)})
     if not loads or any(seeds.slot(index) < 0 for index in indexes):
         return None
@@ -88,8 +93,10 @@ def leave_images_out(samples: KeyedSamples, seeds: ViewSeeds) -> Optional[Callab
         transforms[position] = StandIn(transforms[position])
     try:
         with same_random_numbers():
-            equal = all(_equal(mask, packed_mask(samples.load(index, seeds.of(index, 0))))
-                        for index, mask in zip(indexes, decoded_masks))
+            equal = all(
+                _equal(mask, packed_mask(samples.load(index, seeds.of(index, 0))))
+                for index, mask in zip(indexes, decoded_masks)
+            )
     except Exception:  # any transform may fail on a black image; then images are decoded
         equal = False
     if not equal:
@@ -110,9 +117,13 @@ def _pipelines(dataset: Any) -> Iterator[List[Any]]:
 
 def _is_plain(transform: BaseTransform) -> bool:
     """Return whether an image has the size, three channels and the dtype that its header says."""
-    return (type(transform) is LoadImageFromFile and transform.color_type == 'color'
-            and transform.imdecode_backend in ('cv2', 'pillow')
-            and not transform.backend_args and not transform.file_client_args)
+    return (
+        type(transform) is LoadImageFromFile
+        and transform.color_type == 'color'
+        and transform.imdecode_backend in ('cv2', 'pillow')
+        and not transform.backend_args
+        and not transform.file_client_args
+    )
 
 
 def _equal(first: Optional[torch.Tensor], second: Optional[torch.Tensor]) -> bool:

@@ -4,6 +4,7 @@ A head announces blocks to encoders, and bytes for a block may arrive after the 
 another item. The generation number of a block reveals such late bytes. `inbox.py` gives blocks to
 items.
 """
+
 from __future__ import annotations
 
 import threading
@@ -88,9 +89,11 @@ class BlockPool:
         """
         with self._lock:
             if not 0 <= count <= len(self._free):
-                raise BlockError(f'item {owner[0]} asks for {count} block(s), and '
-                                 f'{len(self._free)} of {self.total} are free: ask for at most '
-                                 f'those.')
+                raise BlockError(
+                    f'item {owner[0]} asks for {count} block(s), and '
+                    f'{len(self._free)} of {self.total} are free: ask for at most '
+                    f'those.'
+                )
             blocks = [self._free.popleft() for _ in range(count)]
             for block in blocks:
                 self._owners[block] = Owner(*owner)
@@ -126,9 +129,11 @@ class BlockPool:
         with self._lock:
             self._check(block, owner, 'writes')
             if generation != self._generations[block]:
-                raise BlockError(f'item {owner[0]} writes generation {generation} of block '
-                                 f'{block}, which is in generation {self._generations[block]}: it '
-                                 f'was freed since.')
+                raise BlockError(
+                    f'item {owner[0]} writes generation {generation} of block '
+                    f'{block}, which is in generation {self._generations[block]}: it '
+                    f'was freed since.'
+                )
             if block in self._writing:
                 raise BlockError(f'item {owner[0]} writes block {block} twice at once.')
             self._writing.add(block)
@@ -174,16 +179,20 @@ class BlockPool:
             if len(self._free) == self.total:
                 return
             owners = {block: tuple(owner) for block, owner in enumerate(self._owners) if owner}
-            raise BlockError(f'{len(self._free)} of {self.total} blocks are free at the end. By '
-                             f'block, the (item, attempt) that kept it: {owners}; being written: '
-                             f'{sorted(self._writing)}.')
+            raise BlockError(
+                f'{len(self._free)} of {self.total} blocks are free at the end. By '
+                f'block, the (item, attempt) that kept it: {owners}; being written: '
+                f'{sorted(self._writing)}.'
+            )
 
     def _check(self, block: int, owner: Sequence[int], action: str) -> None:
         if not 0 <= block < self.total:
-            raise BlockError(f'item {owner[0]} {action} block {block}, and the pool has 0 to '
-                             f'{self.total - 1}.')
+            raise BlockError(
+                f'item {owner[0]} {action} block {block}, and the pool has 0 to {self.total - 1}.'
+            )
         actual = self._owners[block]
         if actual is None or tuple(actual) != tuple(owner):
             name = 'nobody' if actual is None else f'item {actual.item} attempt {actual.attempt}'
-            raise BlockError(f'item {owner[0]} attempt {owner[1]} {action} block {block}, which '
-                             f'{name} owns.')
+            raise BlockError(
+                f'item {owner[0]} attempt {owner[1]} {action} block {block}, which {name} owns.'
+            )

@@ -2,6 +2,7 @@
 
 Encoder ranks belong to no process group of the run, so the copy uses a separate gloo group.
 """
+
 from __future__ import annotations
 
 import zlib
@@ -17,8 +18,9 @@ from mapsage.distributed import WeightsDifferError
 from mapsage.distributed.weights import total_digest, weight_digests
 
 
-def share_encoder(encoder: nn.Module, store: dist.Store, rank: int, size: int,
-                  timeout: float) -> str:
+def share_encoder(
+    encoder: nn.Module, store: dist.Store, rank: int, size: int, timeout: float
+) -> str:
     """Give every rank the parameters and buffers of rank 0. Collective over ``size`` ranks.
 
     All encoders thereby use the run's weights, from whatever source, and need no files.
@@ -37,20 +39,29 @@ def share_encoder(encoder: nn.Module, store: dist.Store, rank: int, size: int,
         WeightsDifferError: On every rank, if an encoder has other names, shapes or dtypes.
         RuntimeError: If a rank does not come.
     """
-    group: Any = dist.ProcessGroupGloo(dist.PrefixStore('mapsage/encoder', store), rank, size,
-                                       timedelta(seconds=timeout))
-    state = {name: tensor for name, tensor in encoder.state_dict().items()
-             if isinstance(tensor, torch.Tensor)}
-    layout = repr([(name, tuple(tensor.shape), str(tensor.dtype))
-                   for name, tensor in state.items()])
+    group: Any = dist.ProcessGroupGloo(
+        dist.PrefixStore('mapsage/encoder', store), rank, size, timedelta(seconds=timeout)
+    )
+    state = {
+        name: tensor
+        for name, tensor in encoder.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    }
+    layout = repr(
+        [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in state.items()]
+    )
     checksums = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
     group.allgather([checksums], [torch.tensor([zlib.crc32(layout.encode())])]).wait()
-    odd = [rank - 1 for rank, checksum in enumerate(checksums)
-           if not torch.equal(checksum, checksums[0])]
+    odd = [
+        rank - 1
+        for rank, checksum in enumerate(checksums)
+        if not torch.equal(checksum, checksums[0])
+    ]
     if odd:
         raise WeightsDifferError(
             f'encoder(s) {odd} built another model.backbone than the head: names, shapes or dtypes '
-            f'of its weights differ. Every rank must read the same config.')
+            f'of its weights differ. Every rank must read the same config.'
+        )
     with torch.no_grad():
         for tensor in state.values():
             host = tensor.detach().to('cpu', copy=True).contiguous()

@@ -4,6 +4,7 @@ Flow of an item: REQUEST to an encoder, OFFER with the size of its features, CRE
 them, DATA into the blocks. If the encoder fails, the item starts again at another encoder, and in
 the end locally.
 """
+
 from __future__ import annotations
 
 import threading
@@ -44,10 +45,18 @@ class Inbox(Receiver):
         log: Function that logs a text at a level of :mod:`logging`.
     """
 
-    def __init__(self, links: Sequence[Link], pool: BlockPool, encode: Optional[Encode],
-                 device: torch.device, digest: int, timeout: float,
-                 wire: Optional[torch.dtype], log: Log = log_plainly,
-                 grow: Optional[Callable[[int], int]] = None) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        pool: BlockPool,
+        encode: Optional[Encode],
+        device: torch.device,
+        digest: int,
+        timeout: float,
+        wire: Optional[torch.dtype],
+        log: Log = log_plainly,
+        grow: Optional[Callable[[int], int]] = None,
+    ) -> None:
         self._links, self._pool, self._encode = list(links), pool, encode
         self._notices, self._grow = Notices(log, encode is not None), grow
         self._device, self._digest, self._timeout, self._wire = device, digest, timeout, wire
@@ -83,13 +92,21 @@ class Inbox(Receiver):
             ValueError: If the number is not larger, or the images have another shape or dtype.
         """
         if number <= self._last:
-            raise ValueError(f'item {number} was requested after item {self._last}: items are '
-                             f'requested once and in order.')
+            raise ValueError(
+                f'item {number} was requested after item {self._last}: items are '
+                f'requested once and in order.'
+            )
         packed = pack_images(images)
         with self._changed:
             self._last = number
-            item = RemoteItem(number, packed, self._pool, self._changed, self._on_wait,
-                              [f'{link.peer}: {reason}' for link, reason in self._lost.items()])
+            item = RemoteItem(
+                number,
+                packed,
+                self._pool,
+                self._changed,
+                self._on_wait,
+                [f'{link.peer}: {reason}' for link, reason in self._lost.items()],
+            )
             self._items[number] = item
             self._ask(item)
             return item
@@ -142,8 +159,13 @@ class Inbox(Receiver):
             return None
         with self._changed:
             item = self._current(link, header)
-            memory = None if item is None else item.begin_write(
-                header.block, Grant(header.generation, header.offset, header.nbytes))
+            memory = (
+                None
+                if item is None
+                else item.begin_write(
+                    header.block, Grant(header.generation, header.offset, header.nbytes)
+                )
+            )
             if memory is None:
                 # Late bytes, or bytes that arrive for the second time, are received and dropped.
                 self._count(duplicates=1)
@@ -151,8 +173,13 @@ class Inbox(Receiver):
                 self._writing[link] = header.block
             return memory
 
-    def received(self, link: Link, header: Header, payload: torch.Tensor,  # noqa: D102
-                 damage: Optional[str]) -> None:
+    def received(
+        self,
+        link: Link,
+        header: Header,
+        payload: torch.Tensor,  # noqa: D102
+        damage: Optional[str],
+    ) -> None:
         with self._changed:
             item = self._current(link, header)
             if header.kind in (Kind.OFFER, Kind.FAILED) and link in self._late:
@@ -203,16 +230,23 @@ class Inbox(Receiver):
     def _current(self, link: Link, header: Header) -> Optional[RemoteItem]:
         """Return the item that a message is about, unless its attempt or the item is over."""
         item = self._items.get(header.item)
-        if item is None or item.link is not link or item.progress.is_over \
-                or item.attempt != header.attempt:
+        if (
+            item is None
+            or item.link is not link
+            or item.progress.is_over
+            or item.attempt != header.attempt
+        ):
             return None
         return item
 
     def _ask(self, item: RemoteItem) -> None:
         """Give an item to the least busy of the encoders that were not asked yet."""
-        candidates = self._links[self._next_link:] + self._links[:self._next_link]
-        left = [link for link in candidates
-                if link.alive and not item.was_asked(link) and link not in self._lost]
+        candidates = self._links[self._next_link :] + self._links[: self._next_link]
+        left = [
+            link
+            for link in candidates
+            if link.alive and not item.was_asked(link) and link not in self._lost
+        ]
         # A late encoder is asked again once it has answered, or if nothing else can encode.
         prompt = [link for link in left if link not in self._late]
         left = prompt or (left if self._encode is None else [])
@@ -228,8 +262,10 @@ class Inbox(Receiver):
         item.ask(link)
         assert item.images is not None
         layout, data = item.images
-        link.send(Header(Kind.REQUEST, *item.owner, nbytes=len(data), layout=layout,
-                         wire=self._wire), data)
+        link.send(
+            Header(Kind.REQUEST, *item.owner, nbytes=len(data), layout=layout, wire=self._wire),
+            data,
+        )
 
     def _take_offer(self, item: Optional[RemoteItem], header: Header) -> None:
         if item is None or item.total is not None:
@@ -243,18 +279,23 @@ class Inbox(Receiver):
         peer, capacity = item.link.peer, self._pool.total * self._pool.block_bytes
         if header.digest != self._digest:
             self._cancel_and_fail(
-                item, f'{peer} has weights {header.digest:08x}, expected {self._digest:08x} as '
-                f'this head has them: give both the same encoder')
+                item,
+                f'{peer} has weights {header.digest:08x}, expected {self._digest:08x} as '
+                f'this head has them: give both the same encoder',
+            )
         elif header.total > capacity:
             self._cancel_and_fail(
-                item, f'its features are {header.total} bytes and the pool holds {capacity}: '
-                f'raise pool_bytes to {header.total} or more, or lower the batch or tile size')
+                item,
+                f'its features are {header.total} bytes and the pool holds {capacity}: '
+                f'raise pool_bytes to {header.total} or more, or lower the batch or tile size',
+            )
         else:
             item.offer(header.layout, header.total)
             self._count_ready(item)
 
-    def _take_data(self, item: Optional[RemoteItem], link: Link, nbytes: int,
-                   damage: Optional[str]) -> None:
+    def _take_data(
+        self, item: Optional[RemoteItem], link: Link, nbytes: int, damage: Optional[str]
+    ) -> None:
         block = self._writing.pop(link, None)
         if block is None:
             # place() has counted it.
@@ -289,12 +330,22 @@ class Inbox(Receiver):
         credit = item.reserve()
         if not item.progress.has_all_blocks:
             self._count(partial=1)
-        payload = torch.frombuffer(torch.tensor(credit.blocks, dtype=torch.int64).numpy(),
-                                   dtype=torch.uint8)
+        payload = torch.frombuffer(
+            torch.tensor(credit.blocks, dtype=torch.int64).numpy(), dtype=torch.uint8
+        )
         assert item.total is not None
-        link.send(Header(
-            Kind.CREDIT, *item.owner, total=item.total, offset=credit.offset, span=credit.span,
-            blocks=len(credit.blocks), block_bytes=self._pool.block_bytes), payload)
+        link.send(
+            Header(
+                Kind.CREDIT,
+                *item.owner,
+                total=item.total,
+                offset=credit.offset,
+                span=credit.span,
+                blocks=len(credit.blocks),
+                block_bytes=self._pool.block_bytes,
+            ),
+            payload,
+        )
 
     def _fail_attempt(self, item: RemoteItem, cause: str) -> None:
         """Give the item to the next encoder."""
@@ -341,8 +392,11 @@ class Inbox(Receiver):
             if item.total is None:
                 self._late.add(link)
             for pending in list(self._items.values()):
-                if pending.link is link and not pending.progress.is_over and (
-                        pending is item or pending.total is None):
+                if (
+                    pending.link is link
+                    and not pending.progress.is_over
+                    and (pending is item or pending.total is None)
+                ):
                     self._fail_attempt(pending, cause)
         if item.progress.is_over or item.waited < 2 * self._timeout:
             if link is None and self._encode is None and not item.progress.is_over:
@@ -356,14 +410,16 @@ class Inbox(Receiver):
 
     def _overdue(self, item: RemoteItem) -> str:
         total = 'an unknown number' if item.total is None else item.total
-        return (f'it is {item.state.name} with {item.arrived} of {total} bytes after '
-                f'{self._timeout:g} s of waiting: raise timeout if the encoder is only slow')
+        return (
+            f'it is {item.state.name} with {item.arrived} of {total} bytes after '
+            f'{self._timeout:g} s of waiting: raise timeout if the encoder is only slow'
+        )
 
     def _encode_locally(self, item: RemoteItem) -> None:
         """Encode an item for which no encoder is left. No other thread changes it meanwhile."""
         assert self._encode is not None and item.images is not None
         try:
-            images, = item.images[0].unpack(item.images[1], self._device)
+            (images,) = item.images[0].unpack(item.images[1], self._device)
             with torch.no_grad():
                 layout, data = pack_levels(self._encode(images), self._wire)
         except Exception as error:

@@ -3,6 +3,7 @@
 The possible states and their order are in `state.py`; this file adds the bytes, the blocks and the
 attempts. `inbox.py` drives the transitions.
 """
+
 from __future__ import annotations
 
 import re
@@ -68,9 +69,15 @@ class RemoteItem:
         causes: Reasons why some encoders cannot be asked at all.
     """
 
-    def __init__(self, number: int, images: Tuple[Layout, torch.Tensor], pool: BlockPool,
-                 changed: threading.Condition, on_wait: Callable[[RemoteItem], float],
-                 causes: Iterable[str]) -> None:
+    def __init__(
+        self,
+        number: int,
+        images: Tuple[Layout, torch.Tensor],
+        pool: BlockPool,
+        changed: threading.Condition,
+        on_wait: Callable[[RemoteItem], float],
+        causes: Iterable[str],
+    ) -> None:
         self.number = number
         self._progress = Progress()
         self._layout: Optional[Layout] = None
@@ -160,8 +167,9 @@ class RemoteItem:
         thread waits for the item.
         """
         now = time.monotonic()
-        return min(timeout - (now - max(self._wanted or now, self._begun)),
-                   2 * timeout - self.waited)
+        return min(
+            timeout - (now - max(self._wanted or now, self._begun)), 2 * timeout - self.waited
+        )
 
     def was_asked(self, link: Link) -> bool:
         """Return whether an attempt, possibly the current one, went to this encoder."""
@@ -179,8 +187,10 @@ class RemoteItem:
         """
         with self._changed:
             if not 0 <= start <= stop <= self.arrived or self.state == State.CONSUMED:
-                raise StreamingError(f'bytes {start} to {stop} of item {self.number} were asked '
-                                     f'for, and it is {self.state.name} with {self.arrived}.')
+                raise StreamingError(
+                    f'bytes {start} to {stop} of item {self.number} were asked '
+                    f'for, and it is {self.state.name} with {self.arrived}.'
+                )
             if self.state != State.READY:
                 return self._copy_bytes(start, stop)
         # Only the consumer frees the blocks of a READY item, so this copy needs no lock.
@@ -222,8 +232,9 @@ class RemoteItem:
         span = min(self.total - offset, count * size)
         progress = self._progress.reserved(span)
         blocks = []
-        for block, begin in zip(self._pool.alloc(count, self.owner),
-                                range(offset, offset + span, size)):
+        for block, begin in zip(
+            self._pool.alloc(count, self.owner), range(offset, offset + span, size)
+        ):
             generation = self._pool.generation(block, self.owner)
             self._grants[block] = Grant(generation, begin, min(size, offset + span - begin))
             blocks.append((block, generation))
@@ -237,7 +248,7 @@ class RemoteItem:
         """
         if self._grants.get(block) != grant:
             return None
-        return self._pool.begin_write(block, grant.generation, self.owner)[:grant.nbytes]
+        return self._pool.begin_write(block, grant.generation, self.owner)[: grant.nbytes]
 
     def receive(self, block: int) -> None:
         """Mark the bytes that were expected in a block as arrived.
@@ -295,8 +306,9 @@ class RemoteItem:
         if self._host is None:
             self._host = host_bytes(self.total)
         for block, grant in self._pieces:
-            self._host[grant.offset:grant.offset + grant.nbytes] = \
-                self._pool.data(block, self.owner)[:grant.nbytes]
+            self._host[grant.offset : grant.offset + grant.nbytes] = self._pool.data(
+                block, self.owner
+            )[: grant.nbytes]
         self._drained = self.arrived
         blocks, self._pieces = [block for block, _ in self._pieces], []
         self._pool.release(blocks, self.owner)
@@ -307,10 +319,11 @@ class RemoteItem:
             return self._host[start:stop]
         data = host_bytes(stop - start)
         if self._host is not None and start < self._drained:
-            data[:self._drained - start] = self._host[start:self._drained]
+            data[: self._drained - start] = self._host[start : self._drained]
         for block, grant in self._pieces:
             begin, end = max(start, grant.offset), min(stop, grant.offset + grant.nbytes)
             if begin < end:
-                data[begin - start:end - start] = self._pool.data(block, self.owner)[
-                    begin - grant.offset:end - grant.offset]
+                data[begin - start : end - start] = self._pool.data(block, self.owner)[
+                    begin - grant.offset : end - grant.offset
+                ]
         return data

@@ -3,6 +3,7 @@
 A failing encoder may fail thousands of items for one reason, so each cause is logged once per
 encoder.
 """
+
 from __future__ import annotations
 
 import logging
@@ -39,21 +40,35 @@ class Notices:
     def failed(self, link: Link, cause: str) -> None:
         """Log why an encoder did not encode an item."""
         instead = 'the head encodes it' if self._encodes else 'it fails'
-        self._once(link.peer, cause_of(cause),
-                   f'{link.peer} did not encode an item: {cause}. The item goes to another '
-                   f'encoder; if none is left, {instead}. The same cause is not logged again.')
+        self._once(
+            link.peer,
+            cause_of(cause),
+            f'{link.peer} did not encode an item: {cause}. The item goes to another '
+            f'encoder; if none is left, {instead}. The same cause is not logged again.',
+        )
 
     def lost(self, link: Link, reason: Optional[str], has_others: bool) -> None:
         """Log that a connection is lost, or was closed by the encoder if ``reason`` is None."""
-        again = ('It is opened again as soon as the encoder can be reached' if link.reopens else
-                 'It is not opened again, because the encoder has finished' if reason is None else
-                 'It is not opened again, because the process of the encoder has ended')
-        instead = ('the other encoders encode' if has_others else
-                   'the head encodes locally, which is slower' if self._encodes else
-                   'items wait, and fail in the end')
-        self._log(logging.WARNING, f'the connection to {link.peer} is lost: '
-                                   f'{reason or "it closed its link"}. {again}; '
-                                   f'without it {instead}.')
+        again = (
+            'It is opened again as soon as the encoder can be reached'
+            if link.reopens
+            else 'It is not opened again, because the encoder has finished'
+            if reason is None
+            else 'It is not opened again, because the process of the encoder has ended'
+        )
+        instead = (
+            'the other encoders encode'
+            if has_others
+            else 'the head encodes locally, which is slower'
+            if self._encodes
+            else 'items wait, and fail in the end'
+        )
+        self._log(
+            logging.WARNING,
+            f'the connection to {link.peer} is lost: '
+            f'{reason or "it closed its link"}. {again}; '
+            f'without it {instead}.',
+        )
 
     def opened(self, link: Link) -> None:
         """Log that a lost connection is open again."""
@@ -62,8 +77,11 @@ class Notices:
 
     def encodes_locally(self) -> None:
         """Log that no encoder is available for an item."""
-        self._once('the head', 'local', 'the head encodes locally: no encoder is connected and '
-                                        'answers in time')
+        self._once(
+            'the head',
+            'local',
+            'the head encodes locally: no encoder is connected and answers in time',
+        )
 
     def _once(self, peer: str, cause: str, text: str) -> None:
         if (peer, cause) not in self._logged:

@@ -4,6 +4,7 @@ The last ranks encode. Both kinds get launcher variables that describe only thei
 so that everything that reads these variables, such as the process group of the heads, needs no
 special case.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -69,14 +70,16 @@ def split_ranks(encoders: int, environ: Mapping[str, str], separate_devices: boo
         RoleError: If no rank is left for the head, or ``encoders`` is not a positive integer.
     """
     if not isinstance(encoders, int) or isinstance(encoders, bool) or encoders < 1:
-        raise RoleError(f'feature_source.encoders={encoders!r}, expected a number of ranks, 1 or '
-                        f'more.')
+        raise RoleError(
+            f'feature_source.encoders={encoders!r}, expected a number of ranks, 1 or more.'
+        )
     rank, world_size = int(environ['RANK']), int(environ['WORLD_SIZE'])
     heads = world_size - encoders
     if heads < 1:
         raise RoleError(
             f'feature_source.encoders={encoders} of {world_size} rank(s) leaves none for the head: '
-            f'start at least {encoders + 1} (NPROC_PER_NODE), or lower encoders.')
+            f'start at least {encoders + 1} (NPROC_PER_NODE), or lower encoders.'
+        )
     local_rank = int(environ['LOCAL_RANK'])
     # Slurm may not set LOCAL_WORLD_SIZE.
     local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))
@@ -88,8 +91,7 @@ def split_ranks(encoders: int, environ: Mapping[str, str], separate_devices: boo
     else:
         # Ranks of this machine that do not share the encoders' devices.
         elsewhere = local_heads if separate_devices else 0
-        variables = dict(LOCAL_RANK=local_rank - elsewhere,
-                         LOCAL_WORLD_SIZE=local_size - elsewhere)
+        variables = dict(LOCAL_RANK=local_rank - elsewhere, LOCAL_WORLD_SIZE=local_size - elsewhere)
         name, index = ENCODER, rank - heads
     replaced = {key: str(value) for key, value in variables.items() if key in environ}
     return Role(name, index, encoders, heads, local_heads, replaced)
@@ -97,15 +99,21 @@ def split_ranks(encoders: int, environ: Mapping[str, str], separate_devices: boo
 
 def check_ranks_per_head(ranks_per_head: int, heads: int) -> None:
     """Raise RoleError unless ``ranks_per_head`` is positive and divides ``heads``. Pure."""
-    if not isinstance(ranks_per_head, int) or isinstance(ranks_per_head, bool) \
-            or ranks_per_head < 1:
-        raise RoleError(f'feature_source.ranks_per_head={ranks_per_head!r}, expected a number of '
-                        f'ranks, 1 or more.')
+    if (
+        not isinstance(ranks_per_head, int)
+        or isinstance(ranks_per_head, bool)
+        or ranks_per_head < 1
+    ):
+        raise RoleError(
+            f'feature_source.ranks_per_head={ranks_per_head!r}, expected a number of '
+            f'ranks, 1 or more.'
+        )
     if heads % ranks_per_head:
         raise RoleError(
             f'feature_source.ranks_per_head={ranks_per_head} does not divide the {heads} rank(s) '
             f'that train the head: expected a multiple of {ranks_per_head}. Start that many '
-            f'in addition to the encoders (NPROC_PER_NODE), or change ranks_per_head or encoders.')
+            f'in addition to the encoders (NPROC_PER_NODE), or change ranks_per_head or encoders.'
+        )
 
 
 def connect_store(timeout: float) -> dist.Store:
@@ -120,7 +128,11 @@ def connect_store(timeout: float) -> dist.Store:
     start = os.environ.get(ROUND_VARIABLE) or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
     store = private_store(timeout)
     if store is None:
-        store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
-                              is_master=False, timeout=timedelta(seconds=timeout),
-                              wait_for_workers=False)
+        store = dist.TCPStore(
+            os.environ['MASTER_ADDR'],
+            int(os.environ['MASTER_PORT']),
+            is_master=False,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
     return dist.PrefixStore(f'mapsage/features/{start}/{next(_connections)}', store)

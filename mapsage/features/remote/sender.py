@@ -3,6 +3,7 @@
 An encoded item waits until its head grants blocks for it. So the memory of an encoder is bounded by
 the number of items that may wait per head, and the memory of a head by its blocks.
 """
+
 from __future__ import annotations
 
 import logging
@@ -65,8 +66,13 @@ class _Head:
         return key if sum(waiting < key for waiting in self.waiting) < _WAITING else None
 
 
-def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: int = 0,
-          log: Log = log_plainly) -> Dict[str, float]:
+def serve(
+    links: Sequence[Link],
+    encode: Encode,
+    device: torch.device,
+    digest: int = 0,
+    log: Log = log_plainly,
+) -> Dict[str, float]:
     """Encode for heads until all of them have closed their links or disappeared.
 
     Requests of the heads are served in rotation. If ``encode`` raises an exception or returns
@@ -100,21 +106,23 @@ def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: i
 
 
 class _Encoder(Receiver):
-    def __init__(self, links: Sequence[Link], encode: Encode, device: torch.device, digest: int,
-                 log: Log) -> None:
+    def __init__(
+        self, links: Sequence[Link], encode: Encode, device: torch.device, digest: int, log: Log
+    ) -> None:
         self._encode, self._device, self._digest = encode, device, digest
         self._log = log
         self._logged: Set[str] = set()
         self._heads: Mapping[Link, _Head] = {link: _Head() for link in links}
         self._queue: Deque[Link] = deque(links)
         self._changed = threading.Condition()
-        self._counts = dict(items=0., failed=0., bytes=0., encode_seconds=0.)
+        self._counts = dict(items=0.0, failed=0.0, bytes=0.0, encode_seconds=0.0)
 
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
         return None
 
-    def received(self, link: Link, header: Header, payload: torch.Tensor,
-                 damage: Optional[str]) -> None:
+    def received(
+        self, link: Link, header: Header, payload: torch.Tensor, damage: Optional[str]
+    ) -> None:
         key = header.item, header.attempt
         head = self._heads[link]
         with self._changed:
@@ -161,12 +169,17 @@ class _Encoder(Receiver):
             self._work_on(*chosen)
 
     def _end(self) -> Dict[str, float]:
-        reasons = [f'{link.peer}: {head.reason}' for link, head in self._heads.items()
-                   if head.reason is not None]
+        reasons = [
+            f'{link.peer}: {head.reason}'
+            for link, head in self._heads.items()
+            if head.reason is not None
+        ]
         if reasons:
-            self._log(logging.WARNING,
-                      f"{len(reasons)} of {len(self._heads)} head(s) went away without closing: "
-                      f"{'; '.join(reasons)}. Look at their logs.")
+            self._log(
+                logging.WARNING,
+                f'{len(reasons)} of {len(self._heads)} head(s) went away without closing: '
+                f'{"; ".join(reasons)}. Look at their logs.',
+            )
         return dict(self._counts, lost=float(len(reasons)))
 
     def _answer_canceled(self) -> None:
@@ -207,8 +220,11 @@ class _Encoder(Receiver):
                 return
             if len(data):
                 head.waiting[key] = data
-            link.send(Header(Kind.OFFER, key[0], key[1], total=len(data), layout=layout,
-                             digest=self._digest))
+            link.send(
+                Header(
+                    Kind.OFFER, key[0], key[1], total=len(data), layout=layout, digest=self._digest
+                )
+            )
 
     def _log_once(self, error: Exception) -> None:
         """Log an exception of the encoder with its traceback, once for each cause."""
@@ -216,12 +232,15 @@ class _Encoder(Receiver):
         if cause not in self._logged:
             self._logged.add(cause)
             trace = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._log(logging.WARNING, f'encoding an item raised an exception, which is logged '
-                                       f'once and sent to the head each time:\n{trace}')
+            self._log(
+                logging.WARNING,
+                f'encoding an item raised an exception, which is logged '
+                f'once and sent to the head each time:\n{trace}',
+            )
 
     def _encode_request(self, request: _Request) -> Tuple[Layout, Payload]:
         assert request.header.layout is not None
-        images, = request.header.layout.unpack(request.images, self._device)
+        (images,) = request.header.layout.unpack(request.images, self._device)
         with torch.no_grad():
             features = self._encode(images)
         check_finite(features, images)
@@ -237,14 +256,26 @@ class _Encoder(Receiver):
         blocks = np.frombuffer(payload.numpy(), np.int64).reshape(-1, 2).tolist()
         stop = credit.offset + credit.span
         if stop > len(data) or len(blocks) * credit.block_bytes < credit.span:
-            raise LinkError(f'a credit for bytes {credit.offset} to {stop} in {len(blocks)} '
-                            f'block(s) of {credit.block_bytes}, for item {credit.item} of '
-                            f'{len(data)} bytes.')
-        for (block, generation), begin in zip(blocks, range(credit.offset, stop,
-                                                            credit.block_bytes)):
+            raise LinkError(
+                f'a credit for bytes {credit.offset} to {stop} in {len(blocks)} '
+                f'block(s) of {credit.block_bytes}, for item {credit.item} of '
+                f'{len(data)} bytes.'
+            )
+        for (block, generation), begin in zip(
+            blocks, range(credit.offset, stop, credit.block_bytes)
+        ):
             piece = data.read(begin, min(begin + credit.block_bytes, stop))
-            link.send(Header(Kind.DATA, *key, total=len(data), offset=begin, block=block,
-                             generation=generation), piece)
+            link.send(
+                Header(
+                    Kind.DATA,
+                    *key,
+                    total=len(data),
+                    offset=begin,
+                    block=block,
+                    generation=generation,
+                ),
+                piece,
+            )
         if stop == len(data):
             del self._heads[link].waiting[key]
 
@@ -252,6 +283,7 @@ class _Encoder(Receiver):
         head = self._heads[link]
         head.requests.pop(key, None)
         head.waiting.pop(key, None)
-        text = torch.tensor(list(reason.encode('utf-8', 'backslashreplace')[:_MAX_TEXT]),
-                            dtype=torch.uint8)
+        text = torch.tensor(
+            list(reason.encode('utf-8', 'backslashreplace')[:_MAX_TEXT]), dtype=torch.uint8
+        )
         link.send(Header(Kind.FAILED, *key), text)

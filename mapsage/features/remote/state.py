@@ -3,6 +3,7 @@
 Pure values: a transition returns a new :class:`Progress`. `item.py` applies them to real bytes and
     blocks.
 """
+
 from __future__ import annotations
 
 import enum
@@ -85,8 +86,10 @@ class Progress:
         Raises:
             ProgressError: If the item is not NEW, or its total is known already.
         """
-        self._check(self.state == State.NEW and self.total is None and total >= 0,
-                    f'offered with {total} bytes')
+        self._check(
+            self.state == State.NEW and self.total is None and total >= 0,
+            f'offered with {total} bytes',
+        )
         return replace(self, total=total, state=State.READY if total == 0 else State.NEW)
 
     def reserved(self, span: int) -> Progress:
@@ -95,8 +98,10 @@ class Progress:
         Raises:
             ProgressError: If the item does not want blocks, or not for so many bytes.
         """
-        self._check(self.wants_blocks and 0 < span <= (self.total or 0) - self.granted,
-                    f'given blocks for {span} bytes')
+        self._check(
+            self.wants_blocks and 0 < span <= (self.total or 0) - self.granted,
+            f'given blocks for {span} bytes',
+        )
         state = State.RESERVED if self.state == State.NEW else State.RESUMING
         return replace(self, granted=self.granted + span, state=state)
 
@@ -107,8 +112,13 @@ class Progress:
             ProgressError: If the bytes do not follow those that arrived, or have no blocks.
         """
         arrived = self.arrived + nbytes
-        self._check(self.state in _WAITS_FOR_BYTES and offset == self.arrived and nbytes > 0
-                    and arrived <= self.granted, f'given bytes {offset} to {offset + nbytes}')
+        self._check(
+            self.state in _WAITS_FOR_BYTES
+            and offset == self.arrived
+            and nbytes > 0
+            and arrived <= self.granted,
+            f'given bytes {offset} to {offset + nbytes}',
+        )
         state = State.FILLING if self.state == State.RESERVED else self.state
         if arrived == self.granted:
             state = State.READY if arrived == self.total else State.PARTIAL

@@ -2,6 +2,7 @@
 
 :class:`Streamed` is the interface to the training; `inbox.py` does the work.
 """
+
 from __future__ import annotations
 
 import time
@@ -25,8 +26,13 @@ _CLOSE_SECONDS = 10.0
 _POOL_BYTES, _POOL_ITEMS = 256 * 2**20, 4
 
 
-def check_settings(pool_bytes: Optional[int], block_bytes: int, timeout: float,
-                   wire: Optional[torch.dtype], ahead: Optional[int]) -> None:
+def check_settings(
+    pool_bytes: Optional[int],
+    block_bytes: int,
+    timeout: float,
+    wire: Optional[torch.dtype],
+    ahead: Optional[int],
+) -> None:
     """Check the settings of :class:`Streamed` before links exist.
 
     Raises:
@@ -37,11 +43,15 @@ def check_settings(pool_bytes: Optional[int], block_bytes: int, timeout: float,
     if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0):
         raise ValueError(f'ahead={ahead!r}, expected a number of batches, 0 or more, or None.')
     if wire is not None and (wire not in DTYPES or not wire.is_floating_point):
-        raise ValueError(f'wire={wire!r}, expected None or a floating-point dtype of '
-                         f'{", ".join(map(str, DTYPES))}.')
+        raise ValueError(
+            f'wire={wire!r}, expected None or a floating-point dtype of '
+            f'{", ".join(map(str, DTYPES))}.'
+        )
     if not 0 < block_bytes <= (block_bytes if pool_bytes is None else pool_bytes):
-        raise ValueError(f'pool_bytes={pool_bytes}, block_bytes={block_bytes}, expected a '
-                         f'positive block that fits the pool.')
+        raise ValueError(
+            f'pool_bytes={pool_bytes}, block_bytes={block_bytes}, expected a '
+            f'positive block that fits the pool.'
+        )
 
 
 class Streamed(FeatureSource):
@@ -72,19 +82,36 @@ class Streamed(FeatureSource):
         ValueError: If a size, a time or ``wire`` is out of range, or ``links`` is empty.
     """
 
-    def __init__(self, links: Sequence[Link], device: torch.device,
-                 encode: Optional[Encode] = None, digest: int = 0,
-                 pool_bytes: Optional[int] = None, block_bytes: int = 4 * 2**20,
-                 timeout: float = 600., wire: Optional[torch.dtype] = None,
-                 ahead: Optional[int] = None, log: Log = log_plainly) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        device: torch.device,
+        encode: Optional[Encode] = None,
+        digest: int = 0,
+        pool_bytes: Optional[int] = None,
+        block_bytes: int = 4 * 2**20,
+        timeout: float = 600.0,
+        wire: Optional[torch.dtype] = None,
+        ahead: Optional[int] = None,
+        log: Log = log_plainly,
+    ) -> None:
         if not links:
             raise ValueError('links=[], expected a link to one encoder or more.')
         check_settings(pool_bytes, block_bytes, timeout, wire, ahead)
         self.ahead = 2 * len(links) if ahead is None else ahead
         self._device = device
         blocks = 1 if pool_bytes is None else pool_bytes // block_bytes
-        self._inbox = Inbox(links, BlockPool(blocks, block_bytes), encode, device, digest, timeout,
-                            wire, log, self._blocks_for if pool_bytes is None else None)
+        self._inbox = Inbox(
+            links,
+            BlockPool(blocks, block_bytes),
+            encode,
+            device,
+            digest,
+            timeout,
+            wire,
+            log,
+            self._blocks_for if pool_bytes is None else None,
+        )
         self._block_bytes = block_bytes
         self._items: Dict[int, RemoteItem] = {}
         self._waited, self._closed = 0.0, False
@@ -107,8 +134,10 @@ class Streamed(FeatureSource):
             StreamingError: If the item was not requested, or was released.
         """
         if number not in self._items:
-            raise StreamingError(f'item {number} was not requested, or its features were taken: '
-                                 f'request each item once, then take its features once.')
+            raise StreamingError(
+                f'item {number} was not requested, or its features were taken: '
+                f'request each item once, then take its features once.'
+            )
         return self._items[number]
 
     def release(self, number: int) -> None:
@@ -119,8 +148,9 @@ class Streamed(FeatureSource):
         """
         item = self.arriving(number)
         if item.state not in (State.READY, State.FAILED):
-            raise StreamingError(f'item {number} is {item.state.name}, expected READY or FAILED '
-                                 f'to release it.')
+            raise StreamingError(
+                f'item {number} is {item.state.name}, expected READY or FAILED to release it.'
+            )
         del self._items[number]
         self._inbox.release(item)
 
@@ -142,8 +172,9 @@ class Streamed(FeatureSource):
         self._waited += time.monotonic() - begin
         try:
             if remote.state == State.FAILED:
-                raise StreamingError(f'{remote.error} Look at the logs of the encoders.',
-                                     remote.failed_encoders)
+                raise StreamingError(
+                    f'{remote.error} Look at the logs of the encoders.', remote.failed_encoders
+                )
             assert remote.layout is not None and remote.total is not None
             return remote.layout.unpack(remote.read(0, remote.total), self._device)
         finally:

@@ -3,6 +3,7 @@
 Between modules every rank holds the whole activations, equal on all ranks. So norms, resizing and
 the loss need no change. Only between the layers of an MLP are the activations split.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Tuple
@@ -63,16 +64,18 @@ def hide_plain(module: nn.Module) -> None:
 
 def into_shares(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return ``x``, which is equal on all ranks, with gradients that are summed over the ranks."""
-    return DTensor.from_local(x, mesh, [Replicate()],
-                              run_check=False).to_local(grad_placements=[Partial()])
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(
+        grad_placements=[Partial()]
+    )
 
 
 def gather_channels(x: torch.Tensor, channels: int, mesh: DeviceMesh) -> torch.Tensor:
     """Return the channels of all ranks together, (n, channels, ...), on every rank."""
     shape = (x.shape[0], channels) + tuple(x.shape[2:])
     stride = torch.empty(shape, device='meta').stride()
-    split = DTensor.from_local(x.contiguous(), mesh, [Shard(1)], run_check=False,
-                               shape=torch.Size(shape), stride=stride)
+    split = DTensor.from_local(
+        x.contiguous(), mesh, [Shard(1)], run_check=False, shape=torch.Size(shape), stride=stride
+    )
     return split.redistribute(mesh, [Replicate()]).to_local()
 
 

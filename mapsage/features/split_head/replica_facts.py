@@ -3,6 +3,7 @@
 Every rank contributes its numbers, and all ranks read the same combined numbers. :class:`Agreed` is
 their meaning, and the only input by which `replica_features.py` chooses the next collective.
 """
+
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Protocol
@@ -17,8 +18,19 @@ _SIZES = tuple(f'size{level}{axis}' for level in range(MAX_LEVELS) for axis in r
 
 # The layout is among the facts and not in front of the data, so that ranks without the data know it
 # as well.
-FIELDS = ('owner', 'item', 'attempt', 'state', 'total', 'arrived', 'checksum', 'dtype', 'original',
-          'has_facts', 'levels') + _SIZES
+FIELDS = (
+    'owner',
+    'item',
+    'attempt',
+    'state',
+    'total',
+    'arrived',
+    'checksum',
+    'dtype',
+    'original',
+    'has_facts',
+    'levels',
+) + _SIZES
 
 
 class ArrivingItem(Protocol):
@@ -119,16 +131,23 @@ def facts_of(arriving: ArrivingItem, rank: int) -> Dict[str, int]:
 def _layout_facts(layout: Layout) -> Dict[str, int]:
     for dtype in (layout.dtype, layout.original):
         if dtype not in DTYPES:
-            raise ValueError(f'features are {dtype}, expected one of '
-                             f'{", ".join(map(str, DTYPES))}.')
+            raise ValueError(
+                f'features are {dtype}, expected one of {", ".join(map(str, DTYPES))}.'
+            )
     shapes = layout.shapes
     if len(shapes) > MAX_LEVELS or any(len(shape) != DIMS for shape in shapes):
-        raise ValueError(f'features have the shapes {list(shapes)}, expected at most {MAX_LEVELS} '
-                         f'levels of (n, channels, height, width).')
+        raise ValueError(
+            f'features have the shapes {list(shapes)}, expected at most {MAX_LEVELS} '
+            f'levels of (n, channels, height, width).'
+        )
     sizes = [size for shape in shapes for size in shape]
-    return dict(zip(_SIZES, sizes), dtype=DTYPES.index(layout.dtype),
-                original=DTYPES.index(layout.original), has_facts=int(layout.has_facts),
-                levels=len(shapes))
+    return dict(
+        zip(_SIZES, sizes),
+        dtype=DTYPES.index(layout.dtype),
+        original=DTYPES.index(layout.original),
+        has_facts=int(layout.has_facts),
+        levels=len(shapes),
+    )
 
 
 def read_agreed(facts: Facts) -> Agreed:
@@ -139,14 +158,25 @@ def read_agreed(facts: Facts) -> Agreed:
         return Agreed(None, state=State.FAILED if failed else State.NEW)
     layout = None
     if levels is not None:
-        sizes = [facts.max(name) or 0 for name in _SIZES[:DIMS * levels]]
-        shapes = tuple(tuple(sizes[DIMS * i:DIMS * (i + 1)]) for i in range(levels))
-        layout = Layout(shapes, DTYPES[facts.max('dtype') or 0],
-                        DTYPES[facts.max('original') or 0], bool(facts.max('has_facts')))
+        sizes = [facts.max(name) or 0 for name in _SIZES[: DIMS * levels]]
+        shapes = tuple(tuple(sizes[DIMS * i : DIMS * (i + 1)]) for i in range(levels))
+        layout = Layout(
+            shapes,
+            DTYPES[facts.max('dtype') or 0],
+            DTYPES[facts.max('original') or 0],
+            bool(facts.max('has_facts')),
+        )
     item = facts.max('item')
-    return Agreed(owner, -1 if item is None else item, facts.max('attempt') or 0,
-                  State.FAILED if failed else State(facts.max('state') or 0), facts.max('total'),
-                  facts.max('arrived') or 0, layout, facts.agree('owner') is False)
+    return Agreed(
+        owner,
+        -1 if item is None else item,
+        facts.max('attempt') or 0,
+        State.FAILED if failed else State(facts.max('state') or 0),
+        facts.max('total'),
+        facts.max('arrived') or 0,
+        layout,
+        facts.agree('owner') is False,
+    )
 
 
 def fault_of(agreed: Agreed, last: Agreed) -> Optional[str]:
@@ -166,11 +196,18 @@ def fault_of(agreed: Agreed, last: Agreed) -> Optional[str]:
         return f'{agreed.arrived} bytes arrived of {agreed.total}'
     if agreed.ready and agreed.arrived < agreed.total:
         return f'it is {agreed.state.name} and {agreed.arrived} bytes of {agreed.total} arrived'
-    if last.owner is not None and last.attempt >= agreed.attempt and (
+    if (
+        last.owner is not None
+        and last.attempt >= agreed.attempt
+        and (
             (last.attempt, last.arrived) > (agreed.attempt, agreed.arrived)
-            or last.total not in (None, agreed.total)):
-        return (f'attempt {last.attempt} had {last.arrived} bytes of {last.total}, and then '
-                f'attempt {agreed.attempt} had {agreed.arrived} of {agreed.total}')
+            or last.total not in (None, agreed.total)
+        )
+    ):
+        return (
+            f'attempt {last.attempt} had {last.arrived} bytes of {last.total}, and then '
+            f'attempt {agreed.attempt} had {agreed.arrived} of {agreed.total}'
+        )
     if agreed.layout is None or agreed.layout.nbytes != agreed.total:
         return f'it has {agreed.total} bytes, and they are {agreed.layout}'
     return None

@@ -5,6 +5,7 @@ the encoders. The others receive no data from encoders and still take part in ev
 tick all ranks send the facts that they know and read the same numbers, and only these numbers
 decide which collective comes next.
 """
+
 from __future__ import annotations
 
 import time
@@ -51,8 +52,13 @@ class ReplicaFeatures:
         RankLostError: Naming the ranks that did not take part.
     """
 
-    def __init__(self, group: Optional[dist.ProcessGroup], pool: BlockPool, device: torch.device,
-                 timeout: float) -> None:
+    def __init__(
+        self,
+        group: Optional[dist.ProcessGroup],
+        pool: BlockPool,
+        device: torch.device,
+        timeout: float,
+    ) -> None:
         self._pool, self._device, self._timeout = pool, device, timeout
         self._channel = open_channel(group, timeout)
         self._ranks = self._channel.ranks
@@ -60,9 +66,11 @@ class ReplicaFeatures:
         sizes = Consensus(('block_bytes',), group, timeout).tick(block_bytes=pool.block_bytes)
         if not sizes.agree('block_bytes'):
             values = sizes.by_rank('block_bytes')
-            raise ValueError(f'block_bytes={pool.block_bytes} on this rank, expected the same on '
-                             f'every rank of a head replica, got {values} by rank. Give all ranks '
-                             f'the same feature_source.')
+            raise ValueError(
+                f'block_bytes={pool.block_bytes} on this rank, expected the same on '
+                f'every rank of a head replica, got {values} by rank. Give all ranks '
+                f'the same feature_source.'
+            )
         self._consensus = Consensus(FIELDS, group, timeout)
         # Facts of the last tick.
         self._facts: Optional[Facts] = None
@@ -70,8 +78,9 @@ class ReplicaFeatures:
         self._error: Optional[Exception] = None
         self._counts: Dict[str, float] = {}
 
-    def deliver(self, arriving: Optional[ArrivingItem] = None,
-                following: Optional[ArrivingItem] = None) -> Features:
+    def deliver(
+        self, arriving: Optional[ArrivingItem] = None, following: Optional[ArrivingItem] = None
+    ) -> Features:
         """Return an item's features on every rank. Collective over the replica.
 
         Args:
@@ -124,8 +133,9 @@ class ReplicaFeatures:
         """
         self._pool.close()
 
-    def _bring_all(self, assembly: _Assembly, agreed: Agreed,
-                   arriving: Optional[ArrivingItem]) -> Agreed:
+    def _bring_all(
+        self, assembly: _Assembly, agreed: Agreed, arriving: Optional[ArrivingItem]
+    ) -> Agreed:
         """Tick and receive until all ranks hold the item; return the last agreement."""
         since = time.monotonic()
         while True:
@@ -142,8 +152,9 @@ class ReplicaFeatures:
     def _tick(self, arriving: Optional[ArrivingItem]) -> Agreed:
         return read_agreed(self._ask(arriving, self._error is not None))
 
-    def _ask(self, arriving: Optional[ArrivingItem], failed: bool,
-             local_checksum: Optional[int] = None) -> Facts:
+    def _ask(
+        self, arriving: Optional[ArrivingItem], failed: bool, local_checksum: Optional[int] = None
+    ) -> Facts:
         facts: Dict[str, int] = {}
         if arriving is not None:
             facts = dict(owner=self._me)
@@ -166,28 +177,35 @@ class ReplicaFeatures:
         """Remember an error if the item delivered is not the one that was announced."""
         is_owner = agreed.owner == self._me
         if is_owner != (arriving is not None) or (
-                arriving is not None and arriving.number != agreed.item):
+            arriving is not None and arriving.number != agreed.item
+        ):
             brought = 'none' if arriving is None else f'item {arriving.number}'
             self._error = StreamingError(
                 f'rank {self._ranks[agreed.owner or 0]} announced item {agreed.item} as following, '
-                f'and this rank brings {brought}. Deliver items in the order announced.')
+                f'and this rank brings {brought}. Deliver items in the order announced.'
+            )
 
-    def _raise_if_failed(self, agreed: Agreed, last: Agreed,
-                         arriving: Optional[ArrivingItem]) -> None:
+    def _raise_if_failed(
+        self, agreed: Agreed, last: Agreed, arriving: Optional[ArrivingItem]
+    ) -> None:
         """Raise the same error on all ranks if any of them failed. Collective in that case only."""
         if agreed.has_many_owners:
             # agreed was read from these facts.
             assert self._facts is not None
             ranks = list(self._facts.by_rank('owner'))
-            raise StreamingError(f'ranks {ranks} of one head replica all hold an item, expected '
-                                 f'one rank: the others bring None.')
+            raise StreamingError(
+                f'ranks {ranks} of one head replica all hold an item, expected '
+                f'one rank: the others bring None.'
+            )
         if agreed.state == State.FAILED:
             self._fail_together(agreed, self._reason(arriving))
         fault = fault_of(agreed, last)
         if fault is not None:
             source = '' if agreed.owner is None else f' of rank {self._ranks[agreed.owner]}'
-            raise StreamingError(f'item {agreed.item}{source} cannot be delivered: {fault}. This '
-                                 f'is a fault of what brings it.')
+            raise StreamingError(
+                f'item {agreed.item}{source} cannot be delivered: {fault}. This '
+                f'is a fault of what brings it.'
+            )
 
     def _reason(self, arriving: Optional[ArrivingItem]) -> str:
         """Return the reason why this rank failed; empty if it did not."""
@@ -208,12 +226,19 @@ class ReplicaFeatures:
         """Raise the reasons of all ranks on all ranks. Collective."""
         item = f'item {agreed.item}'
         raise_together(
-            self._channel, self._error, item, text=reason,
-            everywhere=lambda texts: StreamingError(f'{item} failed on ' + '; '.join(
-                f'rank {rank}: {text}' for rank, text in texts.items())))
+            self._channel,
+            self._error,
+            item,
+            text=reason,
+            everywhere=lambda texts: StreamingError(
+                f'{item} failed on '
+                + '; '.join(f'rank {rank}: {text}' for rank, text in texts.items())
+            ),
+        )
 
-    def _receive(self, assembly: _Assembly, agreed: Agreed,
-                 arriving: Optional[ArrivingItem]) -> None:
+    def _receive(
+        self, assembly: _Assembly, agreed: Agreed, arriving: Optional[ArrivingItem]
+    ) -> None:
         """Give all ranks the bytes that the owner has reported. Collective, in agreed pieces."""
         start = time.perf_counter()
         self._count(bytes=agreed.arrived - assembly.count)
@@ -225,8 +250,14 @@ class ReplicaFeatures:
         assembly.count = agreed.arrived
         self._count(broadcast_seconds=time.perf_counter() - start)
 
-    def _piece(self, assembly: _Assembly, agreed: Agreed, arriving: Optional[ArrivingItem],
-               begin: int, stop: int) -> torch.Tensor:
+    def _piece(
+        self,
+        assembly: _Assembly,
+        agreed: Agreed,
+        arriving: Optional[ArrivingItem],
+        begin: int,
+        stop: int,
+    ) -> torch.Tensor:
         """Return bytes to send, or where to receive them.
 
         This never raises: an error is remembered, and the next tick reports it to all ranks.
@@ -263,7 +294,8 @@ class ReplicaFeatures:
                 self._error = StreamingError(
                     f'nothing came for {self._timeout:g} s; it is {arriving.state.name} with '
                     f'{reported.arrived} of {total} bytes. Look at the log of the encoders, or '
-                    f'raise the timeout of the feature source.')
+                    f'raise the timeout of the feature source.'
+                )
             if now >= end or self._error is not None:
                 break
             try:
@@ -279,16 +311,23 @@ class ReplicaFeatures:
             return True
         return arriving.arrived - reported.arrived >= self._pool.block_bytes
 
-    def _compare(self, local_checksum: int, agreed: Agreed, arriving: Optional[ArrivingItem],
-                 following: Optional[ArrivingItem]) -> Agreed:
+    def _compare(
+        self,
+        local_checksum: int,
+        agreed: Agreed,
+        arriving: Optional[ArrivingItem],
+        following: Optional[ArrivingItem],
+    ) -> Agreed:
         """Check that all ranks hold the same bytes; return the agreement about the next item."""
         facts = self._ask(following, False, local_checksum)
         if facts.min('checksum') == _BROKEN:
             self._fail_together(agreed, self._reason(arriving))
         if not facts.agree('checksum'):
             sums = facts.by_rank('checksum')
-            raise StreamingError(f'item {agreed.item} arrived differently on the ranks: checksums '
-                                 f'by rank {sums}. Memory or network of one of them is at fault.')
+            raise StreamingError(
+                f'item {agreed.item} arrived differently on the ranks: checksums '
+                f'by rank {sums}. Memory or network of one of them is at fault.'
+            )
         self._count(items=1)
         return read_agreed(facts)
 
@@ -338,12 +377,14 @@ class _Assembly:
             needed = -(-(len(self.host) - begin) // self._pool.block_bytes)
             count = min(needed, self._pool.free)
             if not count:
-                raise StreamingError('no block of the pool is free on this rank, and none of them '
-                                     'holds this item: something else keeps them.')
+                raise StreamingError(
+                    'no block of the pool is free on this rank, and none of them '
+                    'holds this item: something else keeps them.'
+                )
             self._unused = list(self._pool.alloc(count, self._owner))
         block = self._unused.pop(0)
         self._full.append((block, begin, stop))
-        return self._pool.data(block, self._owner)[:stop - begin]
+        return self._pool.data(block, self._owner)[: stop - begin]
 
     def finish(self) -> torch.Tensor:
         """Copy what is still in blocks; return all bytes, uint8 (total,)."""
@@ -359,7 +400,7 @@ class _Assembly:
 
     def _empty(self) -> None:
         for block, begin, stop in self._full:
-            self.host[begin:stop] = self._pool.data(block, self._owner)[:stop - begin]
+            self.host[begin:stop] = self._pool.data(block, self._owner)[: stop - begin]
         full, self._full = self._full, []
         if full:
             self._pool.release([block for block, _, _ in full], self._owner)

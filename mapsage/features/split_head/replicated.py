@@ -3,6 +3,7 @@
 One rank of the replica receives the features from encoders (:class:`Streamed`) and passes them to
 all ranks (:class:`ReplicaFeatures`); this class combines the two.
 """
+
 from __future__ import annotations
 
 from collections import deque
@@ -46,8 +47,10 @@ class Replicated(FeatureSource):
             RankLostError: Naming the ranks of the replica that did not take part.
         """
         if not self._requested or self._requested[0] != item.number:
-            raise StreamingError(f'item {item.number} was asked for, and of those requested '
-                                 f'{list(self._requested)} the first is next.')
+            raise StreamingError(
+                f'item {item.number} was asked for, and of those requested '
+                f'{list(self._requested)} the first is next.'
+            )
         self._requested.popleft()
         if self._source is None:
             return self._replica.deliver()

@@ -4,6 +4,7 @@ Each module type has a style in `parallel_styles.py`. Between modules every rank
 activations, so only the weights, their gradients and the optimizer's state become smaller. Needs
 torch 2.7.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
@@ -40,8 +41,9 @@ class SplitHead:
         shapes: Shapes of the values in the head's state dict before it was split.
     """
 
-    def __init__(self, head: nn.Module, mesh: Any, plan: Mapping[str, Any],
-                 shapes: Mapping[str, torch.Size]) -> None:
+    def __init__(
+        self, head: nn.Module, mesh: Any, plan: Mapping[str, Any], shapes: Mapping[str, torch.Size]
+    ) -> None:
         self.head, self.mesh, self.plan, self._shapes = head, mesh, dict(plan), dict(shapes)
 
     def gather_state_dict(self) -> Dict[str, torch.Tensor]:
@@ -65,22 +67,27 @@ class SplitHead:
         Raises:
             TensorParallelError: If names or shapes differ from the head's. Nothing is changed.
         """
-        wrong = [f'{name}: {tuple(state[name].shape)}, expected {tuple(shape)}'
-                 for name, shape in self._shapes.items()
-                 if name in state and state[name].shape != shape]
+        wrong = [
+            f'{name}: {tuple(state[name].shape)}, expected {tuple(shape)}'
+            for name, shape in self._shapes.items()
+            if name in state and state[name].shape != shape
+        ]
         missing, unknown = set(self._shapes) - set(state), set(state) - set(self._shapes)
         if missing or unknown or wrong:
             raise TensorParallelError(
                 f'the state dict is not that of this head: missing {sorted(missing)}, unknown '
                 f'{sorted(unknown)}, of other shapes {wrong}. Use one that a head of the same '
-                f'config has on one rank, or that gather_state_dict returned.')
+                f'config has on one rank, or that gather_state_dict returned.'
+            )
         from torch.distributed.tensor import distribute_tensor
+
         with torch.no_grad():
             for name, value in self._state():
                 plain = state[name].to(value.device)
                 if _is_split(value):
-                    plain = distribute_tensor(plain, self.mesh, value.placements,
-                                              src_data_rank=None).to_local()
+                    plain = distribute_tensor(
+                        plain, self.mesh, value.placements, src_data_rank=None
+                    ).to_local()
                     value = value.to_local()
                 value.copy_(plain)
 
@@ -98,18 +105,24 @@ class SplitHead:
         Returns:
             Norm before the scaling, equal on every rank.
         """
-        grads: List[Any] = [parameter.grad for parameter in self.head.parameters()
-                            if parameter.grad is not None]
+        grads: List[Any] = [
+            parameter.grad for parameter in self.head.parameters() if parameter.grad is not None
+        ]
         shares: List[torch.Tensor] = []
         whole: List[torch.Tensor] = []
         for grad in grads:
             (shares if is_share(grad) else whole).append(
-                grad.to_local() if _is_split(grad) else grad)
+                grad.to_local() if _is_split(grad) else grad
+            )
         return scale_to_norm(shares, whole, self.mesh.get_group(), max_norm)
 
 
-def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
-                  group: dist.ProcessGroup, max_norm: float) -> float:
+def scale_to_norm(
+    shares: Sequence[torch.Tensor],
+    whole: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
+    max_norm: float,
+) -> float:
     """Scale gradients in place so that the L2 norm of all of them together is at most ``max_norm``.
 
     Collective over the replica. At least one tensor must be given.
@@ -186,7 +199,8 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
         raise TensorParallelError(
             f'the head is on {device!r}, and the mesh has {mesh.ndim} dimension(s) of '
             f'{mesh.device_type!r}: expected one dimension and the same device. Move the head '
-            f'first, and slice the mesh.')
+            f'first, and slice the mesh.'
+        )
     shapes = {name: value.shape for name, value in head.state_dict().items()}
     if mesh.size() == 1:
         return SplitHead(head, mesh, {}, shapes)
@@ -204,7 +218,8 @@ def check_torch() -> None:
         raise RuntimeError(
             f'a head replica of several ranks needs torch.distributed.tensor.parallel of torch >= '
             f'{TORCH[0]}.{TORCH[1]}, and this is torch {torch.__version__}. Use replicas of one '
-            f'rank here (ranks_per_head=1), or a newer torch.')
+            f'rank here (ranks_per_head=1), or a newer torch.'
+        )
 
 
 def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
@@ -231,8 +246,11 @@ def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
     for name, module in head.named_modules():
         if name in plan or name in within:
             continue
-        if isinstance(module, nn.Conv2d) and module.groups == 1 \
-                and _all_have_some(module.out_channels, ranks):
+        if (
+            isinstance(module, nn.Conv2d)
+            and module.groups == 1
+            and _all_have_some(module.out_channels, ranks)
+        ):
             plan[name] = SplitConv2d()
         # Subclasses are left whole: nn.MultiheadAttention reads the weights of one directly,
         # without calling it.
@@ -248,22 +266,29 @@ def _all_have_some(channels: int, ranks: int) -> bool:
 
 def _reads_qkv(module: nn.Module) -> bool:
     """Return whether a module is an attention like DINOv3's, which does not call its ``qkv``."""
-    return (isinstance(getattr(module, 'qkv', None), nn.Linear)
-            and all(hasattr(module, name) for name in ('proj', 'num_heads', 'has_bias')))
+    return isinstance(getattr(module, 'qkv', None), nn.Linear) and all(
+        hasattr(module, name) for name in ('proj', 'num_heads', 'has_bias')
+    )
 
 
 def _mlp_layers(module: nn.Module) -> List[str]:
     """Return the names of an MLP's layers in order; empty unless all of them are linear layers."""
     names = [name for name, _ in module.named_children()]
-    return names if names in (['fc1', 'fc2'], ['w1', 'w2', 'w3']) and all(
-        type(layer) is nn.Linear for layer in module.children()) else []
+    return (
+        names
+        if names in (['fc1', 'fc2'], ['w1', 'w2', 'w3'])
+        and all(type(layer) is nn.Linear for layer in module.children())
+        else []
+    )
 
 
 def _device_type(head: nn.Module) -> str:
     kinds = {parameter.device.type for parameter in head.parameters()}
     if len(kinds) != 1:
-        raise TensorParallelError(f'the parameters of the head are on {sorted(kinds)}, expected '
-                                  f'one kind of device. Move the head there first.')
+        raise TensorParallelError(
+            f'the parameters of the head are on {sorted(kinds)}, expected '
+            f'one kind of device. Move the head there first.'
+        )
     return kinds.pop()
 
 
@@ -274,4 +299,5 @@ def is_share(value: Any) -> bool:
 
 def _is_split(value: object) -> bool:
     from torch.distributed.tensor import DTensor
+
     return isinstance(value, DTensor)

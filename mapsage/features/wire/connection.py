@@ -4,6 +4,7 @@ Payloads are tensors, and the receiver chooses the memory before the bytes are r
 from the socket directly into the block of the batch that needs it. `link.py` decides when to read
 and write.
 """
+
 from __future__ import annotations
 
 import socket
@@ -148,5 +149,7 @@ def _describe_damage(header: Header, payload: torch.Tensor) -> Optional[str]:
     computed = checksum(payload)
     if computed == header.checksum:
         return None
-    return (f'the checksum of {header.nbytes} bytes is {computed:08x}, expected '
-            f'{header.checksum:08x}: they were damaged on their way')
+    return (
+        f'the checksum of {header.nbytes} bytes is {computed:08x}, expected '
+        f'{header.checksum:08x}: they were damaged on their way'
+    )

@@ -3,6 +3,7 @@
 The steps are methods, because `link.py` waits for the socket between them: :meth:`Dial.begin`
 connects, :meth:`Dial.greet` starts the handshake, :meth:`Dial.prove` continues it.
 """
+
 from __future__ import annotations
 
 import socket
@@ -29,8 +30,14 @@ class Dial:
         hello: Bytes that the peer expects after the handshake, uint8 (n,).
     """
 
-    def __init__(self, address: Tuple[str, int], secret: bytes, purpose: str, listener: bytes,
-                 hello: torch.Tensor) -> None:
+    def __init__(
+        self,
+        address: Tuple[str, int],
+        secret: bytes,
+        purpose: str,
+        listener: bytes,
+        hello: torch.Tensor,
+    ) -> None:
         self.address, self.hello = address, hello
         self._key = secret, purpose, listener
         self._handshake: ClientHandshake
@@ -44,7 +51,8 @@ class Dial:
         """
         host, port = self.address
         family, kind, protocol, _, resolved = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM)[0]
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         close_in_children(sock)

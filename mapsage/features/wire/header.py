@@ -8,6 +8,7 @@ A header travels as int64 words, so it can be sent from and received into a tens
 Its own checksum covers all other words. A damaged header ends the connection, because its payload's
 length is unknown; a damaged payload only fails its item.
 """
+
 from __future__ import annotations
 
 import enum
@@ -23,8 +24,20 @@ from .payload import DIMS, DTYPES, MAX_LEVELS, Layout
 
 # 'MSF' and the version of the format; both sides of a job must run the same version.
 _MAGIC = int.from_bytes(b'MSF\x02', 'big')
-_NUMBERS = ('item', 'attempt', 'total', 'offset', 'nbytes', 'span', 'block', 'generation',
-            'blocks', 'block_bytes', 'digest', 'checksum')
+_NUMBERS = (
+    'item',
+    'attempt',
+    'total',
+    'offset',
+    'nbytes',
+    'span',
+    'block',
+    'generation',
+    'blocks',
+    'block_bytes',
+    'digest',
+    'checksum',
+)
 _LIMIT = 2**63 - 1
 # Index of the first word of the shapes.
 _SHAPES_AT = 2 + len(_NUMBERS) + 5
@@ -106,10 +119,16 @@ def encode_header(header: Header) -> torch.Tensor:
     else:
         levels = header.layout.shapes
         if len(levels) > MAX_LEVELS or any(len(shape) != DIMS for shape in levels):
-            raise ValueError(f'header.layout.shapes={levels}, expected at most {MAX_LEVELS} shapes '
-                             f'of {DIMS} sizes.')
-        fields += [_encode_dtype(header.layout.dtype), _encode_dtype(header.layout.original),
-                   int(header.layout.has_facts), len(levels)]
+            raise ValueError(
+                f'header.layout.shapes={levels}, expected at most {MAX_LEVELS} shapes '
+                f'of {DIMS} sizes.'
+            )
+        fields += [
+            _encode_dtype(header.layout.dtype),
+            _encode_dtype(header.layout.original),
+            int(header.layout.has_facts),
+            len(levels),
+        ]
         shapes = [size for shape in levels for size in shape]
     fields += shapes + [0] * (MAX_LEVELS * DIMS - len(shapes))
     return torch.tensor(fields + [_crc(fields)], dtype=torch.int64)
@@ -123,32 +142,37 @@ def decode_header(fields: torch.Tensor) -> Header:
     """
     values = fields.tolist()
     if len(values) != WORDS or values[0] != _MAGIC:
-        raise HeaderError(f'a message begins with {values[:1]}, expected {_MAGIC}: it is damaged, '
-                          f'or encoder and head run different versions of MapSage.')
+        raise HeaderError(
+            f'a message begins with {values[:1]}, expected {_MAGIC}: it is damaged, '
+            f'or encoder and head run different versions of MapSage.'
+        )
     if values[-1] != _crc(values[:-1]):
         raise HeaderError('the checksum of a header is wrong: it was damaged on its way.')
     numbers = dict(zip(_NUMBERS, values[2:]))
-    dtype_codes = values[_SHAPES_AT - 5:_SHAPES_AT - 2]
+    dtype_codes = values[_SHAPES_AT - 5 : _SHAPES_AT - 2]
     try:
         kind = Kind(values[1])
         wire, dtype, original = (_decode_dtype(code) for code in dtype_codes)
     except (ValueError, IndexError):
-        raise HeaderError(f'a header has kind {values[1]} and dtypes {dtype_codes}: unknown. '
-                          f'Encoder and head run different versions of MapSage.') from None
+        raise HeaderError(
+            f'a header has kind {values[1]} and dtypes {dtype_codes}: unknown. '
+            f'Encoder and head run different versions of MapSage.'
+        ) from None
     layout = None
     if dtype is not None and original is not None:
         layout = Layout(_shapes(values), dtype, original, values[_SHAPES_AT - 2] == 1)
     header = Header(kind, **numbers, wire=wire, layout=layout)
     size = {Kind.REQUEST: header.nbytes, Kind.OFFER: header.total}.get(kind)
     if min(numbers.values()) < 0 or (
-            size is not None and (layout is None or layout.nbytes != size)):
+        size is not None and (layout is None or layout.nbytes != size)
+    ):
         raise HeaderError(f'a header contradicts itself: {header}.')
     return header
 
 
 def _shapes(values: List[int]) -> Tuple[Tuple[int, ...], ...]:
-    sizes = values[_SHAPES_AT:_SHAPES_AT + values[_SHAPES_AT - 1] * DIMS]
-    return tuple(tuple(sizes[i:i + DIMS]) for i in range(0, len(sizes), DIMS))
+    sizes = values[_SHAPES_AT : _SHAPES_AT + values[_SHAPES_AT - 1] * DIMS]
+    return tuple(tuple(sizes[i : i + DIMS]) for i in range(0, len(sizes), DIMS))
 
 
 def _encode_dtype(dtype: Optional[torch.dtype]) -> int:

@@ -3,6 +3,7 @@
 Sockets, timers and calls from other threads run as callbacks, one after the other, so a callback
 must not block. The docstrings say which methods may be called only by callbacks.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -69,8 +70,7 @@ class Hub:
 
     def later(self, seconds: float, function: Call) -> None:
         """Run a function after some seconds. Call in the thread only."""
-        heapq.heappush(self._timers,
-                       (time.monotonic() + seconds, next(self._numbers), function))
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), function))
 
     def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
         """Call a function when a socket is ready. Call in the thread only.

@@ -5,6 +5,7 @@ when both ends know that they are connected and messages can be sent, and done. 
 connection are lost; the receiver hears of it and asks again. Nearly everything runs in the hub's
 thread, see the comment in :class:`Link`.
 """
+
 from __future__ import annotations
 
 import abc
@@ -48,8 +49,9 @@ class Receiver(abc.ABC):
         """
 
     @abc.abstractmethod
-    def received(self, link: Link, header: Header, payload: torch.Tensor,
-                 damage: Optional[str]) -> None:
+    def received(
+        self, link: Link, header: Header, payload: torch.Tensor, damage: Optional[str]
+    ) -> None:
         """Process a message.
 
         Args:
@@ -131,6 +133,7 @@ class Link:
 
     def start(self, receiver: Receiver) -> None:
         """Begin to read, and pass the messages to ``receiver``."""
+
         def begin() -> None:
             self._receiver = receiver
             if self._connection is not None:
@@ -267,8 +270,10 @@ class Link:
         self._era += 1
         era = self._era
         # The other end waits for peer_timeout, and several attempts must fit into that time.
-        self._hub.later(min(self._pause, self.peer_timeout / 4),
-                        lambda: self.dial() if era == self._era else None)
+        self._hub.later(
+            min(self._pause, self.peer_timeout / 4),
+            lambda: self.dial() if era == self._era else None,
+        )
         self._pause = min(2 * self._pause, _MAX_PAUSE)
 
     def _greet(self) -> None:
@@ -309,8 +314,11 @@ class Link:
         if connection is not None:
             reads = self._receiver is not None or not self._greeted
             writes = connection.has_pending or (self._greeted and self._outbox)
-            self._hub.watch(connection.sock, (selectors.EVENT_READ if reads else 0)
-                            | (selectors.EVENT_WRITE if writes else 0), self._on_ready)
+            self._hub.watch(
+                connection.sock,
+                (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0),
+                self._on_ready,
+            )
 
     def _on_outbox(self) -> None:
         if self._connection is not None:
@@ -402,8 +410,9 @@ class Link:
             self._redial()
         else:
             era = self._era
-            self._hub.later(self.peer_timeout,
-                            lambda: self._give_up() if era == self._era else None)
+            self._hub.later(
+                self.peer_timeout, lambda: self._give_up() if era == self._era else None
+            )
         # The receiver comes last, because it may raise an error.
         if was_greeted and self._receiver is not None:
             connection.fail(reason)
@@ -429,8 +438,12 @@ class Link:
         self._era += 1
         connection, was_greeted, self._greeted = self._connection, self._greeted, False
         self._drop_sockets()
-        if connection is not None and was_greeted and not self._peer_closed \
-                and self._receiver is not None:
+        if (
+            connection is not None
+            and was_greeted
+            and not self._peer_closed
+            and self._receiver is not None
+        ):
             connection.fail('the link was closed')
             self._receiver.lost(self, reason)
         self._hub.leave()

@@ -5,6 +5,7 @@ Every connection begins with a handshake that proves the secret of the job, then
 the head. The caller keeps one :class:`~.link.Link` per peer, which reopens the connection when it
 breaks.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,8 +39,14 @@ _MAX_PAUSE = 0.5
 Address = List[Union[str, int]]
 
 
-def open_links(store: Store, rank: int, encoders: Sequence[int], heads: Sequence[int],
-               timeout: float, peer_timeout: float) -> Dict[int, Link]:
+def open_links(
+    store: Store,
+    rank: int,
+    encoders: Sequence[int],
+    heads: Sequence[int],
+    timeout: float,
+    peer_timeout: float,
+) -> Dict[int, Link]:
     """Connect a head with all encoders, or an encoder with all heads. Collective over all of them.
 
     No process group is needed. When a connection breaks, the head opens it again.
@@ -64,11 +71,15 @@ def open_links(store: Store, rank: int, encoders: Sequence[int], heads: Sequence
     """
     encoders, heads = sorted(encoders), sorted(heads)
     if (rank in encoders) == (rank in heads):
-        raise ValueError(f'rank {rank} is in both or neither of encoders {encoders} and heads '
-                         f'{heads}: expected one of the two.')
+        raise ValueError(
+            f'rank {rank} is in both or neither of encoders {encoders} and heads '
+            f'{heads}: expected one of the two.'
+        )
     if not (timeout > 0 and peer_timeout > 0):
-        raise ValueError(f'timeout={timeout!r}, peer_timeout={peer_timeout!r}, expected positive '
-                         f'numbers of seconds.')
+        raise ValueError(
+            f'timeout={timeout!r}, peer_timeout={peer_timeout!r}, expected positive '
+            f'numbers of seconds.'
+        )
     secret = job_secret(os.environ)
     hub = Hub(peer_timeout)
     deadline = time.monotonic() + timeout
@@ -84,8 +95,10 @@ def open_links(store: Store, rank: int, encoders: Sequence[int], heads: Sequence
         peers, kind = encoders, 'encoder'
         _publish(store, rank, None)
         _await_peers(store, hub, rank, peers, timeout)
-        links = {peer: Link(hub, f'encoder rank {peer}', _make_dial(store, rank, peer, secret))
-                 for peer in peers}
+        links = {
+            peer: Link(hub, f'encoder rank {peer}', _make_dial(store, rank, peer, secret))
+            for peer in peers
+        }
         hub.start()
         for link in links.values():
             hub.call(link.dial)
@@ -94,11 +107,15 @@ def open_links(store: Store, rank: int, encoders: Sequence[int], heads: Sequence
         if reason is not None:
             hub.stop()
             if listener is not None and listener.guard.refused:
-                reason += (f'; {listener.guard.refused} connection(s) ended at the proof of the '
-                        f'secret, which must be the same on all machines: see MAPSAGE_SECRET_FILE')
-            raise LinkError(f'no connection to {kind} rank {peer} within {timeout:g} s ({reason}). '
-                            f'Look at the first error in its log. With several machines, name the '
-                            f'network interface between them in GLOO_SOCKET_IFNAME.')
+                reason += (
+                    f'; {listener.guard.refused} connection(s) ended at the proof of the '
+                    f'secret, which must be the same on all machines: see MAPSAGE_SECRET_FILE'
+                )
+            raise LinkError(
+                f'no connection to {kind} rank {peer} within {timeout:g} s ({reason}). '
+                f'Look at the first error in its log. With several machines, name the '
+                f'network interface between them in GLOO_SOCKET_IFNAME.'
+            )
     return links
 
 
@@ -110,15 +127,20 @@ class _Listener:
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
         self.address: Address = [host, listener.getsockname()[1], number.hex()]
-        self.guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
-                           lambda sock: hub.call(lambda: self._await_hello(sock)))
+        self.guard = Guard(
+            listener,
+            lambda: ListenerHandshake(secret, _PURPOSE, number),
+            lambda sock: hub.call(lambda: self._await_hello(sock)),
+        )
         hub.at_end(self.guard.close)
 
     def _await_hello(self, sock: socket.socket) -> None:
         hello = bytearray()
         self._hub.watch(sock, selectors.EVENT_READ, lambda events: self._read_hello(sock, hello))
-        self._hub.later(self._hub.peer_timeout,
-                        lambda: self._hub.drop(sock) if len(hello) < _HELLO.size else None)
+        self._hub.later(
+            self._hub.peer_timeout,
+            lambda: self._hub.drop(sock) if len(hello) < _HELLO.size else None,
+        )
 
     def _read_hello(self, sock: socket.socket, hello: bytearray) -> None:
         try:
@@ -129,7 +151,7 @@ class _Listener:
         if not received:
             self._hub.drop(sock)
         elif len(hello) == _HELLO.size:
-            rank, = _HELLO.unpack(hello)
+            (rank,) = _HELLO.unpack(hello)
             if rank in self._links:
                 self._links[rank].adopt(sock)
             else:
@@ -145,10 +167,14 @@ def _publish(store: Store, rank: int, listener: Optional[_Listener]) -> None:
 
 def _make_dial(store: Store, rank: int, peer: int, secret: bytes) -> Dial:
     with store_lock:
-        host, port, number = json.loads(
-            bytes(store.get(f'mapsage/features/at/{peer}')).decode())
-    return Dial((host, port), secret, _PURPOSE, bytes.fromhex(number),
-                torch.tensor(list(_HELLO.pack(rank)), dtype=torch.uint8))
+        host, port, number = json.loads(bytes(store.get(f'mapsage/features/at/{peer}')).decode())
+    return Dial(
+        (host, port),
+        secret,
+        _PURPOSE,
+        bytes.fromhex(number),
+        torch.tensor(list(_HELLO.pack(rank)), dtype=torch.uint8),
+    )
 
 
 def _await_peers(store: Store, hub: Hub, rank: int, peers: Sequence[int], timeout: float) -> None:
@@ -156,13 +182,14 @@ def _await_peers(store: Store, hub: Hub, rank: int, peers: Sequence[int], timeou
     absent = list(peers)
     while True:
         with store_lock:
-            absent = [peer for peer in absent
-                      if not store.add(f'mapsage/features/here/{peer}', 0)]
+            absent = [peer for peer in absent if not store.add(f'mapsage/features/here/{peer}', 0)]
         if not absent:
             return
         if time.monotonic() > deadline:
             hub.stop()
-            raise LinkError(f'rank {rank} waited {timeout:g} s to open its links, and rank(s) '
-                            f'{absent} did not come: look at the first error in their log.')
+            raise LinkError(
+                f'rank {rank} waited {timeout:g} s to open its links, and rank(s) '
+                f'{absent} did not come: look at the first error in their log.'
+            )
         time.sleep(min(pause, max(0.0, deadline - time.monotonic()) + 0.001))
         pause = min(2 * pause, _MAX_PAUSE)

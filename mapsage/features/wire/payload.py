@@ -4,6 +4,7 @@ An item is the feature pyramid of a batch: up to eight levels of shape (n, chann
 Its bytes are the levels one after the other. :func:`split` avoids copies; :func:`pack_levels` makes
 one.
 """
+
 from __future__ import annotations
 
 import zlib
@@ -45,8 +46,9 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Size of all levels in bytes."""
-        return sum(_count(shape) * item_size(dtype)
-                   for shape, (dtype, _) in zip(self.shapes, self._dtypes))
+        return sum(
+            _count(shape) * item_size(dtype) for shape, (dtype, _) in zip(self.shapes, self._dtypes)
+        )
 
     @property
     def _dtypes(self) -> List[Tuple[torch.dtype, torch.dtype]]:
@@ -97,16 +99,20 @@ class Payload:
         """Return bytes, uint8 (stop - start,); copied only if they span several levels."""
         pieces, begin = [], 0
         for level in self.levels:
-            piece = level[max(0, start - begin):max(0, stop - begin)]
+            piece = level[max(0, start - begin) : max(0, stop - begin)]
             if len(piece):
                 pieces.append(piece)
             begin += len(level)
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [torch.empty(
-            0, dtype=torch.uint8)])
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else torch.cat(pieces or [torch.empty(0, dtype=torch.uint8)])
+        )
 
 
-def pack_levels(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
-                ) -> Tuple[Layout, torch.Tensor]:
+def pack_levels(
+    levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
+) -> Tuple[Layout, torch.Tensor]:
     """Return the layout of tensors, and a copy of their bytes, uint8 (nbytes,), in host memory.
 
     The arguments and errors are the same as for :func:`split`.
@@ -115,13 +121,14 @@ def pack_levels(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = No
     data = host_bytes(layout.nbytes)
     begin = 0
     for level in payload.levels:
-        data[begin:begin + len(level)] = level
+        data[begin : begin + len(level)] = level
         begin += len(level)
     return layout, data
 
 
-def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
-          ) -> Tuple[Layout, Payload]:
+def split(
+    levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
+) -> Tuple[Layout, Payload]:
     """Return the layout of tensors, and their bytes.
 
     Contiguous host tensors that keep their dtype are not copied, because filling new memory costs
@@ -138,20 +145,28 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
     has_facts = isinstance(levels, StackFeatures) and len(levels) > 1
     levels = [level.detach() for level in levels]
     dtypes = {level.dtype for level in (levels[:-1] if has_facts else levels)}
-    if not 1 <= len(levels) <= MAX_LEVELS or len(dtypes) != 1 \
-            or any(level.dim() != DIMS for level in levels):
+    if (
+        not 1 <= len(levels) <= MAX_LEVELS
+        or len(dtypes) != 1
+        or any(level.dim() != DIMS for level in levels)
+    ):
         got = ', '.join(f'{tuple(level.shape)} {level.dtype}' for level in levels)
-        raise ValueError(f'{len(levels)} level(s) {got}, expected 1 to {MAX_LEVELS} of (n, '
-                         f'channels, height, width) and one dtype.')
+        raise ValueError(
+            f'{len(levels)} level(s) {got}, expected 1 to {MAX_LEVELS} of (n, '
+            f'channels, height, width) and one dtype.'
+        )
     original = dtypes.pop()
     dtype = original if wire is None else wire
     for used in (original, dtype):
         if used not in DTYPES:
             raise ValueError(f'dtype {used}, expected one of {", ".join(map(str, DTYPES))}.')
-    layout = Layout(tuple(tuple(level.shape) for level in levels), dtype, original,
-                    has_facts)
-    return layout, Payload([_bytes(level.to(used).to('cpu').contiguous())
-                            for level, (used, _) in zip(levels, layout._dtypes)])
+    layout = Layout(tuple(tuple(level.shape) for level in levels), dtype, original, has_facts)
+    return layout, Payload(
+        [
+            _bytes(level.to(used).to('cpu').contiguous())
+            for level, (used, _) in zip(levels, layout._dtypes)
+        ]
+    )
 
 
 def pack_images(images: torch.Tensor) -> Tuple[Layout, torch.Tensor]:

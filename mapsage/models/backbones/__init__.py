@@ -13,6 +13,10 @@ from .stack_backbone import StackBackbone
 from .weight_files import WeightsError
 
 __all__ = [
-    'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3ViT', 'EfficientNetLite', 'StackBackbone',
-    'WeightsError'
+    'BackboneInputError',
+    'DINOv3ConvNeXt',
+    'DINOv3ViT',
+    'EfficientNetLite',
+    'StackBackbone',
+    'WeightsError',
 ]

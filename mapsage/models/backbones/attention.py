@@ -4,6 +4,7 @@ The scores of 12 dates can need gigabytes, so queries are processed in chunks of
 
 Shapes: N images, T tokens, D channels of one attention head.
 """
+
 from __future__ import annotations
 
 import functools
@@ -24,8 +25,12 @@ _fused_attention = getattr(F, 'scaled_dot_product_attention', None)
 SCORE_BYTES = 1 << 29
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-           valid: Optional[torch.Tensor] = None) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    valid: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
     """Return the attention of queries to keys.
 
     If the scores would be larger than :data:`SCORE_BYTES`, queries are processed in chunks, and
@@ -50,12 +55,13 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     return torch.cat([_attend(chunk, key, value, valid) for chunk in chunks], 2)
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-            valid: Optional[torch.Tensor]) -> torch.Tensor:
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, valid: Optional[torch.Tensor]
+) -> torch.Tensor:
     mask = None if valid is None else valid[:, None, None]
     if _fused_attention is not None:
         return _fused_attention(query, key, value, mask)
-    scores = (query * query.shape[-1]**-.5) @ key.transpose(-2, -1)
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, float('-inf'))
     return scores.softmax(-1).to(value.dtype) @ value
@@ -114,8 +120,9 @@ class Attention(nn.Module):
 
     def forward(self, tokens: torch.Tensor, valid: Optional[torch.Tensor]) -> torch.Tensor:
         """Transform tokens (N, T, channels); ``valid`` as in :func:`attend`."""
-        query, key, value = (split_heads(projected, self.heads)
-                             for projected in self.qkv(tokens).chunk(3, -1))
+        query, key, value = (
+            split_heads(projected, self.heads) for projected in self.qkv(tokens).chunk(3, -1)
+        )
         return self.proj(join_heads(attend(query, key, value, valid)))
 
 
@@ -124,7 +131,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((channels, ), 1e-5))
+        self.gamma = nn.Parameter(torch.full((channels,), 1e-5))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Scale tokens, (..., channels)."""
@@ -142,8 +149,14 @@ class PreNormBlock(nn.Module):
         layer_scale: Whether each branch ends with a :class:`LayerScale`.
     """
 
-    def __init__(self, channels: int, attn: nn.Module, mlp: nn.Module,
-                 norm: Callable[[int], nn.Module], layer_scale: bool = False) -> None:
+    def __init__(
+        self,
+        channels: int,
+        attn: nn.Module,
+        mlp: nn.Module,
+        norm: Callable[[int], nn.Module],
+        layer_scale: bool = False,
+    ) -> None:
         super().__init__()
         self.norm1 = norm(channels)
         self.attn = attn
@@ -167,5 +180,10 @@ def vit_block(channels: int, heads: int, eps: float, layer_scale: bool = False) 
         eps: Epsilon of the norms.
         layer_scale: As in :class:`PreNormBlock`.
     """
-    return PreNormBlock(channels, Attention(channels, heads), Mlp(channels, 4 * channels),
-                        functools.partial(nn.LayerNorm, eps=eps), layer_scale)
+    return PreNormBlock(
+        channels,
+        Attention(channels, heads),
+        Mlp(channels, 4 * channels),
+        functools.partial(nn.LayerNorm, eps=eps),
+        layer_scale,
+    )

@@ -7,6 +7,7 @@ model's number of bands are loaded unchanged.
 
 Shapes: O output channels, C bands of the image, K kernel size.
 """
+
 from __future__ import annotations
 
 import functools
@@ -35,20 +36,26 @@ def parse_bands(in_channels: int, bands: Optional[Dict[str, Any]]) -> RGBChannel
     if in_channels < 1:
         raise ValueError(f'in_channels={in_channels}, expected the number of bands, at least 1')
     if bands is None:
-        return RGB if in_channels >= len(RGB) else (None, ) * len(RGB)
+        return RGB if in_channels >= len(RGB) else (None,) * len(RGB)
     if set(bands) != {'rgb'}:
         raise ValueError(f'bands={dict(bands)}, expected dict(rgb=(RED, GREEN, BLUE))')
     channels = tuple(bands['rgb'])
     present = [channel for channel in channels if channel is not None]
-    if len(channels) != len(RGB) or len(set(present)) != len(present) \
-            or not set(present) <= set(range(in_channels)):
-        raise ValueError(f'bands: rgb={channels}, expected three different channels in 0 to '
-                         f'{in_channels - 1} (counted from 0), None for a missing color')
+    if (
+        len(channels) != len(RGB)
+        or len(set(present)) != len(present)
+        or not set(present) <= set(range(in_channels))
+    ):
+        raise ValueError(
+            f'bands: rgb={channels}, expected three different channels in 0 to '
+            f'{in_channels - 1} (counted from 0), None for a missing color'
+        )
     return channels
 
 
-def adapt_bands(weight: torch.Tensor, in_channels: int, rgb: Sequence[Optional[int]]
-                ) -> torch.Tensor:
+def adapt_bands(
+    weight: torch.Tensor, in_channels: int, rgb: Sequence[Optional[int]]
+) -> torch.Tensor:
     """Return the weight of an RGB convolution, adapted to images with other bands.
 
     The kernels of red, green and blue go to their channels, and every other channel starts from
@@ -78,11 +85,13 @@ def widen_checkpoints(convolution: nn.Module, in_channels: int, rgb: RGBChannels
     Weights with as many channels as the convolution are loaded unchanged.
     """
     convolution._register_load_state_dict_pre_hook(
-        functools.partial(_widen_stem, in_channels=in_channels, rgb=rgb))
+        functools.partial(_widen_stem, in_channels=in_channels, rgb=rgb)
+    )
 
 
-def _widen_stem(state: Dict[str, torch.Tensor], prefix: str, *_: Any, in_channels: int,
-                rgb: RGBChannels) -> None:
+def _widen_stem(
+    state: Dict[str, torch.Tensor], prefix: str, *_: Any, in_channels: int, rgb: RGBChannels
+) -> None:
     weight = state.get(f'{prefix}weight')
     if weight is not None and weight.shape[1] == len(RGB) != in_channels:
         state[f'{prefix}weight'] = adapt_bands(weight, in_channels, rgb)

@@ -7,6 +7,7 @@ transformer block is in ``dinov3_blocks.py``, and its attention in ``rope.py``.
 Shapes: N images, C bands, H x W pixels; T tokens, which are 1 class token, the register tokens, and
 H/16 * W/16 patches in row order.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -82,26 +83,28 @@ class DINOv3ViT(BaseModule):
 
     # Methods that compile=dict(backbone=True) compiles. forward() is not one of them, because its
     # range check reads pixel values on the host, which would break the graph.
-    compiled_methods = ('compute_maps', )
+    compiled_methods = ('compute_maps',)
     # Beginnings of the names of parameters before the first block, for layer decay.
     embedding_names = ('patch_embed.', 'cls_token', 'register_tokens')
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
-    def __init__(self,
-                 arch: Union[str, Dict[str, Any]] = 'large',
-                 out_indices: Optional[Sequence[int]] = None,
-                 final_norm: bool = True,
-                 prefix_tokens: bool = False,
-                 drop_path_rate: float = 0.,
-                 with_cp: bool = False,
-                 frozen_stages: int = -1,
-                 frozen: bool = False,
-                 normalization: Optional[str] = 'weights',
-                 in_channels: int = 3,
-                 bands: Optional[Dict[str, Any]] = None,
-                 lora: Optional[Dict[str, Any]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        arch: Union[str, Dict[str, Any]] = 'large',
+        out_indices: Optional[Sequence[int]] = None,
+        final_norm: bool = True,
+        prefix_tokens: bool = False,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        frozen: bool = False,
+        normalization: Optional[str] = 'weights',
+        in_channels: int = 3,
+        bands: Optional[Dict[str, Any]] = None,
+        lora: Optional[Dict[str, Any]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(init_cfg)
         self.lora = None if lora is None else parse_lora(lora)
         frozen = frozen and self.lora is None
@@ -119,12 +122,14 @@ class DINOv3ViT(BaseModule):
         self.normalization = normalization
         if in_channels != len(RGB) or self.rgb != RGB:
             if normalization in NORMALIZATION:
-                raise ValueError(f'normalization={normalization!r} is for the bands red, green, '
-                                 f'blue, not for in_channels={in_channels}, bands={bands}; set '
-                                 "normalization=None, and give the bands' mean and std to "
-                                 'BandDataPreProcessor')
+                raise ValueError(
+                    f'normalization={normalization!r} is for the bands red, green, '
+                    f'blue, not for in_channels={in_channels}, bands={bands}; set '
+                    "normalization=None, and give the bands' mean and std to "
+                    'BandDataPreProcessor'
+                )
             self.normalization = None
-        self.out_channels = (self.arch.embed_dims, ) * len(self.out_indices)
+        self.out_channels = (self.arch.embed_dims,) * len(self.out_indices)
 
         dims = self.arch.embed_dims
         self.patch_embed = nn.Conv2d(in_channels, dims, PATCH_SIZE, stride=PATCH_SIZE)
@@ -135,20 +140,24 @@ class DINOv3ViT(BaseModule):
         self.rope = RotaryPositions(dims // self.arch.num_heads, 1 + self.arch.num_registers)
         self.blocks = nn.ModuleList(
             Block(self.arch, drop_path_rate * index / max(layers - 1, 1))
-            for index in range(self.out_indices[-1] + 1))
+            for index in range(self.out_indices[-1] + 1)
+        )
         self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if final_norm else nn.Identity()
         self.register_buffer('pixel_mean', torch.zeros(3, 1, 1))
         self.register_buffer('pixel_std', torch.ones(3, 1, 1))
         self._set_pixels('sat493m' if normalization == 'sat493m' else 'web')
-        self._check_pixels = PixelRange('DINOv3ViT', ', or set normalization=None and let the data '
-                                        'preprocessor normalize them')
+        self._check_pixels = PixelRange(
+            'DINOv3ViT', ', or set normalization=None and let the data preprocessor normalize them'
+        )
         self._reset_parameters()
         if self.lora is not None:
             # A recomputed block would draw another dropout mask than the forward pass.
             if with_cp and self.lora.dropout:
-                raise LoRAError(f'lora.dropout={self.lora.dropout} with with_cp=True: set '
-                                'lora.dropout=0 or with_cp=False')
-            add_lora(self, self.lora, skip=list(self.blocks)[:max(self.frozen_stages, 0)])
+                raise LoRAError(
+                    f'lora.dropout={self.lora.dropout} with with_cp=True: set '
+                    'lora.dropout=0 or with_cp=False'
+                )
+            add_lora(self, self.lora, skip=list(self.blocks)[: max(self.frozen_stages, 0)])
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
@@ -181,9 +190,9 @@ class DINOv3ViT(BaseModule):
             if index in self.out_indices:
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
                     normed = self.norm(tokens)
-                    maps.append(_as_map(normed[:, -rows * columns:], rows, columns))
+                    maps.append(_as_map(normed[:, -rows * columns :], rows, columns))
                     if self.prefix_tokens:
-                        prefix = normed[:, :-rows * columns]
+                        prefix = normed[:, : -rows * columns]
                         prefixes.append(_as_map(prefix, prefix.shape[1], 1))
         return (*maps, *prefixes)
 
@@ -208,9 +217,14 @@ class DINOv3ViT(BaseModule):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.frozen_stages < 0):
             return self._embed(x), grid
 
-    def apply_block(self, index: int, tokens: torch.Tensor, sine: torch.Tensor,
-                    cosine: torch.Tensor, attn_mask: Optional[torch.Tensor] = None
-                    ) -> torch.Tensor:
+    def apply_block(
+        self,
+        index: int,
+        tokens: torch.Tensor,
+        sine: torch.Tensor,
+        cosine: torch.Tensor,
+        attn_mask: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
         """Apply one block. Frozen blocks pass no gradient.
 
         Args:
@@ -235,8 +249,9 @@ class DINOv3ViT(BaseModule):
     def init_weights(self) -> None:
         """Load the weights that ``init_cfg`` names; without ``init_cfg``, do what MMEngine does."""
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg or {}]
-        pretrained = [cfg for cfg in cfgs
-                      if initializer_name(cfg) in ('Pretrained', 'PretrainedInit')]
+        pretrained = [
+            cfg for cfg in cfgs if initializer_name(cfg) in ('Pretrained', 'PretrainedInit')
+        ]
         if self.is_init or not pretrained:  # type: ignore[has-type]
             super().init_weights()
             return
@@ -255,7 +270,8 @@ class DINOv3ViT(BaseModule):
             raise BackboneInputError(
                 f'input of {height} x {width} pixels (H x W), expected multiples of {PATCH_SIZE}; '
                 f'choose a crop size or --window that fits, or pad with size_divisor={PATCH_SIZE} '
-                f'in the data preprocessor')
+                f'in the data preprocessor'
+            )
         return height // PATCH_SIZE, width // PATCH_SIZE
 
     def _check_input(self, x: torch.Tensor) -> None:
@@ -268,20 +284,27 @@ class DINOv3ViT(BaseModule):
         if self.normalization is not None:
             x = (x - self.pixel_mean) / self.pixel_std
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)
-        prefix = [token.expand(x.shape[0], -1, -1).to(patches.dtype)
-                  for token in self._prefix_tokens()]
+        prefix = [
+            token.expand(x.shape[0], -1, -1).to(patches.dtype) for token in self._prefix_tokens()
+        ]
         return torch.cat((*prefix, patches), dim=1)
 
     def _load(self, path: str, prefix: str) -> None:
         state = weights.read_checkpoint(path, prefix)
         converted = weights.convert(state)
         stem = converted.get('patch_embed.weight')
-        if stem is not None and stem.shape[1] == len(RGB) and (
-                weights.detect_format(state) != 'mapsage' or self.in_channels != len(RGB)):
+        if (
+            stem is not None
+            and stem.shape[1] == len(RGB)
+            and (weights.detect_format(state) != 'mapsage' or self.in_channels != len(RGB))
+        ):
             converted['patch_embed.weight'] = adapt_bands(stem, self.in_channels, self.rgb)
         # Adapters that the file lacks keep their initial values.
-        target = {key: value for key, value in self.state_dict().items()
-                  if key in converted or not is_adapter(key)}
+        target = {
+            key: value
+            for key, value in self.state_dict().items()
+            if key in converted or not is_adapter(key)
+        }
         fitted, filled = weights.fit(converted, target, self.arch)
         kind: Optional[str] = None
         reason = 'it is in the checkpoint'
@@ -290,7 +313,8 @@ class DINOv3ViT(BaseModule):
             if kind is None and self.normalization == 'weights':
                 raise weights.WeightsError(
                     f"normalization='weights', but {reason} whether {path} was trained on web or "
-                    f'satellite images; set it to one of {sorted(NORMALIZATION)}')
+                    f'satellite images; set it to one of {sorted(NORMALIZATION)}'
+                )
         self.load_state_dict(fitted, strict=len(target) == len(self.state_dict()))
         if self.normalization in NORMALIZATION:
             kind, reason = self.normalization, f'set by the config; weights: {kind or "unknown"}'
@@ -298,16 +322,22 @@ class DINOv3ViT(BaseModule):
             self._set_pixels(kind)
         self._log_weights(path, weights.detect_format(state), filled, kind, reason)
 
-    def _log_weights(self, path: str, file_format: str, filled: Sequence[str],
-                     kind: Optional[str], reason: str) -> None:
+    def _log_weights(
+        self, path: str, file_format: str, filled: Sequence[str], kind: Optional[str], reason: str
+    ) -> None:
         zeros = sum(key.endswith('_bias') for key in filled)
         absent = f', {zeros} biases missing from them are 0' if zeros else ''
-        mean, std = ([round(value, 3) for value in statistic.flatten().tolist()]
-                     for statistic in (self.pixel_mean, self.pixel_std))
+        mean, std = (
+            [round(value, 3) for value in statistic.flatten().tolist()]
+            for statistic in (self.pixel_mean, self.pixel_std)
+        )
         where = 'expected of the data preprocessor' if self.normalization is None else 'done here'
-        print_log(f'DINOv3ViT: {file_format} weights of {path} for arch='
-                  f'{weights.describe(self.arch)}{absent}. Normalization {kind or "statistics"} '
-                  f'({reason}): mean {mean}, std {std} in 0..255, {where}', logger='current')
+        print_log(
+            f'DINOv3ViT: {file_format} weights of {path} for arch='
+            f'{weights.describe(self.arch)}{absent}. Normalization {kind or "statistics"} '
+            f'({reason}): mean {mean}, std {std} in 0..255, {where}',
+            logger='current',
+        )
 
     def _set_pixels(self, kind: str) -> None:
         mean, std = NORMALIZATION[kind]
@@ -317,10 +347,10 @@ class DINOv3ViT(BaseModule):
     def _reset_parameters(self) -> None:
         """Initialize all parameters as ``init_weights_vit`` of the source does."""
         for token in self._prefix_tokens():
-            nn.init.normal_(token, std=.02)
+            nn.init.normal_(token, std=0.02)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=.02)
+                nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
@@ -331,7 +361,7 @@ class DINOv3ViT(BaseModule):
         if self.frozen:
             frozen.append(self)
         elif self.frozen_stages >= 0:
-            frozen += [self.patch_embed, self.rope, *self.blocks[:self.frozen_stages]]
+            frozen += [self.patch_embed, self.rope, *self.blocks[: self.frozen_stages]]
             for token in self._prefix_tokens():
                 token.requires_grad_(False)
         for module in frozen:
@@ -353,32 +383,49 @@ def _as_map(tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def _parse_arch(arch: Union[str, Dict[str, Any]]) -> Arch:
     if isinstance(arch, str):
         if arch not in ARCHS:
-            raise ValueError(f'arch={arch!r}, expected one of {list(ARCHS)}; for another '
-                             f'architecture, give a dict of {list(Arch._fields)}')
+            raise ValueError(
+                f'arch={arch!r}, expected one of {list(ARCHS)}; for another '
+                f'architecture, give a dict of {list(Arch._fields)}'
+            )
         return ARCHS[arch]
     required = set(Arch._fields) - set(Arch._field_defaults)
     if not required <= set(arch) <= set(Arch._fields):
-        raise ValueError(f'arch={dict(arch)}: expected the keys {sorted(required)}, optionally '
-                         f'{sorted(Arch._field_defaults)}, and no others')
+        raise ValueError(
+            f'arch={dict(arch)}: expected the keys {sorted(required)}, optionally '
+            f'{sorted(Arch._field_defaults)}, and no others'
+        )
     return Arch(**arch)
 
 
-def _check_arguments(arch: Arch, out_indices: Sequence[int], drop_path_rate: float,
-                     frozen_stages: int, normalization: Optional[str]) -> None:
+def _check_arguments(
+    arch: Arch,
+    out_indices: Sequence[int],
+    drop_path_rate: float,
+    frozen_stages: int,
+    normalization: Optional[str],
+) -> None:
     if arch.embed_dims % (4 * arch.num_heads):
-        raise ValueError(f'embed_dims={arch.embed_dims} must be a multiple of 4 x num_heads='
-                         f'{4 * arch.num_heads}, because RoPE rotates pairs of channels on two '
-                         'axes')
+        raise ValueError(
+            f'embed_dims={arch.embed_dims} must be a multiple of 4 x num_heads='
+            f'{4 * arch.num_heads}, because RoPE rotates pairs of channels on two '
+            'axes'
+        )
     layers = arch.num_layers
     if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(layers))):
-        raise ValueError(f'out_indices={tuple(out_indices)} must be ascending block indices in '
-                         f'0..{layers - 1}, at least one')
+        raise ValueError(
+            f'out_indices={tuple(out_indices)} must be ascending block indices in '
+            f'0..{layers - 1}, at least one'
+        )
     if frozen_stages not in range(-1, out_indices[-1] + 2):
-        raise ValueError(f'frozen_stages={frozen_stages} must be -1 (none), 0 (embedding) or '
-                         f'1..{out_indices[-1] + 1} (embedding and that many blocks; frozen=True '
-                         'freezes everything)')
+        raise ValueError(
+            f'frozen_stages={frozen_stages} must be -1 (none), 0 (embedding) or '
+            f'1..{out_indices[-1] + 1} (embedding and that many blocks; frozen=True '
+            'freezes everything)'
+        )
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f'drop_path_rate={drop_path_rate} must be at least 0 and below 1')
     if normalization not in (None, 'weights', *NORMALIZATION):
-        raise ValueError(f"normalization={normalization!r} must be 'weights' or one of "
-                         f'{sorted(NORMALIZATION)}, or None for input that is already normalized')
+        raise ValueError(
+            f"normalization={normalization!r} must be 'weights' or one of "
+            f'{sorted(NORMALIZATION)}, or None for input that is already normalized'
+        )

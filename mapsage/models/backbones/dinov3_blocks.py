@@ -5,6 +5,7 @@ gradient checkpointing recomputes the same block. The attention is in ``rope.py`
 
 Shapes: N images, T tokens (class and register tokens, then patches in row order).
 """
+
 from __future__ import annotations
 
 from typing import Optional
@@ -60,20 +61,26 @@ class Block(nn.Module):
         drop_path: Probability (0..1) of dropping a branch of a sample, in training only.
     """
 
-    def __init__(self, arch: Arch, drop_path: float = 0.) -> None:
+    def __init__(self, arch: Arch, drop_path: float = 0.0) -> None:
         super().__init__()
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(arch.embed_dims, eps=NORM_EPS)
         self.attn = RotaryAttention(arch)
-        self.gamma_1 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
+        self.gamma_1 = nn.Parameter(torch.full((arch.embed_dims,), 1e-5))
         self.norm2 = nn.LayerNorm(arch.embed_dims, eps=NORM_EPS)
-        self.mlp = GatedMlp(arch) if arch.gated_mlp else Mlp(
-            arch.embed_dims, arch.feedforward_channels)
-        self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
+        self.mlp = (
+            GatedMlp(arch) if arch.gated_mlp else Mlp(arch.embed_dims, arch.feedforward_channels)
+        )
+        self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims,), 1e-5))
 
-    def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                branch_factors: Optional[torch.Tensor] = None,
-                attn_mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        sine: torch.Tensor,
+        cosine: torch.Tensor,
+        branch_factors: Optional[torch.Tensor] = None,
+        attn_mask: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
         """Transform tokens.
 
         Args:

@@ -5,6 +5,7 @@ newer (Python 3.9). The input contract is the same: RGB in 0..255, normalized by
 
 Shapes: N images, C bands, H x W pixels; s the stride of a stage (4, 8, 16, 32).
 """
+
 from __future__ import annotations
 
 from types import ModuleType
@@ -70,41 +71,59 @@ class DINOv3ConvNeXt(BaseModule):
     """
 
     # As in DINOv3ViT: forward() reads pixel values on the host, which would break the graph.
-    compiled_methods = ('compute_maps', )
+    compiled_methods = ('compute_maps',)
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
-    def __init__(self, arch: Union[str, Dict[str, Any]] = 'tiny',
-                 out_indices: Sequence[int] = (0, 1, 2, 3),
-                 drop_path_rate: float = 0., frozen: bool = False, in_channels: int = 3,
-                 bands: Optional[Dict[str, Any]] = None,
-                 lora: Optional[Dict[str, Any]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        arch: Union[str, Dict[str, Any]] = 'tiny',
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        drop_path_rate: float = 0.0,
+        frozen: bool = False,
+        in_channels: int = 3,
+        bands: Optional[Dict[str, Any]] = None,
+        lora: Optional[Dict[str, Any]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(init_cfg)
         if lora is not None:
-            raise LoRAError('DINOv3ConvNeXt accepts no lora: it is a convolutional network without '
-                            'attention. Use DINOv3ViT, or leave lora out and set frozen=True, or a '
-                            'low learning rate')
+            raise LoRAError(
+                'DINOv3ConvNeXt accepts no lora: it is a convolutional network without '
+                'attention. Use DINOv3ViT, or leave lora out and set frozen=True, or a '
+                'low learning rate'
+            )
         if isinstance(arch, str) and arch not in ARCHS:
-            raise ValueError(f'arch={arch!r}, expected one of {list(ARCHS)}; for another '
-                             'architecture, give a dict of hidden_sizes and depths')
-        sizes, depths = ARCHS[arch] if isinstance(arch, str) else (
-            arch['hidden_sizes'], arch['depths'])
+            raise ValueError(
+                f'arch={arch!r}, expected one of {list(ARCHS)}; for another '
+                'architecture, give a dict of hidden_sizes and depths'
+            )
+        sizes, depths = (
+            ARCHS[arch] if isinstance(arch, str) else (arch['hidden_sizes'], arch['depths'])
+        )
         self.out_indices = tuple(out_indices)
         if not self.out_indices or list(self.out_indices) != sorted(
-                set(self.out_indices) & set(range(len(sizes)))):
-            raise ValueError(f'out_indices={self.out_indices} must be ascending stage indices '
-                             f'in 0..{len(sizes) - 1}, at least one')
+            set(self.out_indices) & set(range(len(sizes)))
+        ):
+            raise ValueError(
+                f'out_indices={self.out_indices} must be ascending stage indices '
+                f'in 0..{len(sizes) - 1}, at least one'
+            )
         self.frozen = frozen
         self.in_channels, self.rgb = in_channels, parse_bands(in_channels, bands)
         self._normalizes = in_channels == len(RGB) and self.rgb == RGB
         self.out_channels = tuple(sizes[index] for index in self.out_indices)
         transformers = _import_transformers()
-        model = transformers.DINOv3ConvNextModel(transformers.DINOv3ConvNextConfig(
-            hidden_sizes=list(sizes), depths=list(depths), drop_path_rate=drop_path_rate,
-            num_channels=in_channels))
+        model = transformers.DINOv3ConvNextModel(
+            transformers.DINOv3ConvNextConfig(
+                hidden_sizes=list(sizes),
+                depths=list(depths),
+                drop_path_rate=drop_path_rate,
+                num_channels=in_channels,
+            )
+        )
         stem = next(name for name, _ in model.named_parameters() if name.endswith(_STEM))
-        widen_checkpoints(model.get_submodule(stem[:-len('.weight')]), in_channels, self.rgb)
+        widen_checkpoints(model.get_submodule(stem[: -len('.weight')]), in_channels, self.rgb)
         if self.out_indices[-1] < len(sizes) - 1:
             # The norm belongs to the last stage. Unused, its weights would get no gradient, which
             # DDP reports as an error.
@@ -143,7 +162,7 @@ class DINOv3ConvNeXt(BaseModule):
             output = self.model(x, output_hidden_states=True)
         states = output.hidden_states
         # transformers 4.x puts the input before the stages.
-        stages = list(states[len(states) - len(self.model.config.depths):])
+        stages = list(states[len(states) - len(self.model.config.depths) :])
         # last_hidden_state is the normed last stage as tokens; token 0 is their mean.
         stages[-1] = output.last_hidden_state[:, 1:].transpose(1, 2).reshape(stages[-1].shape)
         return tuple(stages[index] for index in self.out_indices)
@@ -164,24 +183,33 @@ class DINOv3ConvNeXt(BaseModule):
         try:
             loaded, info = type(self.model).from_pretrained(path, output_loading_info=True)
         except OSError as error:
-            raise WeightsError(f'{path} contains no DINOv3 ConvNeXt: {error}. Expected a Hugging '
-                               'Face folder with config.json and model.safetensors') from error
-        problems = {problem: sorted(map(str, info[problem])) for problem in (
-            'missing_keys', 'unexpected_keys', 'mismatched_keys') if info[problem]}
+            raise WeightsError(
+                f'{path} contains no DINOv3 ConvNeXt: {error}. Expected a Hugging '
+                'Face folder with config.json and model.safetensors'
+            ) from error
+        problems = {
+            problem: sorted(map(str, info[problem]))
+            for problem in ('missing_keys', 'unexpected_keys', 'mismatched_keys')
+            if info[problem]
+        }
         target = self.model.state_dict()
-        state = {key: value for key, value in loaded.state_dict().items()
-                 if key in target or not key.startswith('layer_norm.')}
+        state = {
+            key: value
+            for key, value in loaded.state_dict().items()
+            if key in target or not key.startswith('layer_norm.')
+        }
         for key in state:
             if key.endswith(_STEM) and state[key].shape[1] == len(RGB):
                 state[key] = adapt_bands(state[key], self.in_channels, self.rgb)
-        unfit = [key for key in target
-                 if key not in state or state[key].shape != target[key].shape]
+        unfit = [key for key in target if key not in state or state[key].shape != target[key].shape]
         if problems or unfit or len(state) != len(target):
-            raise WeightsError(f'{path} does not fit: {problems or ""} missing or of another shape '
-                               f'{unfit[:5]}; its config has hidden_sizes='
-                               f'{loaded.config.hidden_sizes}, depths={loaded.config.depths}, '
-                               f'expected {self.model.config.hidden_sizes}, '
-                               f'{self.model.config.depths}')
+            raise WeightsError(
+                f'{path} does not fit: {problems or ""} missing or of another shape '
+                f'{unfit[:5]}; its config has hidden_sizes='
+                f'{loaded.config.hidden_sizes}, depths={loaded.config.depths}, '
+                f'expected {self.model.config.hidden_sizes}, '
+                f'{self.model.config.depths}'
+            )
         self.model.load_state_dict(state)
         where = 'web' if self._normalizes else 'expected of the data preprocessor'
         print_log(f'DINOv3ConvNeXt: weights of {path}, normalization {where}', logger='current')
@@ -204,6 +232,7 @@ def _import_transformers() -> ModuleType:
         import transformers
         from transformers import DINOv3ConvNextModel  # noqa: F401
     except ImportError as error:
-        raise ImportError("DINOv3ConvNeXt needs a package: pip install 'transformers>=4.56' "
-                          '(Python 3.9 or newer)') from error
+        raise ImportError(
+            "DINOv3ConvNeXt needs a package: pip install 'transformers>=4.56' (Python 3.9 or newer)"
+        ) from error
     return transformers

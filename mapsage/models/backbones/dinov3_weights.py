@@ -7,6 +7,7 @@ an error, because MMEngine's non-strict loading would leave random weights behin
 Sources: facebookresearch/dinov3@6876159 (hub), transformers 4.57.6 and 5.23.0
 (``models/dinov3_vit``; 5.x prefixes the layers with ``model.``), timm 1.0.31 (``models/eva.py``).
 """
+
 from __future__ import annotations
 
 import re
@@ -16,12 +17,27 @@ import torch
 
 from .weight_files import State, WeightsError, read_tensors
 
-__all__ = ['ARCHS', 'NORMALIZATION', 'Arch', 'State', 'WeightsError', 'convert', 'describe',
-           'detect_format', 'fit', 'looks_like', 'read_checkpoint', 'training_data', 'variant_of']
+__all__ = [
+    'ARCHS',
+    'NORMALIZATION',
+    'Arch',
+    'State',
+    'WeightsError',
+    'convert',
+    'describe',
+    'detect_format',
+    'fit',
+    'looks_like',
+    'read_checkpoint',
+    'training_data',
+    'variant_of',
+]
 
 # Where the official files are, for messages.
-_ORIGIN = ('The official files are at https://github.com/facebookresearch/dinov3 (after accepting '
-           'their license); put them into weights/, or name their folder: MAPSAGE_DINOV3=<folder>.')
+_ORIGIN = (
+    'The official files are at https://github.com/facebookresearch/dinov3 (after accepting '
+    'their license); put them into weights/, or name their folder: MAPSAGE_DINOV3=<folder>.'
+)
 
 
 class Arch(NamedTuple):
@@ -90,8 +106,10 @@ _RENAMES: Dict[str, Sequence[Tuple[str, str]]] = {
         (r'\.layer_scale([12])\.lambda1$', r'.gamma_\1'),
     ),
 }
-_GATED_MLP = {'timm': (('fc1_g', 'w1'), ('fc1_x', 'w2'), ('fc2', 'w3')),
-              'huggingface': (('gate_proj', 'w1'), ('up_proj', 'w2'), ('down_proj', 'w3'))}
+_GATED_MLP = {
+    'timm': (('fc1_g', 'w1'), ('fc1_x', 'w2'), ('fc2', 'w3')),
+    'huggingface': (('gate_proj', 'w1'), ('up_proj', 'w2'), ('down_proj', 'w3')),
+}
 _PLAIN_MLP = {'huggingface': (('up_proj', 'fc1'), ('down_proj', 'fc2'))}
 
 
@@ -115,7 +133,8 @@ def detect_format(state: State) -> str:
     raise WeightsError(
         f'not a DINOv3 ViT: the keys begin with {sorted(state)[:5]}; expected the names of the '
         'official hub, Hugging Face, timm or this backbone. If the keys have a prefix, name it: '
-        "init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')")
+        "init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')"
+    )
 
 
 def convert(state: State) -> State:
@@ -130,16 +149,24 @@ def convert(state: State) -> State:
             attention keys is not zero; the message lists the names.
     """
     source_format = detect_format(state)
-    not_finite = [key for key, value in state.items()
-                  if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    not_finite = [
+        key
+        for key, value in state.items()
+        if value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
     if not_finite:
-        raise WeightsError(f'not finite: {not_finite}; the file is damaged or was saved before it '
-                           'had weights (an unset bias_mask is NaN). Download it again')
-    gated = any('.mlp.w3.' in key or '.mlp.fc1_g.' in key or '.mlp.gate_proj.' in key
-                for key in state)
+        raise WeightsError(
+            f'not finite: {not_finite}; the file is damaged or was saved before it '
+            'had weights (an unset bias_mask is NaN). Download it again'
+        )
+    gated = any(
+        '.mlp.w3.' in key or '.mlp.fc1_g.' in key or '.mlp.gate_proj.' in key for key in state
+    )
     mlp_names = (_GATED_MLP if gated else _PLAIN_MLP).get(source_format, ())
-    renames = [*_RENAMES[source_format],
-               *((rf'\.mlp\.{old}\.', f'.mlp.{new}.') for old, new in mlp_names)]
+    renames = [
+        *_RENAMES[source_format],
+        *((rf'\.mlp\.{old}\.', f'.mlp.{new}.') for old, new in mlp_names),
+    ]
     converted: State = {}
     duplicates: List[str] = []
     for key, value in state.items():
@@ -152,8 +179,10 @@ def convert(state: State) -> State:
         if key != 'register_tokens' or value.numel():
             converted[key] = value
     if duplicates:
-        raise WeightsError(f'the file has two tensors for each of these names: {duplicates}; it '
-                           'mixes the names of two formats')
+        raise WeightsError(
+            f'the file has two tensors for each of these names: {duplicates}; it '
+            'mixes the names of two formats'
+        )
     _split_hub_bias(converted)
     _join_projections(converted)
     return converted
@@ -180,8 +209,9 @@ def fit(state: State, target: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
     """
     built = {int(key.split('.')[1]) for key in target if key.startswith('blocks.')}
     unbuilt = tuple(f'blocks.{i}.' for i in range(len(built), arch.num_layers))
-    fitted = {key: value for key, value in state.items()
-              if not unbuilt or not key.startswith(unbuilt)}
+    fitted = {
+        key: value for key, value in state.items() if not unbuilt or not key.startswith(unbuilt)
+    }
     _check_variant(state, arch)
     filled = [key for key in ('rope.periods', 'pixel_mean', 'pixel_std') if key not in fitted]
     if not any(key.endswith(('attn.q_bias', 'attn.v_bias')) for key in state):
@@ -194,12 +224,17 @@ def fit(state: State, target: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
     if 'norm.weight' not in target:
         fitted = {key: value for key, value in fitted.items() if not key.startswith('norm.')}
     missing, left_over = sorted(set(target) - set(fitted)), sorted(set(fitted) - set(target))
-    shapes = [f'{key} {tuple(fitted[key].shape)} instead of {tuple(target[key].shape)}'
-              for key in target if key in fitted and fitted[key].shape != target[key].shape]
+    shapes = [
+        f'{key} {tuple(fitted[key].shape)} instead of {tuple(target[key].shape)}'
+        for key in target
+        if key in fitted and fitted[key].shape != target[key].shape
+    ]
     if missing or left_over or shapes:
-        raise WeightsError(f'the weights do not fit: missing {missing}, left over {left_over}, of '
-                           f'another shape {shapes}; arch={describe(arch)}, the weights look like '
-                           f'{looks_like(state)}')
+        raise WeightsError(
+            f'the weights do not fit: missing {missing}, left over {left_over}, of '
+            f'another shape {shapes}; arch={describe(arch)}, the weights look like '
+            f'{looks_like(state)}'
+        )
     return fitted, [key for key in filled if key in target]
 
 
@@ -220,8 +255,10 @@ def variant_of(state: State) -> str:
     structure = _read_structure(state)
     names = [name for name, arch in ARCHS.items() if structure.items() <= arch._asdict().items()]
     if len(names) != 1:
-        raise WeightsError(f'a DINOv3 ViT with {structure}, expected one of {list(ARCHS)}; for a '
-                           'file of another size, set arch to a dict')
+        raise WeightsError(
+            f'a DINOv3 ViT with {structure}, expected one of {list(ARCHS)}; for a '
+            'file of another size, set arch to a dict'
+        )
     return names[0]
 
 
@@ -245,8 +282,10 @@ def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], s
     if detect_format(state) == 'hub' and arch == ARCHS['large']:
         # Of the two ViT-L files, only the one for satellite images has this norm, even if renamed.
         local = any(key.startswith('local_cls_norm.') for key in state)
-        return ('sat493m' if local else 'web',
-                f'the file has {"a" if local else "no"} local_cls_norm')
+        return (
+            'sat493m' if local else 'web',
+            f'the file has {"a" if local else "no"} local_cls_norm',
+        )
     for name in reversed(re.split(r'[/\\]', path)):
         if 'sat493m' in name:
             return 'sat493m', f'the name {name!r}'
@@ -274,11 +313,16 @@ def _check_variant(state: State, arch: Arch) -> None:
     structure, expected = _read_structure(state), arch._asdict()
     # The number of layers is not compared, because a backbone may build fewer; a wrong number
     # appears as missing or left-over keys.
-    different = [key for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
-                 if key in structure and structure[key] != expected[key]]
+    different = [
+        key
+        for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
+        if key in structure and structure[key] != expected[key]
+    ]
     if different:
-        raise WeightsError(f'the weights look like {looks_like(state)}, but arch={describe(arch)} '
-                           f'(different {", ".join(different)}); set arch to match the weights')
+        raise WeightsError(
+            f'the weights look like {looks_like(state)}, but arch={describe(arch)} '
+            f'(different {", ".join(different)}); set arch to match the weights'
+        )
 
 
 def _split_hub_bias(state: State) -> None:
@@ -286,20 +330,22 @@ def _split_hub_bias(state: State) -> None:
     for key in [key for key in state if key.endswith('.attn.qkv.bias')]:
         bias = state.pop(key)
         bias = bias * state.pop(f'{key}_mask', torch.ones_like(bias)).to(bias.dtype)
-        base = key[:-len('qkv.bias')]
+        base = key[: -len('qkv.bias')]
         state[f'{base}q_bias'], state[f'{base}k_bias'], state[f'{base}v_bias'] = bias.chunk(3)
     for key in [key for key in state if key.endswith('.attn.k_bias')]:
         # Compared with 0 first, because any() of a parameter fails in torch 1.10.
         if bool((state[key] != 0).any()):
-            raise WeightsError(f'{key} is not zero, but DINOv3 masks the bias of its attention '
-                               'keys; these are weights of another model')
+            raise WeightsError(
+                f'{key} is not zero, but DINOv3 masks the bias of its attention '
+                'keys; these are weights of another model'
+            )
         del state[key]
 
 
 def _join_projections(state: State) -> None:
     """Replace Hugging Face's three weights, (embed_dims, embed_dims), by one ``qkv.weight``."""
     for key in [key for key in state if key.endswith('.attn.q_weight')]:
-        base = key[:-len('q_weight')]
+        base = key[: -len('q_weight')]
         keys = [f'{base}{letter}_weight' for letter in 'qkv']
         if all(key in state for key in keys):
             state[f'{base}qkv.weight'] = torch.cat([state.pop(key) for key in keys])

@@ -5,6 +5,7 @@ of the TensorFlow original (mean 127, std 128), not the usual ImageNet one.
 
 Shapes: N images, C channels, H x W pixels.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -67,22 +68,27 @@ class EfficientNetLite(BaseModule):
             install it.
     """
 
-    def __init__(self,
-                 out_indices: Sequence[int] = (0, 1, 2, 3),
-                 frozen_stages: int = -1,
-                 norm_eval: bool = False,
-                 drop_path_rate: float = 0.,
-                 in_channels: int = 3,
-                 bands: Optional[Dict[str, Any]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        drop_path_rate: float = 0.0,
+        in_channels: int = 3,
+        bands: Optional[Dict[str, Any]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(init_cfg)
         out_indices = tuple(out_indices)
         if not out_indices or out_indices != tuple(sorted(set(out_indices) & {0, 1, 2, 3})):
-            raise ValueError(f'out_indices={out_indices} must be ascending level indices in '
-                             '0..3, at least one')
+            raise ValueError(
+                f'out_indices={out_indices} must be ascending level indices in 0..3, at least one'
+            )
         if frozen_stages not in range(-1, 5):
-            raise ValueError(f'frozen_stages={frozen_stages} must be -1 (none), 0 (stem) or '
-                             '1..4 (stem and that many levels)')
+            raise ValueError(
+                f'frozen_stages={frozen_stages} must be -1 (none), 0 (stem) or '
+                '1..4 (stem and that many levels)'
+            )
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f'drop_path_rate={drop_path_rate} must be at least 0 and below 1')
         self.out_indices = out_indices
@@ -98,7 +104,7 @@ class EfficientNetLite(BaseModule):
         self._conv_stem = net._conv_stem
         widen_checkpoints(self._conv_stem, in_channels, self.rgb)
         self._bn0 = net._bn0
-        self._blocks = net._blocks[:_LEVELS[out_indices[-1]][1]]
+        self._blocks = net._blocks[: _LEVELS[out_indices[-1]][1]]
         self._relu = nn.ReLU6()
         self._freeze()
 
@@ -132,16 +138,19 @@ class EfficientNetLite(BaseModule):
         path = _find_packaged_weights()
         target = self.state_dict()
         unused = _HEAD_PREFIXES + tuple(
-            f'_blocks.{i}.' for i in range(len(self._blocks), self._total_blocks))
+            f'_blocks.{i}.' for i in range(len(self._blocks), self._total_blocks)
+        )
         checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
         state = {k: v for k, v in checkpoint.items() if not k.startswith(unused)}
         if set(state) != set(target):
             raise ValueError(
                 f'{path} does not fit EfficientNet-Lite0: missing '
                 f'{sorted(set(target) - set(state))}, unexpected '
-                f'{sorted(set(state) - set(target))}; reinstall with: {_INSTALL}')
-        state['_conv_stem.weight'] = adapt_bands(state['_conv_stem.weight'], self.in_channels,
-                                                 self.rgb)
+                f'{sorted(set(state) - set(target))}; reinstall with: {_INSTALL}'
+            )
+        state['_conv_stem.weight'] = adapt_bands(
+            state['_conv_stem.weight'], self.in_channels, self.rgb
+        )
         self.load_state_dict(state)
         self.is_init = True
         print_log(f'EfficientNetLite: ImageNet weights of {path}', logger='current')
@@ -161,7 +170,7 @@ class EfficientNetLite(BaseModule):
             return
         frozen: List[nn.Module] = [self._conv_stem, self._bn0]
         if self.frozen_stages:
-            frozen += self._blocks[:_LEVELS[self.frozen_stages - 1][1]]
+            frozen += self._blocks[: _LEVELS[self.frozen_stages - 1][1]]
         for module in frozen:
             module.eval()
             module.requires_grad_(False)

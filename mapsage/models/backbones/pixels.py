@@ -3,6 +3,7 @@
 DINOv3 backbones expect RGB in 0..255 and normalize it themselves. Images that the data preprocessor
 has already normalized would train without any error, only worse, so the first batches are checked.
 """
+
 from __future__ import annotations
 
 import logging
@@ -50,7 +51,8 @@ class PixelRange:
         if low < 0:
             raise BackboneInputError(
                 f'input down to {low:.3f}, expected RGB in 0..255, which {self.name} '
-                f'normalizes; take mean and std out of the data preprocessor{self.remedy}')
+                f'normalizes; take mean and std out of the data preprocessor{self.remedy}'
+            )
         # Images that are entirely 0 (no data) say nothing about the range.
         self.batches_left -= high > 0
         if high > 255:
@@ -61,6 +63,9 @@ class PixelRange:
     def _warn_once(self, kind: str, values: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            print_log(f'{self.name}: input {values}; expected RGB in 0..255, which it normalizes. '
-                      f'Scale the images to 0..255{self.remedy}', logger='current',
-                      level=logging.WARNING)
+            print_log(
+                f'{self.name}: input {values}; expected RGB in 0..255, which it normalizes. '
+                f'Scale the images to 0..255{self.remedy}',
+                logger='current',
+                level=logging.WARNING,
+            )

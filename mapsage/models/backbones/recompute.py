@@ -2,6 +2,7 @@
 
 The output is the same as without it; memory is traded for a second forward pass.
 """
+
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -15,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
 
 
-def run_recomputed(block: Callable[..., torch.Tensor], tokens: torch.Tensor,
-                   *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+def run_recomputed(
+    block: Callable[..., torch.Tensor], tokens: torch.Tensor, *inputs: Optional[torch.Tensor]
+) -> torch.Tensor:
     """Run a block and recompute its activations in the backward pass.
 
     Args:

@@ -6,6 +6,7 @@ queries and keys inside the attention, never added to the tokens.
 Shapes: N images, T tokens (class and register tokens, then patches in row order), D channels of one
 attention head, Q leading tokens with an attention mask (the queries of models/mask_transformers).
 """
+
 from __future__ import annotations
 
 import math
@@ -48,7 +49,7 @@ class RotaryPositions(nn.Module):
 
     periods: torch.Tensor
 
-    def __init__(self, head_dims: int, prefix: int, base: float = 100.) -> None:
+    def __init__(self, head_dims: int, prefix: int, base: float = 100.0) -> None:
         super().__init__()
         self.prefix = prefix
         quarter = head_dims // 4
@@ -59,8 +60,10 @@ class RotaryPositions(nn.Module):
         """Return sine and cosine for a grid of patches, float32 (T, D) each."""
         # Casting the model to half precision casts this buffer too.
         periods = self.periods.float()
-        axes = [(torch.arange(count, dtype=torch.float32, device=periods.device) + 0.5) / count
-                for count in (rows, columns)]
+        axes = [
+            (torch.arange(count, dtype=torch.float32, device=periods.device) + 0.5) / count
+            for count in (rows, columns)
+        ]
         grid = torch.stack(torch.meshgrid(axes[0], axes[1], indexing='ij'), dim=-1)
         # (rows * columns, 2), in -1..1
         centers = 2 * grid.flatten(0, 1) - 1
@@ -98,8 +101,13 @@ class RotaryAttention(nn.Module):
         self.has_bias = arch.qkv_bias
         self.proj = nn.Linear(arch.embed_dims, arch.embed_dims)
 
-    def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                attn_mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        sine: torch.Tensor,
+        cosine: torch.Tensor,
+        attn_mask: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
         """Transform tokens.
 
         Args:
@@ -130,18 +138,27 @@ class RotaryAttention(nn.Module):
             # A full (T, T) mask would need more memory and rule out the fast kernels for all
             # tokens, so only the masked tokens pay for it.
             masked = attn_mask.shape[1]
-            attended = torch.cat((attend(query[:, :, :masked], key, value, attn_mask[:, None]),
-                                  attend(query[:, :, masked:], key, value)), dim=2)
+            attended = torch.cat(
+                (
+                    attend(query[:, :, :masked], key, value, attn_mask[:, None]),
+                    attend(query[:, :, masked:], key, value),
+                ),
+                dim=2,
+            )
         return self.proj(attended.transpose(1, 2).reshape(count, tokens, dims))
 
 
-def explicit_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                       attn_mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+def explicit_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
     """Return the attention of tensors (N, heads, T, D), without the fused kernel of torch 2.0.
 
     A key gets no weight where ``attn_mask``, bool (N, 1, queries, keys), is False.
     """
-    weights = (query * query.shape[-1]**-.5) @ key.transpose(-2, -1)
+    weights = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     if attn_mask is not None:
         weights = weights.masked_fill(~attn_mask, float('-inf'))
     return weights.softmax(dim=-1).to(value.dtype) @ value

@@ -5,6 +5,7 @@ caches and exports see the (N, C, H, W) levels that they know. `mapsage/models/n
 
 Shapes: N stacks, T dates of a sensor, h x w cells of a level.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -49,9 +50,14 @@ class StackBackbone(BaseModule):
             neither.
     """
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]], encoder: Dict[str, Any],
-                 dates: str = 'separate', frozen: bool = False,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        encoder: Dict[str, Any],
+        dates: str = 'separate',
+        frozen: bool = False,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(init_cfg)
         self.layout = StackLayout.of_config(sensors)
         if dates not in ('separate', 'channels'):
@@ -63,15 +69,21 @@ class StackBackbone(BaseModule):
             if dates == 'separate' and len(counts) > 1:
                 raise StackLayoutError(
                     f'one encoder for sensors with {sorted(counts)} bands; expected a config for '
-                    f'each: encoder=dict({names[0]}=dict(type=...), ...).')
-            bands = sum(len(sensor.bands) * sensor.max_dates for sensor in self.layout.sensors) \
-                if dates == 'channels' else counts.pop()
+                    f'each: encoder=dict({names[0]}=dict(type=...), ...).'
+                )
+            bands = (
+                sum(len(sensor.bands) * sensor.max_dates for sensor in self.layout.sensors)
+                if dates == 'channels'
+                else counts.pop()
+            )
             _check_bands(encoder, bands, 'all sensors')
             self.encoders = nn.ModuleDict(dict(shared=MODELS.build(encoder)))
         else:
             if set(encoder) != set(names) or dates == 'channels':
-                raise StackLayoutError(f'encoder has configs of {sorted(encoder)}, expected one '
-                                       f'config, or with dates=\'separate\' those of {names}.')
+                raise StackLayoutError(
+                    f'encoder has configs of {sorted(encoder)}, expected one '
+                    f"config, or with dates='separate' those of {names}."
+                )
             for sensor in self.layout.sensors:
                 _check_bands(encoder[sensor.name], len(sensor.bands), f'sensor {sensor.name!r}')
             self.encoders = nn.ModuleDict({name: MODELS.build(encoder[name]) for name in names})
@@ -90,7 +102,7 @@ class StackBackbone(BaseModule):
         if self.dates == 'channels':
             # Its check of the number of channels names the sensors.
             self.layout.split(inputs)
-            return self._encode('shared', inputs[:, :self.layout.pixel_channels])
+            return self._encode('shared', inputs[:, : self.layout.pixel_channels])
         stack = self.layout.split(inputs)
         levels: List[List[torch.Tensor]] = []
         for name, images in stack.sensors.items():
@@ -99,11 +111,14 @@ class StackBackbone(BaseModule):
             features = self._encode(encoder, images.pixels.reshape(-1, bands, height, width))
             levels.append([level.reshape(count, -1, *level.shape[2:]) for level in features])
         # Numbers, because an export traces sizes as tensors, which are never equal.
-        sizes = {tuple(tuple(map(int, level.shape[2:])) for level in features)
-                 for features in levels}
+        sizes = {
+            tuple(tuple(map(int, level.shape[2:])) for level in features) for features in levels
+        }
         if len(sizes) > 1:
-            raise StackLayoutError(f'the encoders of the sensors return levels of the sizes '
-                                   f'{sorted(sizes)}, expected the same for all.')
+            raise StackLayoutError(
+                f'the encoders of the sensors return levels of the sizes '
+                f'{sorted(sizes)}, expected the same for all.'
+            )
         joined = tuple(torch.cat(parts, 1) for parts in zip(*levels))
         valid = torch.cat([images.valid for images in stack.sensors.values()], 1)
         days = torch.cat([images.days for images in stack.sensors.values()], 1)
@@ -113,25 +128,28 @@ class StackBackbone(BaseModule):
         # Images keep float32 because of their days; the weights may have another dtype.
         parameter = next(filter(torch.is_floating_point, self.encoders[name].parameters()), images)
         features = self.encoders[name](images.to(parameter.dtype))
-        return tuple(features) if isinstance(features, (tuple, list)) else (features, )
+        return tuple(features) if isinstance(features, (tuple, list)) else (features,)
 
 
 def _check_bands(encoder: Mapping[str, Any], bands: int, subject: str) -> None:
-    """Raise an error if the encoder of a config takes another number of channels, if that is known.
-    """
+    """Raise an error if the encoder of a config takes another number of channels, if that is known."""
     kind = encoder['type']
     # As MODELS.build looks it up.
     with MODELS.switch_scope_and_registry(None) as registry:
         known = kind if inspect.isclass(kind) else registry.get(kind)
     # Classes such as ResNetV1c hand their arguments to a base class.
-    defaults = [parameter.default for base in getattr(known, '__mro__', ())
-                for name, parameter in inspect.signature(base.__init__).parameters.items()
-                if name == 'in_channels']
+    defaults = [
+        parameter.default
+        for base in getattr(known, '__mro__', ())
+        for name, parameter in inspect.signature(base.__init__).parameters.items()
+        if name == 'in_channels'
+    ]
     channels = encoder.get('in_channels', *defaults[:1]) if defaults else encoder.get('in_channels')
     if isinstance(channels, int) and channels != bands:
         raise StackLayoutError(
             f'the encoder of {subject}, {getattr(known, "__name__", kind)}, has in_channels='
-            f'{channels}, expected {bands}, the number of bands; set in_channels={bands}.')
+            f'{channels}, expected {bands}, the number of bands; set in_channels={bands}.'
+        )
 
 
 def _facts(valid: torch.Tensor, days: torch.Tensor, level: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 Nothing in a file is executed: ``mapsage/compat/checkpoint_loading.py`` lets PyTorch unpickle
 tensors and plain values only. The modules of the backbones know what the names of tensors mean.
 """
+
 from __future__ import annotations
 
 import os
@@ -51,13 +52,16 @@ def read_tensors(path: str, prefix: str, model: str, origin: str) -> State:
         state.update(loaded)
     if prefix:
         dotted = prefix.rstrip('.') + '.'
-        state = {key[len(dotted):]: value for key, value in state.items()
-                 if key.startswith(dotted)}
+        state = {
+            key[len(dotted) :]: value for key, value in state.items() if key.startswith(dotted)
+        }
     non_tensors = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if non_tensors or not state:
-        raise WeightsError(f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
-                           f'{non_tensors[:5]} are not tensors; expected a state dict of '
-                           f'{model}')
+        raise WeightsError(
+            f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
+            f'{non_tensors[:5]} are not tensors; expected a state dict of '
+            f'{model}'
+        )
     return state
 
 
@@ -67,13 +71,17 @@ def _read_pickle(path: str, origin: str) -> Dict[str, Any]:
     try:
         return CheckpointLoader.load_checkpoint(path, map_location='cpu')
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise WeightsError(f'{path} cannot be read ({_size(path)}): {error}. It is not a '
-                           'checkpoint or was cut off; download it again.') from error
+        raise WeightsError(
+            f'{path} cannot be read ({_size(path)}): {error}. It is not a '
+            'checkpoint or was cut off; download it again.'
+        ) from error
 
 
 def _missing(path: str, origin: str) -> WeightsError:
-    return WeightsError(f'weights {path} do not exist. {origin} Others: '
-                        'model.backbone.init_cfg.checkpoint=<file or folder>')
+    return WeightsError(
+        f'weights {path} do not exist. {origin} Others: '
+        'model.backbone.init_cfg.checkpoint=<file or folder>'
+    )
 
 
 def _size(path: str) -> str:
@@ -87,8 +95,10 @@ def _safetensors_files(path: str) -> List[str]:
     if os.path.exists(whole):
         return [whole]
     if not os.path.exists(index):
-        raise WeightsError(f'{path} contains neither model.safetensors nor '
-                           f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
+        raise WeightsError(
+            f'{path} contains neither model.safetensors nor '
+            f'model.safetensors.index.json, only {sorted(os.listdir(path))}'
+        )
     try:
         with open(index, 'rb') as file:
             shards = sorted(set(parse_json(file.read())['weight_map'].values()))
@@ -98,8 +108,9 @@ def _safetensors_files(path: str) -> List[str]:
         raise WeightsError(f'{index} cannot be read ({error!r}); download it again') from error
     missing = [name for name in shards if not os.path.exists(os.path.join(path, name))]
     if missing:
-        raise WeightsError(f'{index} names {missing}, which {path} does not contain; complete '
-                           'the download')
+        raise WeightsError(
+            f'{index} names {missing}, which {path} does not contain; complete the download'
+        )
     return [os.path.join(path, name) for name in shards]
 
 
@@ -114,5 +125,7 @@ def _read_safetensors(file: str, origin: str) -> State:
     try:
         return load_file(file, device='cpu')
     except SafetensorError as error:
-        raise WeightsError(f'{file} cannot be read ({_size(file)}): {error}. It was cut off or has '
-                           'another format; download it again.') from error
+        raise WeightsError(
+            f'{file} cannot be read ({_size(file)}): {error}. It was cut off or has '
+            'another format; download it again.'
+        ) from error

@@ -4,6 +4,7 @@ Its norm makes one learning rate suit backbones with features of very different 
 
 Shapes: N images, C channels of the concatenated features, H x W cells of the feature map.
 """
+
 from __future__ import annotations
 
 from typing import Any, Sequence
@@ -35,8 +36,10 @@ class LinearHead(BaseDecodeHead):
         super().__init__(**kwargs)
         inputs = self.in_channels if isinstance(self.in_channels, int) else sum(self.in_channels)
         if self.channels != inputs or self.norm_cfg is None:
-            raise ValueError(f'LinearHead: channels={self.channels} and norm_cfg={self.norm_cfg}, '
-                             f'expected channels={inputs} (of the input) and a norm_cfg')
+            raise ValueError(
+                f'LinearHead: channels={self.channels} and norm_cfg={self.norm_cfg}, '
+                f'expected channels={inputs} (of the input) and a norm_cfg'
+            )
         self.norm = build_norm_layer(self.norm_cfg, self.channels)[1]
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:

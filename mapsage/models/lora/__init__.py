@@ -4,12 +4,19 @@
 pretrained weights load as before; :func:`merge_lora` undoes it for the export. ``adapted.py`` has
 the layers, ``inject.py`` chooses which layers to adapt.
 """
+
 from .adapted import is_adapter
 from .backbone import build_lora_backbone
 from .inject import add_lora, describe_lora, merge_lora
 from .settings import LoRAError, LoRASettings, parse_lora
 
 __all__ = [
-    'LoRAError', 'LoRASettings', 'add_lora', 'build_lora_backbone', 'describe_lora', 'is_adapter',
-    'merge_lora', 'parse_lora'
+    'LoRAError',
+    'LoRASettings',
+    'add_lora',
+    'build_lora_backbone',
+    'describe_lora',
+    'is_adapter',
+    'merge_lora',
+    'parse_lora',
 ]

@@ -10,6 +10,7 @@ Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022
 Shapes: I inputs of a layer, O outputs of one projection, r rank, P number of projections that the
 layer computes (1 or 3).
 """
+
 from __future__ import annotations
 
 import functools
@@ -98,8 +99,9 @@ class Adapted:
         for projection in PROJECTIONS:
             if projection in names:
                 offset = names.index(projection) * rank
-                rows.append(F.pad(self.lora_B[projection],
-                                  (offset, (len(names) - 1) * rank - offset)))
+                rows.append(
+                    F.pad(self.lora_B[projection], (offset, (len(names) - 1) * rank - offset))
+                )
             else:
                 rows.append(self.lora_B[names[0]].new_zeros(outputs, len(names) * rank))
         return torch.cat([self.lora_A[name] for name in names]), torch.cat(rows)
@@ -149,9 +151,16 @@ class AdaptedMultiheadAttention(Adapted):
     attention weights.
     """
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
-                **_: Any) -> Tuple[torch.Tensor, None]:
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        **_: Any,
+    ) -> Tuple[torch.Tensor, None]:
         """Return the attended tokens, in the layout of torch's ``MultiheadAttention``."""
         if key_padding_mask is not None or attn_mask is not None:
             raise NotImplementedError('MultiheadAttention with LoRA accepts no masks')
@@ -165,8 +174,7 @@ class AdaptedMultiheadAttention(Adapted):
             y = y if delta is None else y + delta
             y = y if module.batch_first else y.transpose(0, 1)
             heads.append(y.view(*y.shape[:2], module.num_heads, -1).transpose(1, 2))
-        attended = _attend(heads[0], heads[1], heads[2],
-                           module.dropout if self.training else 0.)
+        attended = _attend(heads[0], heads[1], heads[2], module.dropout if self.training else 0.0)
         attended = attended.transpose(1, 2).flatten(2)
         attended = attended if module.batch_first else attended.transpose(0, 1)
         return module.out_proj(attended), None
@@ -178,8 +186,13 @@ class AdaptedMultiheadAttention(Adapted):
             module.in_proj_weight.data = self.merged_weight(module.in_proj_weight)
 
 
-def adapt(module: nn.Module, mixin: type, projections: Sequence[str], settings: LoRASettings,
-          shape: Tuple[int, int]) -> None:
+def adapt(
+    module: nn.Module,
+    mixin: type,
+    projections: Sequence[str],
+    settings: LoRASettings,
+    shape: Tuple[int, int],
+) -> None:
     """Give a layer adapters by replacing its class with a subclass that has a mixin.
 
     Args:
@@ -197,8 +210,9 @@ def adapt(module: nn.Module, mixin: type, projections: Sequence[str], settings: 
     layer.__class__ = make_class(mixin, type(module))
     layer.lora, layer.lora_used = settings, False
     layer.adapted_projections = tuple(
-        projection for projection in (*PROJECTIONS, WHOLE) if projection in projections)
-    layer.projection_count = 1 if layer.adapted_projections == (WHOLE, ) else len(PROJECTIONS)
+        projection for projection in (*PROJECTIONS, WHOLE) if projection in projections
+    )
+    layer.projection_count = 1 if layer.adapted_projections == (WHOLE,) else len(PROJECTIONS)
     device = next(module.parameters()).device
     down: Dict[str, nn.Parameter] = {}
     for projection in layer.adapted_projections:
@@ -206,9 +220,12 @@ def adapt(module: nn.Module, mixin: type, projections: Sequence[str], settings: 
         # The initialization of nn.Linear, as in peft.
         nn.init.kaiming_uniform_(down[projection], a=math.sqrt(5))
     layer.lora_A = nn.ParameterDict(down)
-    layer.lora_B = nn.ParameterDict({
-        projection: nn.Parameter(torch.zeros(outputs, settings.rank, device=device))
-        for projection in down})
+    layer.lora_B = nn.ParameterDict(
+        {
+            projection: nn.Parameter(torch.zeros(outputs, settings.rank, device=device))
+            for projection in down
+        }
+    )
 
 
 def restore(module: nn.Module) -> None:
@@ -219,20 +236,30 @@ def restore(module: nn.Module) -> None:
         layer.attention[0].bias = 'qv_bias'  # type: ignore[assignment]
         del layer.attention
     layer.__class__ = layer.original_class
-    for name in ('lora_A', 'lora_B', 'lora', 'lora_used', 'adapted_projections',
-                 'projection_count'):
+    for name in (
+        'lora_A',
+        'lora_B',
+        'lora',
+        'lora_used',
+        'adapted_projections',
+        'projection_count',
+    ):
         delattr(layer, name)
 
 
 @functools.lru_cache(maxsize=None)
 def _make_adapted_class(mixin: type, base: type) -> type:
-    return type(f'LoRA{base.__name__}', (mixin, base),
-                dict(__module__=__name__, __doc__=mixin.__doc__, original_class=base))
+    return type(
+        f'LoRA{base.__name__}',
+        (mixin, base),
+        dict(__module__=__name__, __doc__=mixin.__doc__, original_class=base),
+    )
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-            dropout: float) -> torch.Tensor:
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float
+) -> torch.Tensor:
     if _fused_attention is not None:
         return _fused_attention(query, key, value, dropout_p=dropout)
-    weights = ((query * query.shape[-1]**-.5) @ key.transpose(-2, -1)).softmax(dim=-1)
+    weights = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).softmax(dim=-1)
     return F.dropout(weights, dropout).to(value.dtype) @ value

@@ -3,6 +3,7 @@
 It is a builder, not a wrapper: the result is the backbone itself, so ``init_cfg``, layer decay and
 checkpoints see the usual names.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -32,8 +33,10 @@ def build_lora_backbone(of: Any, lora: Dict[str, Any], **settings: Any) -> nn.Mo
         LoRAError: If a setting is wrong, or a target matches no layer.
     """
     if of == 'DINOv3ViT':
-        raise LoRAError("LoRABackbone(of='DINOv3ViT'): DINOv3ViT accepts lora itself. Set "
-                        "type='DINOv3ViT' and remove 'of'")
+        raise LoRAError(
+            "LoRABackbone(of='DINOv3ViT'): DINOv3ViT accepts lora itself. Set "
+            "type='DINOv3ViT' and remove 'of'"
+        )
     backbone = MODELS.build(dict(settings, type=of))
     add_lora(backbone, lora)
     return backbone

@@ -4,6 +4,7 @@ Layers are recognized by their names and types, not by the class of the backbone
 any package work. Some attentions read the weight of a layer instead of calling it, and an adapter
 there would have no effect; the first forward pass checks for that.
 """
+
 from __future__ import annotations
 
 import re
@@ -28,8 +29,9 @@ from .adapted import (
 from .settings import LoRAError, LoRASettings, parse_lora
 
 # Last component of the names of layers that compute one projection, and of layers that compute all.
-_SINGLE = dict(q='q', q_proj='q', query='q', k='k', k_proj='k', key='k', v='v', v_proj='v',
-               value='v')
+_SINGLE = dict(
+    q='q', q_proj='q', query='q', k='k', k_proj='k', key='k', v='v', v_proj='v', value='v'
+)
 _FUSED = ('qkv', 'in_proj', 'Wqkv')
 
 
@@ -59,16 +61,22 @@ def add_lora(backbone: nn.Module, config: Any, skip: Iterable[nn.Module] = ()) -
         raise LoRAError(f'{type(backbone).__name__} has adapters already')
     skip = list(skip)
     skipped = {id(module) for root in skip for module in root.modules()}
-    candidates = [candidate for candidate in _find_candidates(backbone)
-                  if id(candidate.module) not in skipped]
+    candidates = [
+        candidate for candidate in _find_candidates(backbone) if id(candidate.module) not in skipped
+    ]
     if skip and not candidates:
-        raise LoRAError(f'frozen_stages leaves no block of {type(backbone).__name__} to adapt: '
-                        f'expected fewer frozen stages than blocks')
+        raise LoRAError(
+            f'frozen_stages leaves no block of {type(backbone).__name__} to adapt: '
+            f'expected fewer frozen stages than blocks'
+        )
     _check_targets(backbone, settings, candidates)
     for module in backbone.modules():
         if isinstance(module, nn.MultiheadAttention) and id(module) not in skipped:
-            _adapt_attention(module, settings, next(
-                candidate for candidate in candidates if candidate.module is module))
+            _adapt_attention(
+                module,
+                settings,
+                next(candidate for candidate in candidates if candidate.module is module),
+            )
     for candidate in candidates:
         if not isinstance(candidate.module, nn.MultiheadAttention):
             _adapt_linear(backbone, candidate, settings)
@@ -102,8 +110,9 @@ def merge_lora(model: nn.Module) -> int:
         restore(layer)  # type: ignore[arg-type]
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items()
-                        if hook in (_check_used, _let_gradients_pass)]:
+            for key in [
+                key for key, hook in hooks.items() if hook in (_check_used, _let_gradients_pass)
+            ]:
                 del hooks[key]
     return len(layers)
 
@@ -115,15 +124,20 @@ def describe_lora(model: nn.Module) -> str:
     total = sum(value.numel() for value in model.parameters())
     adapted = sum(bool(layer.adapted_projections) for layer in layers)
     settings = layers[0].lora
-    return (f"rank {settings.rank}, targets {', '.join(settings.targets)}, scale "
-            f'{settings.scale:g}, in {adapted} layers of {type(model).__name__}: {trained:,} of '
-            f'{total:,} parameters are trained ({100 * trained / total:.2f} %)')
+    return (
+        f'rank {settings.rank}, targets {", ".join(settings.targets)}, scale '
+        f'{settings.scale:g}, in {adapted} layers of {type(model).__name__}: {trained:,} of '
+        f'{total:,} parameters are trained ({100 * trained / total:.2f} %)'
+    )
 
 
 def has_attention(backbone: nn.Module) -> bool:
     """Return whether a backbone is a transformer, that is, computes queries, keys and values."""
-    projections = {projection for candidate in _find_candidates(backbone)
-                   for projection in candidate.projections}
+    projections = {
+        projection
+        for candidate in _find_candidates(backbone)
+        for projection in candidate.projections
+    }
     return projections == set(PROJECTIONS)
 
 
@@ -136,42 +150,63 @@ def _find_candidates(backbone: nn.Module) -> Iterator[_AdaptableLayer]:
             yield _AdaptableLayer(name, module, PROJECTIONS if fused else ())
         elif isinstance(module, nn.Linear):
             fused = last in _FUSED and module.out_features == 3 * module.in_features
-            single = (_SINGLE[last], ) if last in _SINGLE else ()
+            single = (_SINGLE[last],) if last in _SINGLE else ()
             yield _AdaptableLayer(name, module, PROJECTIONS if fused else single)
 
 
-def _check_targets(backbone: nn.Module, settings: LoRASettings,
-                   candidates: List[_AdaptableLayer]) -> None:
+def _check_targets(
+    backbone: nn.Module, settings: LoRASettings, candidates: List[_AdaptableLayer]
+) -> None:
     for target in settings.targets:
-        if any(target in candidate.projections or _has_name(candidate, target)
-               for candidate in candidates):
+        if any(
+            target in candidate.projections or _has_name(candidate, target)
+            for candidate in candidates
+        ):
             continue
-        projections = [projection for projection in PROJECTIONS
-                       if any(projection in candidate.projections for candidate in candidates)]
-        linear = dict.fromkeys(_name_in_block(candidate.name) for candidate in candidates
-                               if isinstance(candidate.module, nn.Linear))
+        projections = [
+            projection
+            for projection in PROJECTIONS
+            if any(projection in candidate.projections for candidate in candidates)
+        ]
+        linear = dict.fromkeys(
+            _name_in_block(candidate.name)
+            for candidate in candidates
+            if isinstance(candidate.module, nn.Linear)
+        )
         # A depthwise convolution with a kernel larger than 1 is the mark of a ConvNet.
-        convolutional = any(isinstance(module, nn.Conv2d) and module.kernel_size[0] > 1
-                            and module.groups > 1 for module in backbone.modules())
+        convolutional = any(
+            isinstance(module, nn.Conv2d) and module.kernel_size[0] > 1 and module.groups > 1
+            for module in backbone.modules()
+        )
         raise LoRAError(
             f'lora.targets: {target!r} matches no layer of {type(backbone).__name__}. It has '
-            + (f"the attention's {', '.join(projections)}" if projections else 'no attention'
-               + (', since it is a convolutional network' if convolutional else ''))
-            + f", and the linear layers {', '.join(linear) or 'none'}"
-            + ('.' if projections
-               else '. Adapters are for vision transformers, such as DINOv3ViT.'))
+            + (
+                f"the attention's {', '.join(projections)}"
+                if projections
+                else 'no attention'
+                + (', since it is a convolutional network' if convolutional else '')
+            )
+            + f', and the linear layers {", ".join(linear) or "none"}'
+            + ('.' if projections else '. Adapters are for vision transformers, such as DINOv3ViT.')
+        )
     for candidate in candidates:
         layer = candidate.module
-        if isinstance(layer, nn.Linear) and settings.rank > layer.in_features \
-                and _choose_projections(candidate, settings):
-            raise LoRAError(f'lora.rank={settings.rank} is more than the {layer.in_features} '
-                            f'inputs of {candidate.name}: expected far fewer, such as 16')
+        if (
+            isinstance(layer, nn.Linear)
+            and settings.rank > layer.in_features
+            and _choose_projections(candidate, settings)
+        ):
+            raise LoRAError(
+                f'lora.rank={settings.rank} is more than the {layer.in_features} '
+                f'inputs of {candidate.name}: expected far fewer, such as 16'
+            )
 
 
 def _choose_projections(candidate: _AdaptableLayer, settings: LoRASettings) -> List[str]:
     """Return the projections of a layer that get an adapter; [WHOLE] for a layer with only one."""
     if isinstance(candidate.module, nn.Linear) and any(
-            _has_name(candidate, target) for target in settings.targets):
+        _has_name(candidate, target) for target in settings.targets
+    ):
         return list(PROJECTIONS) if len(candidate.projections) == len(PROJECTIONS) else [WHOLE]
     projections = [name for name in candidate.projections if name in settings.targets]
     return [WHOLE] if projections and len(candidate.projections) == 1 else projections
@@ -179,23 +214,30 @@ def _choose_projections(candidate: _AdaptableLayer, settings: LoRASettings) -> L
 
 def _has_name(candidate: _AdaptableLayer, target: str) -> bool:
     return isinstance(candidate.module, nn.Linear) and (
-        candidate.name == target or candidate.name.endswith(f'.{target}'))
+        candidate.name == target or candidate.name.endswith(f'.{target}')
+    )
 
 
 def _name_in_block(name: str) -> str:
     return re.sub(r'^.*?\.\d+\.', '', name)
 
 
-def _adapt_attention(module: nn.MultiheadAttention, settings: LoRASettings,
-                     candidate: _AdaptableLayer) -> None:
+def _adapt_attention(
+    module: nn.MultiheadAttention, settings: LoRASettings, candidate: _AdaptableLayer
+) -> None:
     projections = _choose_projections(candidate, settings)
     # A plain MultiheadAttention reads the weight of out_proj and never calls the layer. So it also
     # needs the adapted class if only out_proj has an adapter.
     output = _AdaptableLayer(f'{candidate.name}.out_proj', module.out_proj, ())
     adapts_output = any(_has_name(output, target) for target in settings.targets)
     if projections or adapts_output:
-        adapt(module, AdaptedMultiheadAttention, projections, settings,
-              (module.embed_dim, module.embed_dim))
+        adapt(
+            module,
+            AdaptedMultiheadAttention,
+            projections,
+            settings,
+            (module.embed_dim, module.embed_dim),
+        )
 
 
 def _adapt_linear(backbone: nn.Module, candidate: _AdaptableLayer, settings: LoRASettings) -> None:
@@ -206,12 +248,18 @@ def _adapt_linear(backbone: nn.Module, candidate: _AdaptableLayer, settings: LoR
     outputs = layer.out_features // (1 if projections == [WHOLE] else len(PROJECTIONS))
     owner = _get_parent(backbone, candidate.name)
     # True for MMSegmentation's BEiTAttention, which reads the layer's weight (AdaptedBEiTLinear).
-    reads_weight = layer is getattr(owner, 'qkv', None) \
-        and getattr(owner, 'bias', None) == 'qv_bias'
-    adapt(layer, AdaptedBEiTLinear if reads_weight else AdaptedLinear, projections, settings,
-          (outputs, layer.in_features))
+    reads_weight = (
+        layer is getattr(owner, 'qkv', None) and getattr(owner, 'bias', None) == 'qv_bias'
+    )
+    adapt(
+        layer,
+        AdaptedBEiTLinear if reads_weight else AdaptedLinear,
+        projections,
+        settings,
+        (outputs, layer.in_features),
+    )
     if reads_weight:
-        layer.attention = (owner, )  # type: ignore[assignment]
+        layer.attention = (owner,)  # type: ignore[assignment]
         # Any value except 'qv_bias' makes the attention call the layer.
         owner.bias = 'of qkv'  # type: ignore[assignment]
 
@@ -226,14 +274,18 @@ def _check_used(backbone: nn.Module, inputs: Any, outputs: Any) -> None:
     Some attentions read the weight of a layer and compute its output themselves. An adapter there
     would never be trained, and nothing else would show it.
     """
-    unused = [name for name, module in backbone.named_modules()
-              if isinstance(module, Adapted) and not module.lora_used]
+    unused = [
+        name
+        for name, module in backbone.named_modules()
+        if isinstance(module, Adapted) and not module.lora_used
+    ]
     if unused:
         owner = type(_get_parent(backbone, unused[0])).__name__
         raise LoRAError(
             f'the adapters of {len(unused)} layer(s) of {type(backbone).__name__} have no effect, '
             f'the first in {unused[0]}: {owner} does not call that layer, but reads its weight. '
-            f'Choose other lora.targets.')
+            f'Choose other lora.targets.'
+        )
 
 
 def _let_gradients_pass(block: nn.Module, inputs: Tuple[Any, ...]) -> None:
@@ -243,6 +295,11 @@ def _let_gradients_pass(block: nn.Module, inputs: Tuple[Any, ...]) -> None:
     frozen embedding does not.
     """
     first: Optional[Union[torch.Tensor, Any]] = inputs[0] if inputs else None
-    if 'forward' in vars(block) and torch.is_grad_enabled() and isinstance(first, torch.Tensor) \
-            and first.is_floating_point() and not first.requires_grad:
+    if (
+        'forward' in vars(block)
+        and torch.is_grad_enabled()
+        and isinstance(first, torch.Tensor)
+        and first.is_floating_point()
+        and not first.requires_grad
+    ):
         first.requires_grad_()

@@ -4,9 +4,17 @@ Each loss is normalized over the global batch, so its gradient does not depend o
 split over ranks (mapsage/wrappers/batch_counts.py). ``group_reward.py`` has the pure functions of
 the policy-gradient stage.
 """
+
 from .centerline_dice import CenterlineDiceLoss
 from .imbalance import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from .jaccard import JaccardLoss, contour_band
 
-__all__ = ['CenterlineDiceLoss', 'JaccardLoss', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
-           'SegTverskyLoss', 'contour_band']
+__all__ = [
+    'CenterlineDiceLoss',
+    'JaccardLoss',
+    'SegDiceLoss',
+    'SegFocalLoss',
+    'SegLovaszLoss',
+    'SegTverskyLoss',
+    'contour_band',
+]

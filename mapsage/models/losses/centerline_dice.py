@@ -6,6 +6,7 @@ structure segmentation", CVPR (https://arxiv.org/abs/2003.07311).
 
 Shapes: N images, C classes, H x W pixels.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence
@@ -48,13 +49,21 @@ class CenterlineDiceLoss(nn.Module):
     # All classes have the same weight; `prepare_inputs` reads it.
     class_weight: Optional[List[float]] = None
 
-    def __init__(self, classes: Optional[Sequence[int]] = None, iterations: int = 10,
-                 smooth: float = 1.0, loss_weight: float = 1.0, ignore_index: int = 255,
-                 loss_name: str = 'loss_centerline') -> None:
+    def __init__(
+        self,
+        classes: Optional[Sequence[int]] = None,
+        iterations: int = 10,
+        smooth: float = 1.0,
+        loss_weight: float = 1.0,
+        ignore_index: int = 255,
+        loss_name: str = 'loss_centerline',
+    ) -> None:
         super().__init__()
         if iterations < 1 or smooth <= 0:
-            raise ValueError(f'iterations={iterations}, smooth={smooth}: expected at least one '
-                             'erosion, and a number of pixels above 0')
+            raise ValueError(
+                f'iterations={iterations}, smooth={smooth}: expected at least one '
+                'erosion, and a number of pixels above 0'
+            )
         self.classes = None if classes is None else list(classes)
         self.iterations, self.smooth = iterations, smooth
         self.loss_weight, self.ignore_index = loss_weight, ignore_index
@@ -65,9 +74,14 @@ class CenterlineDiceLoss(nn.Module):
         """Return a count summed over all ranks; the wrapper replaces this function."""
         return count.detach()
 
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor,
-                weight: Optional[torch.Tensor] = None, ignore_index: int = 255,
-                **_: Any) -> torch.Tensor:
+    def forward(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        weight: Optional[torch.Tensor] = None,
+        ignore_index: int = 255,
+        **_: Any,
+    ) -> torch.Tensor:
         """Return the loss of the global batch, a scalar with the same value on all ranks.
 
         Args:
@@ -83,21 +97,31 @@ class CenterlineDiceLoss(nn.Module):
         logits, truth, valid = prepare_inputs(self, logits, labels, weight, ignore_index)[:3]
         classes = list(range(logits.shape[1])) if self.classes is None else self.classes
         if not set(classes) <= set(range(logits.shape[1])):
-            raise ValueError(f'CenterlineDiceLoss has classes={classes} and the logits '
-                             f'{logits.shape[1]} classes; expected indices below that')
+            raise ValueError(
+                f'CenterlineDiceLoss has classes={classes} and the logits '
+                f'{logits.shape[1]} classes; expected indices below that'
+            )
         predicted = logits.softmax(1)[:, classes] * valid
         truth = truth[:, classes]
         predicted_line = soft_centerline(predicted, self.iterations)
         true_line = soft_centerline(truth, self.iterations)
         # (4, C)
-        local = torch.stack([_sum_pixels(predicted_line * truth), _sum_pixels(predicted_line),
-                             _sum_pixels(true_line * predicted), _sum_pixels(true_line)])
+        local = torch.stack(
+            [
+                _sum_pixels(predicted_line * truth),
+                _sum_pixels(predicted_line),
+                _sum_pixels(true_line * predicted),
+                _sum_pixels(true_line),
+            ]
+        )
         sums, ranks = self.sum_over_ranks(
-            torch.cat([local.detach().reshape(-1), local.new_ones(1)])).split([local.numel(), 1])
+            torch.cat([local.detach().reshape(-1), local.new_ones(1)])
+        ).split([local.numel(), 1])
         # The value is the sum over all ranks, but only the local counts have a gradient. It is
         # multiplied by the number of ranks, because DDP averages the ranks' gradients.
-        on_truth, predicted_length, on_predicted, true_length = (
-            sums.view_as(local) + ranks * (local - local.detach()))
+        on_truth, predicted_length, on_predicted, true_length = sums.view_as(local) + ranks * (
+            local - local.detach()
+        )
         precision = (on_truth + self.smooth) / (predicted_length + self.smooth)
         sensitivity = (on_predicted + self.smooth) / (true_length + self.smooth)
         index = 2 * precision * sensitivity / (precision + sensitivity)

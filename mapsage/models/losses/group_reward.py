@@ -8,6 +8,7 @@ van Hoof, Welling 2019) the gradient of the expected reward is unbiased.
 
 Shapes: N tiles, G maps drawn per tile, C classes, H x W pixels, h x w regions.
 """
+
 from __future__ import annotations
 
 import torch
@@ -30,8 +31,9 @@ def _sum_regions(values: torch.Tensor, region: int) -> torch.Tensor:
     rows, columns = values.shape[-2:]
     padded = torch.nn.functional.pad(values, (0, -columns % region, 0, -rows % region))
     images, channels, rows, columns = padded.shape
-    return padded.reshape(images, channels, rows // region, region, columns // region,
-                          region).sum((3, 5))
+    return padded.reshape(images, channels, rows // region, region, columns // region, region).sum(
+        (3, 5)
+    )
 
 
 def draw(means: torch.Tensor, maps: int) -> torch.Tensor:
@@ -49,8 +51,13 @@ def draw(means: torch.Tensor, maps: int) -> torch.Tensor:
     return drawn.reshape(images, rows, columns, maps).permute(0, 3, 1, 2).contiguous()
 
 
-def label_maps(logits: torch.Tensor, actions: torch.Tensor, valid: torch.Tensor, region: int,
-               ignore_index: int = 255) -> torch.Tensor:
+def label_maps(
+    logits: torch.Tensor,
+    actions: torch.Tensor,
+    valid: torch.Tensor,
+    region: int,
+    ignore_index: int = 255,
+) -> torch.Tensor:
     """Return the label maps for drawn region classes, int64 ``(N, G, H, W)``.
 
     Args:
@@ -90,8 +97,13 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
     return torch.where(spread, rewards - baseline, torch.zeros_like(rewards))
 
 
-def surrogate(logits: torch.Tensor, actions: torch.Tensor, advantages: torch.Tensor,
-              valid: torch.Tensor, region: int) -> torch.Tensor:
+def surrogate(
+    logits: torch.Tensor,
+    actions: torch.Tensor,
+    advantages: torch.Tensor,
+    valid: torch.Tensor,
+    region: int,
+) -> torch.Tensor:
     """Return the policy-gradient surrogate loss of each tile, ``(N,)``.
 
     ``-1/G sum_g A_g sum_regions log pi(drawn class)``. Its gradient estimates the gradient of the
@@ -111,7 +123,8 @@ def surrogate(logits: torch.Tensor, actions: torch.Tensor, advantages: torch.Ten
     if actions.shape[-2:] != means.shape[-2:]:
         raise ValueError(
             f'{_size(actions)} regions were drawn for tiles that have {_size(means)} now: expected '
-            f'training tiles of one size. Set data_preprocessor.size, or crop them.')
+            f'training tiles of one size. Set data_preprocessor.size, or crop them.'
+        )
     log_probabilities = means.log_softmax(1)
     # A comparison instead of gather, whose backward adds in an undefined order on some devices.
     classes = torch.arange(means.shape[1], device=logits.device).view(1, 1, -1, 1, 1)

@@ -6,6 +6,7 @@ do not fit: ``DiceLoss`` counts ignored pixels, ``FocalLoss`` needs a compiled o
 
 Shapes: N images, C classes, H x W pixels, P = H * W.
 """
+
 from __future__ import annotations
 
 from typing import Any, Optional, Sequence, Tuple
@@ -36,8 +37,13 @@ class _ImbalanceLoss(nn.Module):
         ValueError: If a weight is negative, or all are 0.
     """
 
-    def __init__(self, class_weight: Optional[Sequence[float]] = None, loss_weight: float = 1.0,
-                 ignore_index: int = 255, loss_name: str = 'loss') -> None:
+    def __init__(
+        self,
+        class_weight: Optional[Sequence[float]] = None,
+        loss_weight: float = 1.0,
+        ignore_index: int = 255,
+        loss_name: str = 'loss',
+    ) -> None:
         super().__init__()
         self.class_weight = check_class_weight(class_weight)
         self.loss_weight, self.ignore_index = loss_weight, ignore_index
@@ -50,20 +56,25 @@ class _ImbalanceLoss(nn.Module):
 
     def count_batch(self, data_samples: Sequence[Any]) -> torch.Tensor:
         """Return the sum of weights of a rank's labels, and 1 to count ranks, float64 ``(2,)``."""
-        total = 0.
+        total = 0.0
         for sample in data_samples:
             labels = sample.gt_sem_seg.data.reshape(-1)
             pixels = torch.bincount(labels[labels != self.ignore_index].long())
             total += self._sum_weights(pixels.double())
-        return torch.tensor([total, 1.], dtype=torch.float64)
+        return torch.tensor([total, 1.0], dtype=torch.float64)
 
     def _sum_weights(self, pixels: torch.Tensor) -> float:
         """Return an image's sum of weights, from its number of pixels per class, ``(<= C,)``."""
         raise NotImplementedError
 
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor,
-                weight: Optional[torch.Tensor] = None, ignore_index: int = 255,
-                **_: Any) -> torch.Tensor:
+    def forward(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        weight: Optional[torch.Tensor] = None,
+        ignore_index: int = 255,
+        **_: Any,
+    ) -> torch.Tensor:
         """Return the loss, a scalar.
 
         Args:
@@ -80,11 +91,16 @@ class _ImbalanceLoss(nn.Module):
         losses, count = self._sum_losses(logits, truth, valid, weights)
         total, ranks = self.sum_over_ranks(torch.stack([count, torch.ones_like(count)]))
         # If no rank has a label, total and losses are 0, and so is the result.
-        return self.loss_weight * losses * ranks / torch.where(
-            total > 0, total, torch.ones_like(total))
+        return (
+            self.loss_weight
+            * losses
+            * ranks
+            / torch.where(total > 0, total, torch.ones_like(total))
+        )
 
-    def _sum_losses(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
-                    weights: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _sum_losses(
+        self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor, weights: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return this rank's weighted sum of losses and its sum of weights, scalars."""
         raise NotImplementedError
 
@@ -96,17 +112,20 @@ class _RegionLoss(_ImbalanceLoss):
         present = pixels > 0
         if self.class_weight is None:
             return float(present.sum())
-        return float((present * pixels.new_tensor(self.class_weight)[:len(present)]).sum())
+        return float((present * pixels.new_tensor(self.class_weight)[: len(present)]).sum())
 
-    def _sum_losses(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
-                    weights: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _sum_losses(
+        self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor, weights: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         present = (truth.flatten(2).sum(2) > 0).to(logits.dtype) * weights
-        losses = self._class_losses(logits.softmax(1).flatten(2), truth.flatten(2),
-                                    valid.flatten(2))
+        losses = self._class_losses(
+            logits.softmax(1).flatten(2), truth.flatten(2), valid.flatten(2)
+        )
         return (losses * present).sum(), present.sum()
 
-    def _class_losses(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-                      ) -> torch.Tensor:
+    def _class_losses(
+        self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
         """Return the loss of each class, ``(N, C)``.
 
         Args:
@@ -138,12 +157,14 @@ class SegTverskyLoss(_RegionLoss):
         kwargs.setdefault('loss_name', 'loss_tversky')
         super().__init__(**kwargs)
         if alpha < 0 or beta <= 0:
-            raise ValueError(f'alpha={alpha} and beta={beta}, expected alpha of 0 or more and beta '
-                             'above 0')
+            raise ValueError(
+                f'alpha={alpha} and beta={beta}, expected alpha of 0 or more and beta above 0'
+            )
         self.alpha, self.beta = alpha, beta
 
-    def _class_losses(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-                      ) -> torch.Tensor:
+    def _class_losses(
+        self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
         true_positives = (probabilities * truth).sum(2)
         false_positives = (probabilities * (valid - truth)).sum(2)
         false_negatives = truth.sum(2) - true_positives
@@ -165,7 +186,7 @@ class SegDiceLoss(SegTverskyLoss):
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault('loss_name', 'loss_dice')
-        super().__init__(alpha=.5, beta=.5, **kwargs)
+        super().__init__(alpha=0.5, beta=0.5, **kwargs)
 
 
 @MODELS.register_module()
@@ -184,8 +205,9 @@ class SegLovaszLoss(_RegionLoss):
         kwargs.setdefault('loss_name', 'loss_lovasz')
         super().__init__(**kwargs)
 
-    def _class_losses(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-                      ) -> torch.Tensor:
+    def _class_losses(
+        self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
         # Ignored pixels get the error 0: they are sorted last and add nothing to the sum.
         errors = (truth - probabilities).abs() * valid
         errors, order = errors.sort(dim=2, descending=True)
@@ -224,12 +246,13 @@ class SegFocalLoss(_ImbalanceLoss):
     def _sum_weights(self, pixels: torch.Tensor) -> float:
         if self.class_weight is None:
             return float(pixels.sum())
-        return float((pixels * pixels.new_tensor(self.class_weight)[:len(pixels)]).sum())
+        return float((pixels * pixels.new_tensor(self.class_weight)[: len(pixels)]).sum())
 
-    def _sum_losses(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
-                    weights: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _sum_losses(
+        self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor, weights: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         log_probability = (logits.log_softmax(1) * truth).sum(1)
         weight = (truth * weights[:, None, None]).sum(1)
         # The gradient of 0**gamma is infinite for gamma below 1, hence the clamp.
-        focus = (1 - log_probability.exp()).clamp(min=1e-12)**self.gamma if self.gamma else 1.
+        focus = (1 - log_probability.exp()).clamp(min=1e-12) ** self.gamma if self.gamma else 1.0
         return -(weight * focus * log_probability).sum(), weight.sum()

@@ -3,6 +3,7 @@
 Shapes: N images, C classes, H x W pixels. A head with one output channel has two classes: it
 predicts the logit of class 1, and class 0 gets the logit 0.
 """
+
 from __future__ import annotations
 
 from typing import List, Optional, Protocol, Sequence, Tuple
@@ -30,9 +31,13 @@ def check_class_weight(class_weight: Optional[Sequence[float]]) -> Optional[List
     return list(class_weight)
 
 
-def prepare_inputs(loss: ClassLoss, logits: torch.Tensor, labels: torch.Tensor,
-                   weight: Optional[torch.Tensor], ignore_index: int
-                   ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def prepare_inputs(
+    loss: ClassLoss,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weight: Optional[torch.Tensor],
+    ignore_index: int,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return logits, one-hot labels, the mask of valid pixels, and class weights, in float32.
 
     Args:
@@ -54,18 +59,23 @@ def prepare_inputs(loss: ClassLoss, logits: torch.Tensor, labels: torch.Tensor,
     if weight is not None:
         raise ValueError(f'{name} accepts no pixel weights; remove the sampler of the decode head')
     if ignore_index != loss.ignore_index:
-        raise ValueError(f'{name} has ignore_index={loss.ignore_index} and the decode head '
-                         f'{ignore_index}; set them to the same value')
+        raise ValueError(
+            f'{name} has ignore_index={loss.ignore_index} and the decode head '
+            f'{ignore_index}; set them to the same value'
+        )
     logits = logits.float()
     if logits.shape[1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], 1)
     classes = logits.shape[1]
     if len(loss.class_weight or logits[0]) != classes:
-        raise ValueError(f'{name}: class_weight={loss.class_weight} for {classes} classes; '
-                         'expected one weight per class')
-    weights = logits.new_tensor(loss.class_weight or [1.] * classes)
+        raise ValueError(
+            f'{name}: class_weight={loss.class_weight} for {classes} classes; '
+            'expected one weight per class'
+        )
+    weights = logits.new_tensor(loss.class_weight or [1.0] * classes)
     valid = labels != loss.ignore_index
     truth = torch.nn.functional.one_hot(
-        torch.where(valid, labels, torch.zeros_like(labels)).long(), classes)
+        torch.where(valid, labels, torch.zeros_like(labels)).long(), classes
+    )
     truth = truth.permute(0, 3, 1, 2).to(logits.dtype) * valid[:, None]
     return logits, truth, valid[:, None].to(logits.dtype), weights

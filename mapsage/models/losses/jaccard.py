@@ -5,6 +5,7 @@ without sampling noise, because the counts of a whole batch concentrate at their
 
 Shapes: N images, C classes, H x W pixels; M is 1 for all valid pixels, or 2 with the contour band.
 """
+
 from __future__ import annotations
 
 import math
@@ -54,13 +55,21 @@ class JaccardLoss(nn.Module):
 
     counts_predictions = True
 
-    def __init__(self, band_weight: float = 0.0, dilation_ratio: float = 0.02,
-                 class_weight: Optional[Sequence[float]] = None, loss_weight: float = 1.0,
-                 ignore_index: int = 255, loss_name: str = 'loss_jaccard') -> None:
+    def __init__(
+        self,
+        band_weight: float = 0.0,
+        dilation_ratio: float = 0.02,
+        class_weight: Optional[Sequence[float]] = None,
+        loss_weight: float = 1.0,
+        ignore_index: int = 255,
+        loss_name: str = 'loss_jaccard',
+    ) -> None:
         super().__init__()
         if not 0 <= band_weight <= 1 or not 0 < dilation_ratio < 1:
-            raise ValueError(f'band_weight={band_weight}, dilation_ratio={dilation_ratio}: expected'
-                             ' a share from 0 to 1, and a share of the diagonal such as 0.02')
+            raise ValueError(
+                f'band_weight={band_weight}, dilation_ratio={dilation_ratio}: expected'
+                ' a share from 0 to 1, and a share of the diagonal such as 0.02'
+            )
         self.band_weight, self.dilation_ratio = band_weight, dilation_ratio
         self.class_weight = check_class_weight(class_weight)
         self.loss_weight, self.ignore_index = loss_weight, ignore_index
@@ -71,9 +80,14 @@ class JaccardLoss(nn.Module):
         """Return a count summed over all ranks; the wrapper replaces this function."""
         return count.detach()
 
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor,
-                weight: Optional[torch.Tensor] = None, ignore_index: int = 255,
-                **_: Any) -> torch.Tensor:
+    def forward(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        weight: Optional[torch.Tensor] = None,
+        ignore_index: int = 255,
+        **_: Any,
+    ) -> torch.Tensor:
         """Return the loss of the global batch, a scalar with the same value on all ranks.
 
         Args:
@@ -96,18 +110,24 @@ class JaccardLoss(nn.Module):
         # (M, 3, C): intersection, union and number of true pixels.
         local = torch.stack([_count_overlap(probabilities * mask, truth * mask) for mask in masks])
         sums, ranks = self.sum_over_ranks(
-            torch.cat([local.detach().reshape(-1), local.new_ones(1)])).split([local.numel(), 1])
+            torch.cat([local.detach().reshape(-1), local.new_ones(1)])
+        ).split([local.numel(), 1])
         # The value is the sum over all ranks, but only the local counts have a gradient. It is
         # multiplied by the number of ranks, because DDP averages the ranks' gradients and the
         # global counts need their sum.
         counts = sums.view_as(local) + ranks * (local - local.detach())
-        losses = torch.stack([share * _jaccard_distance(mask_counts, weights)
-                              for share, mask_counts in zip(shares, counts)])
+        losses = torch.stack(
+            [
+                share * _jaccard_distance(mask_counts, weights)
+                for share, mask_counts in zip(shares, counts)
+            ]
+        )
         return self.loss_weight * losses.sum()
 
 
 def _count_overlap(probabilities: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """Return intersection, union and number of true pixels of each class, ``(3, C)``."""
+
     def sum_pixels(values: torch.Tensor) -> torch.Tensor:
         return values.flatten(2).sum(2).sum(0)
 

@@ -4,11 +4,10 @@ Each query predicts a mask and a class. EoMT runs its queries through the last b
 backbone; PMT runs them through a small decoder on a frozen one. ``query_head.py`` has what both
 share, ``loss.py`` and ``matching.py`` the training, ``published.py`` the authors' checkpoints.
 """
+
 from .eomt import EoMT, EoMTHead
 from .loss import MaskClassLoss
 from .pmt import PMTHead
 from .two_stages import TwoStageConstructor, TwoStagePolyLR
 
-__all__ = [
-    'EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead', 'TwoStageConstructor', 'TwoStagePolyLR'
-]
+__all__ = ['EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead', 'TwoStageConstructor', 'TwoStagePolyLR']

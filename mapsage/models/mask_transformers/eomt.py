@@ -3,6 +3,7 @@
 There is no decoder. The segmentor runs the backbone's last blocks itself, with the queries among
 the tokens, and the head only holds the queries, the prediction layers and the loss.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -35,10 +36,21 @@ class EoMTHead(QueryHead):
         **kwargs: ``num_classes``, ``loss_decode``, ``ignore_index``, ``align_corners``.
     """
 
-    def __init__(self, in_channels: int, num_blocks: int = 4, num_queries: int = 100,
-                 num_prefix: int = 5, **kwargs: Any) -> None:
-        super().__init__(in_channels, num_blocks=num_blocks, num_queries=num_queries,
-                         num_prefix=num_prefix, **kwargs)
+    def __init__(
+        self,
+        in_channels: int,
+        num_blocks: int = 4,
+        num_queries: int = 100,
+        num_prefix: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            num_blocks=num_blocks,
+            num_queries=num_queries,
+            num_prefix=num_prefix,
+            **kwargs,
+        )
 
     def forward(self, inputs: List[QueryPrediction]) -> List[QueryPrediction]:
         """Return ``inputs``, the predictions that the segmentor computed with :meth:`decode`."""
@@ -76,8 +88,10 @@ class EoMT(EncoderDecoder):
     def __init__(self, backbone: Any, decode_head: Any, **kwargs: Any) -> None:
         extra = [name for name in ('neck', 'auxiliary_head') if kwargs.get(name) is not None]
         if extra:
-            raise ValueError(f'EoMT with {extra}: the queries read the tokens of the backbone, and '
-                             'there are no other features. Remove it from the config')
+            raise ValueError(
+                f'EoMT with {extra}: the queries read the tokens of the backbone, and '
+                'there are no other features. Remove it from the config'
+            )
         super().__init__(backbone, decode_head, **kwargs)
         _check_fit(self.backbone, self.decode_head)
 
@@ -90,14 +104,17 @@ class EoMT(EncoderDecoder):
         path = cfg['checkpoint']
         weights = published.split_checkpoint(read_checkpoint(path))
         if not weights.encoder:
-            raise WeightsError(f'{path} has no encoder: it is a {weights.kind.upper()} checkpoint, '
-                               'which belongs to a PMTHead (decode_head.init_cfg)')
+            raise WeightsError(
+                f'{path} has no encoder: it is a {weights.kind.upper()} checkpoint, '
+                'which belongs to a PMTHead (decode_head.init_cfg)'
+            )
         delta = cfg.get('delta', weights.kind == 'eomt')
         if delta and not self.backbone.init_cfg:
             raise WeightsError(
                 f'{path} contains differences from an encoder, but the config names none: set '
                 "backbone.init_cfg=dict(type='Pretrained', checkpoint=<DINOv3 weights that it was "
-                'trained from>), or delta=False in init_cfg if its encoder is complete')
+                'trained from>), or delta=False in init_cfg if its encoder is complete'
+            )
         self.backbone.init_weights()
         base = self.backbone.state_dict()
         fitted, filled = fit(weights.encoder, base, self.backbone.arch)
@@ -106,11 +123,14 @@ class EoMT(EncoderDecoder):
                 del fitted[key]
             fitted = published.add_delta(base, fitted)
         self.backbone.load_state_dict(fitted)
-        self.decode_head.load_state_dict(published.fit_head(
-            weights, self.decode_head.state_dict(), cfg.get('class_head', True)))
-        print_log(f'EoMT: {weights.kind} weights of {path}, {len(weights.encoder)} tensors of the '
-                  f'encoder{" added to its own" if delta else ""}, {len(weights.head)} of the head',
-                  logger='current')
+        self.decode_head.load_state_dict(
+            published.fit_head(weights, self.decode_head.state_dict(), cfg.get('class_head', True))
+        )
+        print_log(
+            f'EoMT: {weights.kind} weights of {path}, {len(weights.encoder)} tensors of the '
+            f'encoder{" added to its own" if delta else ""}, {len(weights.head)} of the head',
+            logger='current',
+        )
         self.is_init = True
 
     def compiled_calls(self) -> Dict[str, List[Tuple[nn.Module, str]]]:
@@ -119,8 +139,10 @@ class EoMT(EncoderDecoder):
         The segmentor never calls the backbone's ``forward``, only its blocks. Queries and last
         blocks run in the head's ``decode``.
         """
-        return dict(backbone=[(block, 'forward') for block in self.backbone.blocks],
-                    decode_head=[(self.decode_head, 'decode')])
+        return dict(
+            backbone=[(block, 'forward') for block in self.backbone.blocks],
+            decode_head=[(self.decode_head, 'decode')],
+        )
 
     def extract_feat(self, inputs: torch.Tensor) -> List[QueryPrediction]:
         """Return the queries' predictions for images, (N, bands, H, W), as from ``decode``."""
@@ -130,29 +152,38 @@ class EoMT(EncoderDecoder):
         first = len(backbone.blocks) - len(head.attn_mask_probs)
         for index in range(first):
             tokens = backbone.apply_block(index, tokens, sine, cosine)
-        blocks: Sequence[Any] = [partial(backbone.apply_block, index)
-                                 for index in range(first, len(backbone.blocks))]
+        blocks: Sequence[Any] = [
+            partial(backbone.apply_block, index) for index in range(first, len(backbone.blocks))
+        ]
         return head.decode(tokens, grid, sine, cosine, blocks, backbone.norm)
 
 
 def _check_fit(backbone: nn.Module, head: nn.Module) -> None:
     if not isinstance(backbone, DINOv3ViT) or not isinstance(head, EoMTHead):
-        raise ValueError(f'EoMT with backbone {type(backbone).__name__} and decode_head '
-                         f'{type(head).__name__}: expected DINOv3ViT, whose last blocks process '
-                         'the queries, and EoMTHead')
+        raise ValueError(
+            f'EoMT with backbone {type(backbone).__name__} and decode_head '
+            f'{type(head).__name__}: expected DINOv3ViT, whose last blocks process '
+            'the queries, and EoMTHead'
+        )
     blocks, dims = len(backbone.blocks), backbone.arch.embed_dims
     if isinstance(backbone.norm, nn.Identity):
         raise ValueError('EoMT needs the norm of the backbone: set backbone.final_norm=True')
     if not 0 < len(head.attn_mask_probs) <= blocks:
-        raise ValueError(f'decode_head.num_blocks={len(head.attn_mask_probs)}, but the backbone '
-                         f'has {blocks} blocks (up to the last of out_indices)')
+        raise ValueError(
+            f'decode_head.num_blocks={len(head.attn_mask_probs)}, but the backbone '
+            f'has {blocks} blocks (up to the last of out_indices)'
+        )
     if backbone.frozen_stages > blocks - len(head.attn_mask_probs):
-        raise ValueError(f'EoMT trains the backbone\'s last {len(head.attn_mask_probs)} blocks, '
-                         f'but {backbone.frozen_stages} of {blocks} are frozen. Set '
-                         f'backbone.frozen=False and frozen_stages to at most '
-                         f'{blocks - len(head.attn_mask_probs)}, or use PMTHead, which is for '
-                         'frozen encoders')
+        raise ValueError(
+            f"EoMT trains the backbone's last {len(head.attn_mask_probs)} blocks, "
+            f'but {backbone.frozen_stages} of {blocks} are frozen. Set '
+            f'backbone.frozen=False and frozen_stages to at most '
+            f'{blocks - len(head.attn_mask_probs)}, or use PMTHead, which is for '
+            'frozen encoders'
+        )
     tokens = (head.in_channels, head.num_prefix)
     if tokens != (dims, 1 + backbone.arch.num_registers):
-        raise ValueError(f'decode_head.in_channels, num_prefix={tokens}, expected the values of '
-                         f"the backbone's tokens, {(dims, 1 + backbone.arch.num_registers)}")
+        raise ValueError(
+            f'decode_head.in_channels, num_prefix={tokens}, expected the values of '
+            f"the backbone's tokens, {(dims, 1 + backbone.arch.num_registers)}"
+        )

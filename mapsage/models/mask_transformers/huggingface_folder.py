@@ -5,6 +5,7 @@ complete. Key renames are in ``published.py``.
 
 Source: transformers 5.23.0, ``models/eomt_dinov3`` and ``models/eomt/image_processing_eomt.py``.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,8 +39,9 @@ class Exported(NamedTuple):
     left_out: List[str]
 
 
-def write_huggingface(model: EncoderDecoder, folder: Path, image_size: int, classes: Sequence[str]
-                      ) -> Exported:
+def write_huggingface(
+    model: EncoderDecoder, folder: Path, image_size: int, classes: Sequence[str]
+) -> Exported:
     """Write an EoMT for ``EomtDinov3ForUniversalSegmentation.from_pretrained``.
 
     The file is read back, and every tensor of the model is compared with it bit by bit.
@@ -58,23 +60,35 @@ def write_huggingface(model: EncoderDecoder, folder: Path, image_size: int, clas
             from the model's.
     """
     from safetensors.torch import load_file, save_file
+
     head, backbone = model.decode_head, model.backbone
     if image_size < 16 or image_size % 16:
         raise WeightsError(f'image_size={image_size}, expected a multiple of 16 pixels')
     config = published.huggingface_config(backbone.arch, head, image_size)
     weights = dict(model.state_dict())
-    weights['decode_head.attn_mask_probs'] = (weights['decode_head.attn_mask_probs'] > .5).float()
+    weights['decode_head.attn_mask_probs'] = (weights['decode_head.attn_mask_probs'] > 0.5).float()
     state = published.to_huggingface(weights)
     state[_LOSS_KEY] = torch.ones(head.num_classes + 1)
     state[_LOSS_KEY][-1] = head.loss_decode.no_object_weight
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({key: value.detach().cpu().contiguous() for key, value in state.items()},
-              str(folder / WEIGHTS_FILE), metadata=dict(format='pt'))
+    save_file(
+        {key: value.detach().cpu().contiguous() for key, value in state.items()},
+        str(folder / WEIGHTS_FILE),
+        metadata=dict(format='pt'),
+    )
     left_out = _check_written(load_file(str(folder / WEIGHTS_FILE)), weights, set(state))
     names = dict(enumerate(map(str, classes)))
-    _write_json(folder / CONFIG_FILE, dict(
-        config, model_type='eomt_dinov3', architectures=['EomtDinov3ForUniversalSegmentation'],
-        dtype='float32', id2label=names, label2id={name: key for key, name in names.items()}))
+    _write_json(
+        folder / CONFIG_FILE,
+        dict(
+            config,
+            model_type='eomt_dinov3',
+            architectures=['EomtDinov3ForUniversalSegmentation'],
+            dtype='float32',
+            id2label=names,
+            label2id={name: key for key, name in names.items()},
+        ),
+    )
     _write_json(folder / PROCESSOR_FILE, _processor_config(model, image_size))
     return Exported(len(state), sum(value.numel() for value in state.values()), left_out)
 
@@ -88,18 +102,25 @@ def _check_written(written: State, weights: State, expected: Set[str]) -> List[s
         expected: Keys that the file must have.
     """
     if set(written) != expected:
-        raise WeightsError(f'{WEIGHTS_FILE} has other keys than were written: '
-                           f'{sorted(set(written) ^ expected)[:5]}')
+        raise WeightsError(
+            f'{WEIGHTS_FILE} has other keys than were written: '
+            f'{sorted(set(written) ^ expected)[:5]}'
+        )
     imported = published.split_checkpoint(written)
     restored = {f'decode_head.{key}': value for key, value in imported.head.items()}
     restored.update((f'backbone.{key}', value) for key, value in imported.encoder.items())
-    different = [key for key, value in restored.items()
-                 if key not in weights or not torch.equal(value, weights[key].detach().cpu())]
+    different = [
+        key
+        for key, value in restored.items()
+        if key not in weights or not torch.equal(value, weights[key].detach().cpu())
+    ]
     left_out = sorted(set(weights) - set(restored))
     lost = [key for key in left_out if not published.is_not_exported(key)]
     if different or lost:
-        raise WeightsError(f"{WEIGHTS_FILE} does not have the model's weights: {different[:5]} "
-                           f'differ, {lost[:5]} are missing')
+        raise WeightsError(
+            f"{WEIGHTS_FILE} does not have the model's weights: {different[:5]} "
+            f'differ, {lost[:5]} are missing'
+        )
     return left_out
 
 
@@ -111,21 +132,34 @@ def _processor_config(model: EncoderDecoder, image_size: int) -> Dict[str, Any]:
     """
     mean, std = _read_normalization(model)
     return dict(
-        image_processor_type='EomtImageProcessor', do_resize=True, do_split_image=True,
-        do_pad=False, size=dict(shortest_edge=image_size, longest_edge=None), resample=2,
-        do_rescale=True, rescale_factor=1 / 255, do_normalize=True, image_mean=mean, image_std=std)
+        image_processor_type='EomtImageProcessor',
+        do_resize=True,
+        do_split_image=True,
+        do_pad=False,
+        size=dict(shortest_edge=image_size, longest_edge=None),
+        resample=2,
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+        image_mean=mean,
+        image_std=std,
+    )
 
 
 def _read_normalization(model: EncoderDecoder) -> Tuple[List[float], List[float]]:
     """Return mean and std of the bands, for pixel values in 0..1."""
-    owner, prefix = (model.backbone, 'pixel_') if model.backbone.normalization is not None else (
-        model.data_preprocessor, '')
+    owner, prefix = (
+        (model.backbone, 'pixel_')
+        if model.backbone.normalization is not None
+        else (model.data_preprocessor, '')
+    )
     mean, std = (getattr(owner, f'{prefix}{name}', None) for name in ('mean', 'std'))
     # The model expects pixel values in 0..255 as they are.
     if mean is None or std is None:
-        return [0.] * 3, [1 / 255] * 3
-    scaled = [[round(float(value) / 255, 6) for value in statistic.flatten()]
-              for statistic in (mean, std)]
+        return [0.0] * 3, [1 / 255] * 3
+    scaled = [
+        [round(float(value) / 255, 6) for value in statistic.flatten()] for statistic in (mean, std)
+    ]
     return scaled[0], scaled[1]
 
 

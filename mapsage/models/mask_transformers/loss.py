@@ -7,6 +7,7 @@ with which class is decided in ``matching.py``.
 Shapes: L outputs (one before each masked block, and the last), N images, Q queries, C classes,
 h x w or P cells of a mask.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -60,16 +61,24 @@ class MaskClassLoss(nn.Module):
         ValueError: If the matching is unknown, or a weight is negative.
     """
 
-    def __init__(self, matching: str = 'hungarian', mask_weight: float = 5.0,
-                 dice_weight: float = 5.0, class_weight: float = 2.0,
-                 no_object_weight: float = 0.1, loss_name: str = 'loss_mask') -> None:
+    def __init__(
+        self,
+        matching: str = 'hungarian',
+        mask_weight: float = 5.0,
+        dice_weight: float = 5.0,
+        class_weight: float = 2.0,
+        no_object_weight: float = 0.1,
+        loss_name: str = 'loss_mask',
+    ) -> None:
         super().__init__()
         if matching not in _MATCHINGS:
             raise ValueError(f'matching={matching!r}, expected one of {_MATCHINGS}')
         if min(mask_weight, dice_weight, class_weight, no_object_weight) < 0:
-            raise ValueError(f'mask_weight={mask_weight}, dice_weight={dice_weight}, class_weight='
-                             f'{class_weight}, no_object_weight={no_object_weight}: expected 0 or '
-                             'more')
+            raise ValueError(
+                f'mask_weight={mask_weight}, dice_weight={dice_weight}, class_weight='
+                f'{class_weight}, no_object_weight={no_object_weight}: expected 0 or '
+                'more'
+            )
         self.matching, self.loss_name = matching, loss_name
         self.weights = (mask_weight, dice_weight, class_weight)
         self.no_object_weight = no_object_weight
@@ -84,18 +93,25 @@ class MaskClassLoss(nn.Module):
                 numbers do not suit fixed matching.
         """
         if num_classes < 2:
-            raise ValueError(f'num_classes={num_classes}: the scores of mask queries are compared '
-                             'between classes. Set num_classes=2, with 0 for everything else')
+            raise ValueError(
+                f'num_classes={num_classes}: the scores of mask queries are compared '
+                'between classes. Set num_classes=2, with 0 for everything else'
+            )
         if num_queries < num_classes:
-            raise ValueError(f'num_queries={num_queries} for num_classes={num_classes}: an image '
-                             'may contain all classes, and every class needs a query. Set '
-                             f'num_queries to at least {num_classes}')
+            raise ValueError(
+                f'num_queries={num_queries} for num_classes={num_classes}: an image '
+                'may contain all classes, and every class needs a query. Set '
+                f'num_queries to at least {num_classes}'
+            )
         if self.matching == 'fixed' and (
-                num_queries != num_classes or num_classes > _MAX_FIXED_CLASSES):
-            raise ValueError(f"matching='fixed' with num_queries={num_queries}, num_classes="
-                             f'{num_classes}: expected as many queries as classes, at most '
-                             f'{_MAX_FIXED_CLASSES}. Set num_queries={num_classes}, or '
-                             "matching='hungarian'")
+            num_queries != num_classes or num_classes > _MAX_FIXED_CLASSES
+        ):
+            raise ValueError(
+                f"matching='fixed' with num_queries={num_queries}, num_classes="
+                f'{num_classes}: expected as many queries as classes, at most '
+                f'{_MAX_FIXED_CLASSES}. Set num_queries={num_classes}, or '
+                "matching='hungarian'"
+            )
         self.num_classes, self.num_queries = num_classes, num_queries
         self.ignore_index = ignore_index
 
@@ -106,14 +122,19 @@ class MaskClassLoss(nn.Module):
 
     def count_batch(self, data_samples: Sequence[Any]) -> torch.Tensor:
         """Return a rank's numbers of masks and of labeled images, and 1, float64 (3,)."""
-        masks = [int(((labels >= 0) & (labels < self.num_classes)
-                      & (labels != self.ignore_index)).sum()) for labels in
-                 (torch.unique(sample.gt_sem_seg.data) for sample in data_samples)]
+        masks = [
+            int(((labels >= 0) & (labels < self.num_classes) & (labels != self.ignore_index)).sum())
+            for labels in (torch.unique(sample.gt_sem_seg.data) for sample in data_samples)
+        ]
         labeled_images = sum(count > 0 for count in masks)
-        return torch.tensor([sum(masks), labeled_images, 1.], dtype=torch.float64)
+        return torch.tensor([sum(masks), labeled_images, 1.0], dtype=torch.float64)
 
-    def forward(self, predictions: Sequence[QueryPrediction], labels: torch.Tensor,
-                names: Sequence[str] = ()) -> Dict[str, torch.Tensor]:
+    def forward(
+        self,
+        predictions: Sequence[QueryPrediction],
+        labels: torch.Tensor,
+        names: Sequence[str] = (),
+    ) -> Dict[str, torch.Tensor]:
         """Return the three terms, scalars, summed over the outputs.
 
         Args:
@@ -126,8 +147,10 @@ class MaskClassLoss(nn.Module):
         """
         rows, columns = predictions[0].masks.shape[-2:]
         targets = build_mask_targets(labels, self.num_classes, (rows, columns))
-        outputs = [(prediction.masks.flatten(2).float(), prediction.classes.float())
-                   for prediction in predictions]
+        outputs = [
+            (prediction.masks.flatten(2).float(), prediction.classes.float())
+            for prediction in predictions
+        ]
         queries = self._match(outputs, targets, names)
         labeled = targets.present.any(1)
         count = torch.stack([targets.present.sum(), labeled.sum(), labeled.new_ones(()).long()])
@@ -137,26 +160,40 @@ class MaskClassLoss(nn.Module):
         mask_factor = ranks / masks.clamp(min=1)
         query_weights = masks + self.no_object_weight * (images * self.num_queries - masks)
         terms: List[List[torch.Tensor]] = [
-            [*_mask_terms(mask_logits, query, targets),
-             self._class_term(class_logits, query, targets.present)]
-            for (mask_logits, class_logits), query in zip(outputs, queries)]
+            [
+                *_mask_terms(mask_logits, query, targets),
+                self._class_term(class_logits, query, targets.present),
+            ]
+            for (mask_logits, class_logits), query in zip(outputs, queries)
+        ]
         bce, dice, classes = (sum(term) for term in zip(*terms))
         # If no rank has a label, the sums are 0, and so are the losses.
-        return {'loss_mask': self.weights[0] * bce * mask_factor,
-                'loss_dice': self.weights[1] * dice * mask_factor,
-                'loss_cls': self.weights[2] * classes * ranks / query_weights.clamp(min=1e-6)}
+        return {
+            'loss_mask': self.weights[0] * bce * mask_factor,
+            'loss_dice': self.weights[1] * dice * mask_factor,
+            'loss_cls': self.weights[2] * classes * ranks / query_weights.clamp(min=1e-6),
+        }
 
-    def _match(self, outputs: Sequence[Tuple[torch.Tensor, torch.Tensor]], targets: MaskTargets,
-               names: Sequence[str]) -> torch.Tensor:
+    def _match(
+        self,
+        outputs: Sequence[Tuple[torch.Tensor, torch.Tensor]],
+        targets: MaskTargets,
+        names: Sequence[str],
+    ) -> torch.Tensor:
         """Return the query of each class, int64 (L, N, C)."""
         if self.matching == 'fixed':
             return match_by_index(len(outputs), targets.present)
-        costs = torch.stack([match_costs(masks.detach(), classes.detach(), targets, self.weights)
-                             for masks, classes in outputs])
+        costs = torch.stack(
+            [
+                match_costs(masks.detach(), classes.detach(), targets, self.weights)
+                for masks, classes in outputs
+            ]
+        )
         return match_hungarian(costs, targets.present, names)
 
-    def _class_term(self, logits: torch.Tensor, queries: torch.Tensor,
-                    present: torch.Tensor) -> torch.Tensor:
+    def _class_term(
+        self, logits: torch.Tensor, queries: torch.Tensor, present: torch.Tensor
+    ) -> torch.Tensor:
         """Return the weighted sum of cross-entropies, a scalar.
 
         Args:
@@ -169,17 +206,22 @@ class MaskClassLoss(nn.Module):
         query_indices = torch.arange(self.num_queries, device=logits.device)
         matched = (queries[:, None] == query_indices[None, :, None]) & present[:, None]
         classes = torch.arange(self.num_classes, device=logits.device)
-        target = torch.where(matched.any(2), (matched * classes).sum(2),
-                             torch.full_like(query_indices, self.num_classes))
-        weights = torch.where(matched.any(2), logits.new_ones(()),
-                              logits.new_tensor(self.no_object_weight))
+        target = torch.where(
+            matched.any(2),
+            (matched * classes).sum(2),
+            torch.full_like(query_indices, self.num_classes),
+        )
+        weights = torch.where(
+            matched.any(2), logits.new_ones(()), logits.new_tensor(self.no_object_weight)
+        )
         weights = weights * present.any(1, keepdim=True)
         entropy = functional.cross_entropy(logits.transpose(1, 2), target, reduction='none')
         return (entropy * weights).sum()
 
 
-def _mask_terms(logits: torch.Tensor, queries: torch.Tensor, targets: MaskTargets
-                ) -> List[torch.Tensor]:
+def _mask_terms(
+    logits: torch.Tensor, queries: torch.Tensor, targets: MaskTargets
+) -> List[torch.Tensor]:
     """Return BCE and dice, summed over the matched masks.
 
     Args:
@@ -190,8 +232,9 @@ def _mask_terms(logits: torch.Tensor, queries: torch.Tensor, targets: MaskTarget
     # (N, C, P): the mask logits of each class's query.
     chosen = logits.gather(1, queries[..., None].expand(-1, -1, logits.shape[2]))
     area = targets.valid.sum(2)
-    bce = (functional.softplus(chosen) * targets.valid - chosen * targets.masks).sum(2) \
-        / area.clamp(min=1e-6)
+    bce = (functional.softplus(chosen) * targets.valid - chosen * targets.masks).sum(
+        2
+    ) / area.clamp(min=1e-6)
     probability = chosen.sigmoid()
     hits = (probability * targets.masks).sum(2)
     size = (probability * targets.valid).sum(2) + targets.masks.sum(2)

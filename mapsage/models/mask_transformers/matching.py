@@ -7,6 +7,7 @@ ignores queries of absent classes.
 Shapes: L outputs (one before each masked block, and the last), N images, Q queries, C classes,
 P cells of a mask.
 """
+
 from __future__ import annotations
 
 import logging
@@ -26,8 +27,12 @@ _AUTOCAST_ANYWHERE = hasattr(torch, 'get_autocast_dtype')
 
 
 @torch.no_grad()
-def match_costs(mask_logits: torch.Tensor, class_logits: torch.Tensor, targets: MaskTargets,
-                weights: Sequence[float]) -> torch.Tensor:
+def match_costs(
+    mask_logits: torch.Tensor,
+    class_logits: torch.Tensor,
+    targets: MaskTargets,
+    weights: Sequence[float],
+) -> torch.Tensor:
     """Return the cost of assigning each query to each class.
 
     The cost of a pair is its weighted loss: BCE averaged over the labeled pixels, dice, and
@@ -57,8 +62,9 @@ def match_costs(mask_logits: torch.Tensor, class_logits: torch.Tensor, targets: 
     return weights[0] * bce + weights[1] * dice + weights[2] * classes
 
 
-def match_hungarian(costs: torch.Tensor, present: torch.Tensor,
-                    names: Sequence[str] = ()) -> torch.Tensor:
+def match_hungarian(
+    costs: torch.Tensor, present: torch.Tensor, names: Sequence[str] = ()
+) -> torch.Tensor:
     """Assign a query to each class, with the least total cost over the present classes.
 
     Absent classes get the remaining queries in order, so every class has a different query. Costs
@@ -75,19 +81,30 @@ def match_hungarian(costs: torch.Tensor, present: torch.Tensor,
     flags = present.to(costs.dtype)[None, :, None].expand(len(costs), -1, -1, -1)
     host = torch.cat((costs, flags), dim=2).cpu().numpy()
     table, is_present = host[:, :, :-1], host[0, :, -1] > 0
-    not_finite = [image for image in range(table.shape[1])
-                  if not np.isfinite(table[:, image][..., is_present[image]]).all()]
+    not_finite = [
+        image
+        for image in range(table.shape[1])
+        if not np.isfinite(table[:, image][..., is_present[image]]).all()
+    ]
     if not_finite:
-        images = ', '.join(names[image] if image < len(names) and names[image]
-                           else f'number {image} of the batch' for image in not_finite)
-        print_log(f'The costs of matching queries to classes are not finite (NaN or infinite) for '
-                  f'the image(s) {images}, so their matching and loss are meaningless. Check '
-                  'these images and their masks, or lower the learning rate', logger='current',
-                  level=logging.WARNING)
+        images = ', '.join(
+            names[image] if image < len(names) and names[image] else f'number {image} of the batch'
+            for image in not_finite
+        )
+        print_log(
+            f'The costs of matching queries to classes are not finite (NaN or infinite) for '
+            f'the image(s) {images}, so their matching and loss are meaningless. Check '
+            'these images and their masks, or lower the learning rate',
+            logger='current',
+            level=logging.WARNING,
+        )
         table = np.nan_to_num(table, nan=1e30, posinf=1e30, neginf=1e30)
-    queries = np.stack([
-        [_assign_queries(output[image], is_present[image]) for image in range(len(is_present))]
-        for output in table])
+    queries = np.stack(
+        [
+            [_assign_queries(output[image], is_present[image]) for image in range(len(is_present))]
+            for output in table
+        ]
+    )
     return torch.from_numpy(queries).to(costs.device)
 
 
@@ -104,7 +121,7 @@ def _assign_queries(costs: np.ndarray, present: np.ndarray) -> np.ndarray:
     rows, columns = linear_sum_assignment(costs[:, classes])
     queries[classes[columns]] = rows
     unassigned = np.setdiff1d(np.arange(len(costs)), rows)
-    queries[queries < 0] = unassigned[:len(present) - len(classes)]
+    queries[queries < 0] = unassigned[: len(present) - len(classes)]
     return queries
 
 

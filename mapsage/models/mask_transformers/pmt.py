@@ -6,6 +6,7 @@ from encoder ranks. For a backbone that is trained, use EoMT (eomt.py).
 Shapes: N images, C channels of a level, P prefix tokens (class and register tokens), T tokens (P
 prefix tokens, then rows * columns patches).
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -42,8 +43,9 @@ class Lateral(nn.Module):
     def __init__(self, channels: int, norm_cfg: Dict[str, Any]) -> None:
         super().__init__()
         self.norm = build_norm_layer(norm_cfg, channels)[1]
-        self.mlp = nn.Sequential(nn.Linear(channels, channels // 2), nn.GELU(),
-                                 nn.Linear(channels // 2, channels))
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, channels // 2), nn.GELU(), nn.Linear(channels // 2, channels)
+        )
         self.scale = nn.Parameter(torch.ones(channels))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -81,16 +83,25 @@ class PMTHead(QueryHead):
             multiple of 4 x num_heads.
     """
 
-    def __init__(self, in_channels: Sequence[int], num_heads: int, num_blocks: int = 6,
-                 num_queries: int = 100, num_prefix: int = 5,
-                 norm_cfg: Dict[str, Any] = dict(type='SyncBN'),  # noqa: B006
-                 **kwargs: Any) -> None:
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        num_heads: int,
+        num_blocks: int = 6,
+        num_queries: int = 100,
+        num_prefix: int = 5,
+        norm_cfg: Dict[str, Any] = dict(type='SyncBN'),  # noqa: B006
+        **kwargs: Any,
+    ) -> None:
         if len(set(in_channels)) != 1 or in_channels[0] % (4 * num_heads):
-            raise ValueError(f'in_channels={list(in_channels)} with num_heads={num_heads}: '
-                             'expected the same number for each level, a multiple of 4 x num_heads')
+            raise ValueError(
+                f'in_channels={list(in_channels)} with num_heads={num_heads}: '
+                'expected the same number for each level, a multiple of 4 x num_heads'
+            )
         dims = in_channels[0]
-        super().__init__(dims, num_blocks=num_blocks, num_queries=num_queries,
-                         num_prefix=num_prefix, **kwargs)
+        super().__init__(
+            dims, num_blocks=num_blocks, num_queries=num_queries, num_prefix=num_prefix, **kwargs
+        )
         self.num_levels = len(in_channels)
         self.laterals = nn.ModuleList(Lateral(dims, norm_cfg) for _ in in_channels)
         self.rope = RotaryPositions(dims // num_heads, num_prefix)
@@ -110,12 +121,17 @@ class PMTHead(QueryHead):
             return
         weights = published.split_checkpoint(read_checkpoint(cfg['checkpoint']))
         if weights.kind != 'pmt':
-            raise WeightsError(f"{cfg['checkpoint']} has the format {weights.kind!r}, expected a "
-                               'checkpoint of PMT (names network.decoder.*)')
-        self.load_state_dict(published.fit_head(weights, self.state_dict(),
-                                                cfg.get('class_head', True)))
-        print_log(f"PMTHead: weights of {cfg['checkpoint']}, {len(weights.head)} tensors",
-                  logger='current')
+            raise WeightsError(
+                f'{cfg["checkpoint"]} has the format {weights.kind!r}, expected a '
+                'checkpoint of PMT (names network.decoder.*)'
+            )
+        self.load_state_dict(
+            published.fit_head(weights, self.state_dict(), cfg.get('class_head', True))
+        )
+        print_log(
+            f'PMTHead: weights of {cfg["checkpoint"]}, {len(weights.head)} tensors',
+            logger='current',
+        )
         self.is_init = True
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> List[QueryPrediction]:
@@ -131,8 +147,10 @@ class PMTHead(QueryHead):
         maps, prefixes = self._split_levels(inputs)
         tokens_of_levels = [patches.flatten(2) for patches in maps]
         if self.num_prefix:
-            tokens_of_levels = [torch.cat((prefix.flatten(2), patches), dim=2)
-                                for prefix, patches in zip(prefixes, tokens_of_levels)]
+            tokens_of_levels = [
+                torch.cat((prefix.flatten(2), patches), dim=2)
+                for prefix, patches in zip(prefixes, tokens_of_levels)
+            ]
         levels = [lateral(level) for lateral, level in zip(self.laterals, tokens_of_levels)]
         tokens = torch.stack(levels).sum(0)
         rows, columns = maps[0].shape[2:]
@@ -140,10 +158,11 @@ class PMTHead(QueryHead):
         blocks = [partial(_apply_block, block) for block in self.blocks]
         return self.decode(tokens, (rows, columns), sine, cosine, blocks, self.norm)
 
-    def _split_levels(self, inputs: Sequence[torch.Tensor]
-                      ) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def _split_levels(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """Return the maps and the prefix tokens of all levels, after a check of their shapes."""
-        maps, prefixes = inputs[:self.num_levels], inputs[self.num_levels:]
+        maps, prefixes = inputs[: self.num_levels], inputs[self.num_levels :]
         count, shape = len(inputs[0]), tuple(inputs[0].shape[2:])
         expected = [(count, self.in_channels, *shape)] * self.num_levels
         if self.num_prefix:
@@ -156,10 +175,16 @@ class PMTHead(QueryHead):
                 f'register tokens, (N, {self.in_channels}, {self.num_prefix}, 1). Use '
                 f'DINOv3ViT(prefix_tokens=True) with {self.num_levels} out_indices, without a '
                 'neck; cached features have the layout of the backbone that the cache was made '
-                'with')
+                'with'
+            )
         return maps, prefixes
 
 
-def _apply_block(block: nn.Module, tokens: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                 attn_mask: torch.Tensor) -> torch.Tensor:
+def _apply_block(
+    block: nn.Module,
+    tokens: torch.Tensor,
+    sine: torch.Tensor,
+    cosine: torch.Tensor,
+    attn_mask: torch.Tensor,
+) -> torch.Tensor:
     return block(tokens, sine, cosine, None, attn_mask)

@@ -7,6 +7,7 @@ checks them; :func:`to_huggingface` is the export. A key that no rule renames ke
 Sources: tue-mps/eomt@7bd19dd and tue-mps/pmt@54d73c9 (module names, deltas, what a checkpoint
 omits); transformers 5.23.0 (``models/eomt_dinov3``).
 """
+
 from __future__ import annotations
 
 import re
@@ -37,38 +38,57 @@ class Published(NamedTuple):
 
 
 # Each format has a key that no other format has.
-_SIGNATURES = {'network.q.weight': 'eomt', 'network.decoder.q.weight': 'pmt',
-               'query.weight': 'huggingface'}
+_SIGNATURES = {
+    'network.q.weight': 'eomt',
+    'network.decoder.q.weight': 'pmt',
+    'query.weight': 'huggingface',
+}
 # Keys that only training needs, or that the model's config determines.
-_UNUSED = re.compile(r'criterion\.empty_weight|network\.encoder\.pixel_(mean|std)|pixel_(mean|std)'
-                     r'|network\.encoder\.backbone\.rope_embeddings\..*|network\.rope\..*')
+_UNUSED = re.compile(
+    r'criterion\.empty_weight|network\.encoder\.pixel_(mean|std)|pixel_(mean|std)'
+    r'|network\.encoder\.backbone\.rope_embeddings\..*|network\.rope\..*'
+)
 _HEAD: Dict[str, Renames] = {
-    'eomt': ((r'^network\.q\.', 'queries.'),
-             (r'^network\.(class_head|mask_head|upscale|attn_mask_probs)\b', r'\1')),
-    'pmt': ((r'^network\.decoder\.q\.', 'queries.'),
-            (r'^network\.decoder\.(class_head|mask_head|upscale|attn_mask_probs)\b', r'\1'),
-            (r'^network\.decoder\.decoder_norm\.', 'norm.'),
-            (r'^network\.decoder\.lateral_projections\.(\d+)\.', r'laterals.\1.mlp.'),
-            (r'^network\.decoder\.scalers\.(\d+)$', r'laterals.\1.scale'),
-            (r'^network\.bn\.(\d+)\.', r'laterals.\1.norm.')),
-    'huggingface': ((r'^query\.', 'queries.'), (r'^class_predictor\.', 'class_head.'),
-                    (r'^mask_head\.fc1\.', 'mask_head.0.'), (r'^mask_head\.fc2\.', 'mask_head.2.'),
-                    (r'^mask_head\.fc3\.', 'mask_head.4.'),
-                    (r'^upscale_block\.block\.(\d+)\.layernorm2d\.', r'upscale.\1.norm.'),
-                    (r'^upscale_block\.block\.', 'upscale.')),
+    'eomt': (
+        (r'^network\.q\.', 'queries.'),
+        (r'^network\.(class_head|mask_head|upscale|attn_mask_probs)\b', r'\1'),
+    ),
+    'pmt': (
+        (r'^network\.decoder\.q\.', 'queries.'),
+        (r'^network\.decoder\.(class_head|mask_head|upscale|attn_mask_probs)\b', r'\1'),
+        (r'^network\.decoder\.decoder_norm\.', 'norm.'),
+        (r'^network\.decoder\.lateral_projections\.(\d+)\.', r'laterals.\1.mlp.'),
+        (r'^network\.decoder\.scalers\.(\d+)$', r'laterals.\1.scale'),
+        (r'^network\.bn\.(\d+)\.', r'laterals.\1.norm.'),
+    ),
+    'huggingface': (
+        (r'^query\.', 'queries.'),
+        (r'^class_predictor\.', 'class_head.'),
+        (r'^mask_head\.fc1\.', 'mask_head.0.'),
+        (r'^mask_head\.fc2\.', 'mask_head.2.'),
+        (r'^mask_head\.fc3\.', 'mask_head.4.'),
+        (r'^upscale_block\.block\.(\d+)\.layernorm2d\.', r'upscale.\1.norm.'),
+        (r'^upscale_block\.block\.', 'upscale.'),
+    ),
 }
 # Renames to the names of transformers' DINOv3, which convert() of dinov3_weights.py understands.
 _ENCODER: Dict[str, Renames] = {
-    'eomt': ((r'^network\.encoder\.backbone\.patch_embed\.', 'embeddings.'),
-             (r'^network\.encoder\.backbone\.blocks\.', 'layer.'),
-             (r'^network\.encoder\.backbone\.norm\.', 'norm.')),
-    'pmt': ((r'^network\.decoder\.blocks\.', 'layer.'), ),
-    'huggingface': ((r'^(embeddings\..*)$', r'\1'), (r'^layers\.', 'layer.'),
-                    (r'^layernorm\.', 'norm.')),
+    'eomt': (
+        (r'^network\.encoder\.backbone\.patch_embed\.', 'embeddings.'),
+        (r'^network\.encoder\.backbone\.blocks\.', 'layer.'),
+        (r'^network\.encoder\.backbone\.norm\.', 'norm.'),
+    ),
+    'pmt': ((r'^network\.decoder\.blocks\.', 'layer.'),),
+    'huggingface': (
+        (r'^(embeddings\..*)$', r'\1'),
+        (r'^layers\.', 'layer.'),
+        (r'^layernorm\.', 'norm.'),
+    ),
 }
 # Renames to the names of transformers, for the export.
 _EXPORT: Renames = (
-    (r'^decode_head\.queries\.', 'query.'), (r'^decode_head\.class_head\.', 'class_predictor.'),
+    (r'^decode_head\.queries\.', 'query.'),
+    (r'^decode_head\.class_head\.', 'class_predictor.'),
     (r'^decode_head\.mask_head\.0\.', 'mask_head.fc1.'),
     (r'^decode_head\.mask_head\.2\.', 'mask_head.fc2.'),
     (r'^decode_head\.mask_head\.4\.', 'mask_head.fc3.'),
@@ -77,11 +97,17 @@ _EXPORT: Renames = (
     (r'^decode_head\.attn_mask_probs$', 'attn_mask_probs'),
     (r'^backbone\.patch_embed\.', 'embeddings.patch_embeddings.'),
     (r'^backbone\.(cls_token|register_tokens)$', r'embeddings.\1'),
-    (r'^backbone\.norm\.', 'layernorm.'), (r'^backbone\.blocks\.', 'layers.'),
-    (r'\.gamma_([12])$', r'.layer_scale\1.lambda1'), (r'\.attn\.proj\.', '.attention.o_proj.'),
-    (r'\.attn\.([qv])_bias$', r'.attention.\1_proj.bias'), (r'\.mlp\.fc1\.', '.mlp.up_proj.'),
-    (r'\.mlp\.fc2\.', '.mlp.down_proj.'), (r'\.mlp\.w1\.', '.mlp.gate_proj.'),
-    (r'\.mlp\.w2\.', '.mlp.up_proj.'), (r'\.mlp\.w3\.', '.mlp.down_proj.'))
+    (r'^backbone\.norm\.', 'layernorm.'),
+    (r'^backbone\.blocks\.', 'layers.'),
+    (r'\.gamma_([12])$', r'.layer_scale\1.lambda1'),
+    (r'\.attn\.proj\.', '.attention.o_proj.'),
+    (r'\.attn\.([qv])_bias$', r'.attention.\1_proj.bias'),
+    (r'\.mlp\.fc1\.', '.mlp.up_proj.'),
+    (r'\.mlp\.fc2\.', '.mlp.down_proj.'),
+    (r'\.mlp\.w1\.', '.mlp.gate_proj.'),
+    (r'\.mlp\.w2\.', '.mlp.up_proj.'),
+    (r'\.mlp\.w3\.', '.mlp.down_proj.'),
+)
 # Keys that transformers computes itself or keeps in the image processor.
 _NOT_EXPORTED = re.compile(r'backbone\.(rope\.periods|pixel_mean|pixel_std)|data_preprocessor\..*')
 
@@ -98,7 +124,8 @@ def split_checkpoint(state: State) -> Published:
     if not kinds:
         raise WeightsError(
             f'not an EoMT or PMT: the keys begin with {sorted(state)[:5]}; expected one of '
-            f'{list(_SIGNATURES)}. To load a checkpoint of a MapSage run, use load_from')
+            f'{list(_SIGNATURES)}. To load a checkpoint of a MapSage run, use load_from'
+        )
     kind = kinds[0]
     head: State = {}
     encoder: State = {}
@@ -107,8 +134,7 @@ def split_checkpoint(state: State) -> Published:
             continue
         encoder_key = _rename(key, _ENCODER[kind])
         # In files of transformers, the embeddings already have the target names.
-        is_encoder = encoder_key != key or (
-            kind == 'huggingface' and key.startswith('embeddings.'))
+        is_encoder = encoder_key != key or (kind == 'huggingface' and key.startswith('embeddings.'))
         if is_encoder:
             encoder[encoder_key] = value
         else:
@@ -122,8 +148,9 @@ def split_checkpoint(state: State) -> Published:
     return Published(kind, head, convert(encoder) if encoder else {})
 
 
-def select_weights(weights: State, target: Mapping[str, torch.Tensor], module: str,
-                   optional: Collection[str] = ()) -> State:
+def select_weights(
+    weights: State, target: Mapping[str, torch.Tensor], module: str, optional: Collection[str] = ()
+) -> State:
     """Return a state dict with exactly the keys of a module.
 
     Args:
@@ -138,14 +165,22 @@ def select_weights(weights: State, target: Mapping[str, torch.Tensor], module: s
     """
     missing = sorted(set(target) - set(weights) - set(optional))
     left_over = sorted(set(weights) - set(target))
-    shapes = [f'{key} {tuple(weights[key].shape)} instead of {tuple(target[key].shape)}'
-              for key in target if key in weights and weights[key].shape != target[key].shape]
+    shapes = [
+        f'{key} {tuple(weights[key].shape)} instead of {tuple(target[key].shape)}'
+        for key in target
+        if key in weights and weights[key].shape != target[key].shape
+    ]
     if missing or left_over or shapes:
-        hint = ('. The number of classes is different: to skip the class head, set '
-                'class_head=False in init_cfg'
-                if any(shape.startswith('class_head') for shape in shapes) else '')
-        raise WeightsError(f'the weights of the {module} do not fit: missing {missing}, left over '
-                           f'{left_over}, of another shape {shapes}{hint}')
+        hint = (
+            '. The number of classes is different: to skip the class head, set '
+            'class_head=False in init_cfg'
+            if any(shape.startswith('class_head') for shape in shapes)
+            else ''
+        )
+        raise WeightsError(
+            f'the weights of the {module} do not fit: missing {missing}, left over '
+            f'{left_over}, of another shape {shapes}{hint}'
+        )
     return {key: weights.get(key, value) for key, value in target.items()}
 
 
@@ -160,8 +195,11 @@ def fit_head(published: Published, head: Mapping[str, torch.Tensor], class_head:
     Raises:
         WeightsError: If keys do not fit.
     """
-    weights = {key: value for key, value in published.head.items()
-               if class_head or not key.startswith('class_head.')}
+    weights = {
+        key: value
+        for key, value in published.head.items()
+        if class_head or not key.startswith('class_head.')
+    }
     optional: List[str] = ['rope.periods']
     optional += [key for key in head if key.startswith('class_head.') and not class_head]
     state = select_weights(weights, head, 'decode head', [key for key in optional if key in head])
@@ -174,8 +212,10 @@ def fit_head(published: Published, head: Mapping[str, torch.Tensor], class_head:
 
 def add_delta(base: Mapping[str, torch.Tensor], delta: State) -> State:
     """Return the sum of an encoder and its delta; keys that the delta lacks stay unchanged."""
-    return {key: value + delta[key].to(value.dtype) if key in delta else value
-            for key, value in base.items()}
+    return {
+        key: value + delta[key].to(value.dtype) if key in delta else value
+        for key, value in base.items()
+    }
 
 
 def to_huggingface(state: Mapping[str, torch.Tensor]) -> State:
@@ -191,7 +231,7 @@ def to_huggingface(state: Mapping[str, torch.Tensor]) -> State:
             continue
         name = _rename(key, _EXPORT)
         if name.endswith('.attn.qkv.weight'):
-            base = name[:-len('attn.qkv.weight')]
+            base = name[: -len('attn.qkv.weight')]
             for letter, projection in zip('qkv', value.chunk(3)):
                 exported[f'{base}attention.{letter}_proj.weight'] = projection.clone()
         elif name.startswith(('decode_head.', 'backbone.')) or name == key:
@@ -199,8 +239,10 @@ def to_huggingface(state: Mapping[str, torch.Tensor]) -> State:
         else:
             exported[name] = value.clone()
     if unknown or 'query.weight' not in exported:
-        raise WeightsError(f'these are not the weights of an EoMT on a DINOv3ViT: {unknown[:5]} '
-                           'have no name in transformers')
+        raise WeightsError(
+            f'these are not the weights of an EoMT on a DINOv3ViT: {unknown[:5]} '
+            'have no name in transformers'
+        )
     return exported
 
 
@@ -227,20 +269,34 @@ def huggingface_config(arch: Arch, head: QueryHead, image_size: int) -> Dict[str
         WeightsError: If the backbone has gated MLPs.
     """
     if arch.gated_mlp:
-        raise WeightsError('EomtDinov3 of transformers has one activation for gated MLPs (SiLU) '
-                           'and mask heads (here GELU), so its output would be different. Only '
-                           "'small', 'base' and 'large' can be exported")
+        raise WeightsError(
+            'EomtDinov3 of transformers has one activation for gated MLPs (SiLU) '
+            'and mask heads (here GELU), so its output would be different. Only '
+            "'small', 'base' and 'large' can be exported"
+        )
     loss = head.loss_decode
     return dict(
-        hidden_size=arch.embed_dims, num_hidden_layers=arch.num_layers,
-        num_attention_heads=arch.num_heads, intermediate_size=arch.feedforward_channels,
+        hidden_size=arch.embed_dims,
+        num_hidden_layers=arch.num_layers,
+        num_attention_heads=arch.num_heads,
+        intermediate_size=arch.feedforward_channels,
         hidden_act='gelu',
-        num_register_tokens=arch.num_registers, query_bias=arch.qkv_bias, key_bias=False,
-        value_bias=arch.qkv_bias, layer_norm_eps=1e-5, image_size=image_size, patch_size=16,
-        num_upscale_blocks=len(head.upscale), num_blocks=len(head.attn_mask_probs),
-        num_queries=head.num_queries, mask_weight=loss.weights[0], dice_weight=loss.weights[1],
-        class_weight=loss.weights[2], no_object_weight=loss.no_object_weight,
-        id2label={number: str(number) for number in range(head.num_classes)})
+        num_register_tokens=arch.num_registers,
+        query_bias=arch.qkv_bias,
+        key_bias=False,
+        value_bias=arch.qkv_bias,
+        layer_norm_eps=1e-5,
+        image_size=image_size,
+        patch_size=16,
+        num_upscale_blocks=len(head.upscale),
+        num_blocks=len(head.attn_mask_probs),
+        num_queries=head.num_queries,
+        mask_weight=loss.weights[0],
+        dice_weight=loss.weights[1],
+        class_weight=loss.weights[2],
+        no_object_weight=loss.no_object_weight,
+        id2label={number: str(number) for number in range(head.num_classes)},
+    )
 
 
 def _rename(key: str, renames: Renames) -> str:

@@ -11,6 +11,7 @@ Sources: tue-mps/eomt@7bd19dd (``models/eomt.py``, ``models/scale_block.py``).
 Shapes: N images, T tokens (P prefix tokens, that is class and register tokens, then patches in row
 order), Q queries, C classes, h x w cells of a mask (stride 4), H x W pixels.
 """
+
 from __future__ import annotations
 
 import math
@@ -51,8 +52,9 @@ class ScaleBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv1 = nn.ConvTranspose2d(channels, channels, kernel_size=2, stride=2)
-        self.conv2 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, groups=channels,
-                               bias=False)
+        self.conv2 = nn.Conv2d(
+            channels, channels, kernel_size=3, padding=1, groups=channels, bias=False
+        )
         self.norm = ChannelNorm(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,8 +71,12 @@ def build_upscaler(channels: int) -> nn.Sequential:
 def build_mask_mlp(channels: int) -> nn.Sequential:
     """Return the network that turns a query's token into its mask embedding."""
     return nn.Sequential(
-        nn.Linear(channels, channels), nn.GELU(), nn.Linear(channels, channels), nn.GELU(),
-        nn.Linear(channels, channels))
+        nn.Linear(channels, channels),
+        nn.GELU(),
+        nn.Linear(channels, channels),
+        nn.GELU(),
+        nn.Linear(channels, channels),
+    )
 
 
 class QueryHead(BaseDecodeHead):
@@ -108,16 +114,35 @@ class QueryHead(BaseDecodeHead):
     gives_scores = True
     attn_mask_probs: torch.Tensor
 
-    def __init__(self, embed_dims: int, *, num_classes: int, num_queries: int, num_blocks: int,
-                 num_prefix: int, loss_decode: Optional[Dict[str, Any]] = None,
-                 ignore_index: int = 255, init_cfg: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        embed_dims: int,
+        *,
+        num_classes: int,
+        num_queries: int,
+        num_blocks: int,
+        num_prefix: int,
+        loss_decode: Optional[Dict[str, Any]] = None,
+        ignore_index: int = 255,
+        init_cfg: Any = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
-            embed_dims, embed_dims, num_classes=num_classes, out_channels=num_classes,
-            dropout_ratio=0., ignore_index=ignore_index, init_cfg=None,
-            loss_decode=loss_decode or dict(type='MaskClassLoss'), **kwargs)
+            embed_dims,
+            embed_dims,
+            num_classes=num_classes,
+            out_channels=num_classes,
+            dropout_ratio=0.0,
+            ignore_index=ignore_index,
+            init_cfg=None,
+            loss_decode=loss_decode or dict(type='MaskClassLoss'),
+            **kwargs,
+        )
         if not isinstance(self.loss_decode, MaskClassLoss):
-            raise ValueError(f'loss_decode={loss_decode}, expected a MaskClassLoss: the outputs '
-                             'are masks and classes of queries')
+            raise ValueError(
+                f'loss_decode={loss_decode}, expected a MaskClassLoss: the outputs '
+                'are masks and classes of queries'
+            )
         self.loss_decode.bind(num_classes, num_queries, ignore_index)
         self.init_cfg = init_cfg
         del self.conv_seg
@@ -130,9 +155,15 @@ class QueryHead(BaseDecodeHead):
         # Whether each block masks attention in evaluation; None until attn_mask_probs is read.
         self._masked_blocks: Optional[List[bool]] = None
 
-    def decode(self, tokens: torch.Tensor, grid: Tuple[int, int], sine: torch.Tensor,
-               cosine: torch.Tensor, blocks: Sequence[MaskedBlock],
-               norm: Callable[[torch.Tensor], torch.Tensor]) -> List[QueryPrediction]:
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        grid: Tuple[int, int],
+        sine: torch.Tensor,
+        cosine: torch.Tensor,
+        blocks: Sequence[MaskedBlock],
+        norm: Callable[[torch.Tensor], torch.Tensor],
+    ) -> List[QueryPrediction]:
         """Run blocks over queries and tokens, and return the queries' predictions.
 
         Args:
@@ -151,7 +182,7 @@ class QueryHead(BaseDecodeHead):
         tokens = torch.cat((queries, tokens), dim=1)
         # Queries have no position; sine 0 and cosine 1 leave them unrotated.
         sine = functional.pad(sine, (0, 0, self.num_queries, 0))
-        cosine = functional.pad(cosine, (0, 0, self.num_queries, 0), value=1.)
+        cosine = functional.pad(cosine, (0, 0, self.num_queries, 0), value=1.0)
         predictions: List[QueryPrediction] = []
         for index, block in enumerate(blocks):
             attn_mask = None
@@ -165,15 +196,16 @@ class QueryHead(BaseDecodeHead):
     def predict_queries(self, tokens: torch.Tensor, grid: Tuple[int, int]) -> QueryPrediction:
         """Return the prediction from normed tokens, (N, Q + T, embed_dims)."""
         tokens = tokens.to(self.queries.weight.device)
-        queries = tokens[:, :self.num_queries]
-        patches = tokens[:, self.num_queries + self.num_prefix:].transpose(1, 2)
+        queries = tokens[:, : self.num_queries]
+        patches = tokens[:, self.num_queries + self.num_prefix :].transpose(1, 2)
         pixels = self.upscale(patches.reshape(tokens.shape[0], -1, *grid))
         masks = self.mask_head(queries) @ pixels.flatten(2)
         masks = masks.view(tokens.shape[0], -1, *pixels.shape[2:])
         return QueryPrediction(masks, self.class_head(queries))
 
-    def loss_by_feat(self, seg_logits: Any, batch_data_samples: Sequence[Any]
-                     ) -> Dict[str, torch.Tensor]:
+    def loss_by_feat(
+        self, seg_logits: Any, batch_data_samples: Sequence[Any]
+    ) -> Dict[str, torch.Tensor]:
         """Return the losses of all predictions, including the ones before the last."""
         labels = self._stack_batch_gt(batch_data_samples).squeeze(1)
         # The ignored label may be a valid class index, such as 0.
@@ -181,8 +213,9 @@ class QueryHead(BaseDecodeHead):
         names = [str(sample.metainfo.get('img_path', '')) for sample in batch_data_samples]
         return self.loss_decode(seg_logits, labels, names)
 
-    def predict_by_feat(self, seg_logits: Any, batch_img_metas: Sequence[Dict[str, Any]]
-                        ) -> torch.Tensor:
+    def predict_by_feat(
+        self, seg_logits: Any, batch_img_metas: Sequence[Dict[str, Any]]
+    ) -> torch.Tensor:
         """Return the class scores of the last prediction, float32 (N, C, H, W).
 
         Masks are resized before the sigmoid, as in the published code.
@@ -192,8 +225,12 @@ class QueryHead(BaseDecodeHead):
         # MMSegmentation passes a torch.Size for windows of slide inference, which have no padding.
         if not isinstance(size, torch.Size):
             size = meta.get('pad_shape', size)[:2]
-        masks = resize(seg_logits[-1].masks.float(), size=tuple(size), mode='bilinear',
-                       align_corners=self.align_corners)
+        masks = resize(
+            seg_logits[-1].masks.float(),
+            size=tuple(size),
+            mode='bilinear',
+            align_corners=self.align_corners,
+        )
         return class_scores(masks, seg_logits[-1].classes.float())
 
     def train(self, mode: bool = True) -> QueryHead:
@@ -211,12 +248,13 @@ class QueryHead(BaseDecodeHead):
     def _read_masked_blocks(self) -> List[bool]:
         # tolist() waits for the device, so the result is cached.
         if self._masked_blocks is None:
-            self._masked_blocks = [value > .5 for value in self.attn_mask_probs.tolist()]
+            self._masked_blocks = [value > 0.5 for value in self.attn_mask_probs.tolist()]
         return self._masked_blocks
 
     @torch.no_grad()
-    def _attention_mask(self, masks: torch.Tensor, grid: Tuple[int, int], index: int
-                        ) -> torch.Tensor:
+    def _attention_mask(
+        self, masks: torch.Tensor, grid: Tuple[int, int], index: int
+    ) -> torch.Tensor:
         """Return where each query may attend, bool (N, Q, Q + T).
 
         Queries and prefix tokens are always visible, so no row of the mask is empty.
@@ -226,8 +264,9 @@ class QueryHead(BaseDecodeHead):
             grid: Rows and columns of patches.
             index: Index of the block.
         """
-        resized = functional.interpolate(masks.float(), size=grid, mode='bilinear',
-                                         align_corners=False)
+        resized = functional.interpolate(
+            masks.float(), size=grid, mode='bilinear', align_corners=False
+        )
         patches = resized.flatten(2) > 0
         # In training, a query's mask is dropped with the probability 1 - attn_mask_probs.
         if self.training:
@@ -240,8 +279,9 @@ class QueryHead(BaseDecodeHead):
 def find_pretrained_cfg(module: BaseModule) -> Optional[Dict[str, Any]]:
     """Return the ``init_cfg`` that names a checkpoint; None without one, or if already loaded."""
     cfgs = module.init_cfg if isinstance(module.init_cfg, (list, tuple)) else [module.init_cfg]
-    pretrained = [cfg for cfg in cfgs
-                  if cfg and initializer_name(cfg) in ('Pretrained', 'PretrainedInit')]
+    pretrained = [
+        cfg for cfg in cfgs if cfg and initializer_name(cfg) in ('Pretrained', 'PretrainedInit')
+    ]
     return pretrained[-1] if pretrained and not module.is_init else None
 
 

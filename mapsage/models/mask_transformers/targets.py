@@ -7,6 +7,7 @@ T20) compile only once.
 
 Shapes: N images, C classes, H x W label pixels, P cells of the mask grid.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple, Tuple
@@ -28,8 +29,9 @@ class MaskTargets(NamedTuple):
     present: torch.Tensor
 
 
-def build_mask_targets(labels: torch.Tensor, num_classes: int, size: Tuple[int, int]
-                       ) -> MaskTargets:
+def build_mask_targets(
+    labels: torch.Tensor, num_classes: int, size: Tuple[int, int]
+) -> MaskTargets:
     """Return the target masks of label maps.
 
     A cell has the mean of its pixels, so its loss equals the mean loss of its pixels for the cell's
@@ -45,14 +47,21 @@ def build_mask_targets(labels: torch.Tensor, num_classes: int, size: Tuple[int, 
     """
     factor = labels.shape[-2] // size[0]
     if factor < 1 or tuple(labels.shape[-2:]) != (factor * size[0], factor * size[1]):
-        raise ValueError(f'labels of {tuple(labels.shape[-2:])} pixels (H x W) for masks of {size} '
-                         'cells: expected a whole multiple. Let the data preprocessor bring images '
-                         'and labels to one size, a multiple of 16')
+        raise ValueError(
+            f'labels of {tuple(labels.shape[-2:])} pixels (H x W) for masks of {size} '
+            'cells: expected a whole multiple. Let the data preprocessor bring images '
+            'and labels to one size, a multiple of 16'
+        )
     classes = torch.arange(num_classes, device=labels.device).view(1, -1, 1, 1)
     # Summed pixel by pixel of a cell, because masks of all classes at full size would be large.
-    masks = sum(
-        (labels[:, None, row::factor, column::factor] == classes).float()
-        for row in range(factor) for column in range(factor)) / factor**2
+    masks = (
+        sum(
+            (labels[:, None, row::factor, column::factor] == classes).float()
+            for row in range(factor)
+            for column in range(factor)
+        )
+        / factor**2
+    )
     assert isinstance(masks, torch.Tensor)
     masks = masks.flatten(2)
     return MaskTargets(masks, masks.sum(1, keepdim=True), masks.sum(2) > 0)

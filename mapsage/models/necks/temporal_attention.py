@@ -6,6 +6,7 @@ channels of a head and the dates, leave out missing dates, and the position is t
 
 Shapes: N stacks, T dates, G heads, h x w cells of a level, C channels.
 """
+
 from __future__ import annotations
 
 import math
@@ -21,7 +22,7 @@ from mapsage.stacks import StackLayoutError
 _NO_SCORE = -1e4
 _EPSILON = 1e-6
 # Longest period of the positions in days, the constant of U-TAE.
-_PERIOD = 1000.
+_PERIOD = 1000.0
 # Fewest channels of a head at the coarsest level, as U-TAE has at its finest. Where a cell has a
 # single date, the normalization removes mean and scale of these channels: of one, nothing is left.
 _FEWEST_CHANNELS = 4
@@ -46,13 +47,20 @@ class TemporalAttention(nn.Module):
         StackLayoutError: If a number of channels is no multiple of ``heads``, or too small.
     """
 
-    def __init__(self, channels: Sequence[int], heads: int = 16, key_channels: int = 4,
-                 width: int = 256, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        channels: Sequence[int],
+        heads: int = 16,
+        key_channels: int = 4,
+        width: int = 256,
+        dropout: float = 0.1,
+    ) -> None:
         super().__init__()
         if any(count % heads for count in (*channels, width)) or width // heads % 2:
             raise StackLayoutError(
                 f'channels={list(channels)} and width={width} with heads={heads}, expected '
-                'multiples of heads, and an even number of channels of width in a head.')
+                'multiples of heads, and an even number of channels of width in a head.'
+            )
         self.heads, self.key_channels, self.width = heads, key_channels, width
         last = channels[-1]
         if last < _FEWEST_CHANNELS * heads:
@@ -60,17 +68,24 @@ class TemporalAttention(nn.Module):
                 f'heads={heads} and channels={list(channels)} leave {last // heads} channel(s) a '
                 f'head at the coarsest level, which are normalized together; expected '
                 f'{_FEWEST_CHANNELS} or more: at most {last // _FEWEST_CHANNELS} heads, '
-                f'attention=dict(heads=...), or more channels.')
+                f'attention=dict(heads=...), or more channels.'
+            )
         self.enter_norm = nn.GroupNorm(heads, last)
         self.enter = nn.Conv2d(last, width, 1)
         self.key = nn.Conv2d(width, heads * key_channels, 1)
         self.query = nn.Parameter(torch.empty(heads, key_channels))
         nn.init.normal_(self.query, std=math.sqrt(2 / key_channels))
-        self.leave = nn.Sequential(nn.Conv2d(width, last, 1), nn.GroupNorm(heads, last), nn.ReLU(),
-                                   nn.Dropout(dropout), nn.GroupNorm(heads, last))
+        self.leave = nn.Sequential(
+            nn.Conv2d(width, last, 1),
+            nn.GroupNorm(heads, last),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.GroupNorm(heads, last),
+        )
 
-    def forward(self, levels: Sequence[torch.Tensor], shares: Sequence[torch.Tensor],
-                days: torch.Tensor) -> List[torch.Tensor]:
+    def forward(
+        self, levels: Sequence[torch.Tensor], shares: Sequence[torch.Tensor], days: torch.Tensor
+    ) -> List[torch.Tensor]:
         """Return the levels without dates, (N, C, h, w) each.
 
         Args:
@@ -88,19 +103,24 @@ class TemporalAttention(nn.Module):
         weights = scores.masked_fill(~valid, _NO_SCORE).softmax(1) * valid
         values = values.reshape(count, dates, self.heads, -1, height, width)
         pooled = (values * weights[:, :, :, None]).sum(1).flatten(1, 2)
-        finer = [self._sum_dates(level, share, weights)
-                 for level, share in zip(levels[:-1], shares[:-1])]
+        finer = [
+            self._sum_dates(level, share, weights) for level, share in zip(levels[:-1], shares[:-1])
+        ]
         # A cell without a valid date is 0 and not the bias of the layers.
         return [*finer, self.leave(pooled) * valid.any(1)]
 
-    def _sum_dates(self, level: torch.Tensor, share: torch.Tensor, weights: torch.Tensor
-                   ) -> torch.Tensor:
+    def _sum_dates(
+        self, level: torch.Tensor, share: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """Return a finer level, summed over dates by resized weights, (N, C, h, w)."""
         count, dates, _, height, width = level.shape
-        resized = functional.interpolate(weights.flatten(0, 1), (height, width), mode='bilinear',
-                                         align_corners=False)
-        resized = resized.reshape(count, dates, self.heads, 1, height, width) \
+        resized = functional.interpolate(
+            weights.flatten(0, 1), (height, width), mode='bilinear', align_corners=False
+        )
+        resized = (
+            resized.reshape(count, dates, self.heads, 1, height, width)
             * (share > 0)[:, :, None, None]
+        )
         resized = resized / resized.sum(1, keepdim=True).clamp(min=_EPSILON)
         grouped = level.reshape(count, dates, self.heads, -1, height, width)
         return (grouped * resized).sum(1).flatten(1, 2)

@@ -5,6 +5,7 @@ without any valid date is 0, never NaN.
 
 Shapes: N stacks, T dates of a sensor, h x w cells of a level, C channels of a date.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -49,34 +50,54 @@ class TemporalPool(BaseModule):
         StackLayoutError: If an argument has another value, or channels do not fit.
     """
 
-    def __init__(self, sensors: Mapping[str, Mapping[str, Any]], channels: Channels,
-                 pool: str = 'mean', fuse: str = 'concat',
-                 attention: Optional[Dict[str, Any]] = None,
-                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        sensors: Mapping[str, Mapping[str, Any]],
+        channels: Channels,
+        pool: str = 'mean',
+        fuse: str = 'concat',
+        attention: Optional[Dict[str, Any]] = None,
+        init_cfg: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(init_cfg)
         self.layout = StackLayout.of_config(sensors)
         if pool not in _POOLS or fuse not in ('concat', 'mean'):
-            raise StackLayoutError(f'pool={pool!r} and fuse={fuse!r}, expected one of {_POOLS}, '
-                                   "and 'concat' or 'mean'.")
+            raise StackLayoutError(
+                f'pool={pool!r} and fuse={fuse!r}, expected one of {_POOLS}, '
+                "and 'concat' or 'mean'."
+            )
         self.pool, self.fuse = pool, fuse
         names = [sensor.name for sensor in self.layout.sensors]
-        by_sensor = dict(channels) if isinstance(channels, Mapping) else dict.fromkeys(
-            names, channels)
+        by_sensor = (
+            dict(channels) if isinstance(channels, Mapping) else dict.fromkeys(names, channels)
+        )
         if set(by_sensor) != set(names) or len({len(by_sensor[name]) for name in names}) != 1:
-            raise StackLayoutError(f'channels={channels!r}, expected as many levels for each of '
-                                   f'{names}.')
+            raise StackLayoutError(
+                f'channels={channels!r}, expected as many levels for each of {names}.'
+            )
         self.channels = {name: tuple(by_sensor[name]) for name in names}
-        pooled = [[count * (sensor.max_dates if pool == 'concat' else 1)
-                   for count in self.channels[sensor.name]] for sensor in self.layout.sensors]
+        pooled = [
+            [
+                count * (sensor.max_dates if pool == 'concat' else 1)
+                for count in self.channels[sensor.name]
+            ]
+            for sensor in self.layout.sensors
+        ]
         if fuse == 'mean' and any(levels != pooled[0] for levels in pooled):
-            raise StackLayoutError(f"fuse='mean' of sensors with the channels {pooled}, expected "
-                                   "the same for all; fuse='concat' joins any.")
-        self.out_channels = pooled[0] if fuse == 'mean' else [
-            sum(counts) for counts in zip(*pooled)]
+            raise StackLayoutError(
+                f"fuse='mean' of sensors with the channels {pooled}, expected "
+                "the same for all; fuse='concat' joins any."
+            )
+        self.out_channels = (
+            pooled[0] if fuse == 'mean' else [sum(counts) for counts in zip(*pooled)]
+        )
         if pool == 'attention':
-            self.attention = nn.ModuleDict({
-                name: TemporalAttention(self.channels[name], **(attention or {}))
-                for name in names})
+            self.attention = nn.ModuleDict(
+                {
+                    name: TemporalAttention(self.channels[name], **(attention or {}))
+                    for name in names
+                }
+            )
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
         """Return the pooled levels.
@@ -97,22 +118,36 @@ class TemporalPool(BaseModule):
             for number, level in enumerate(levels):
                 channels = self.channels[sensor.name][number]
                 end = first[number] + sensor.max_dates * channels
-                features.append(level[:, first[number]:end].reshape(
-                    level.shape[0], sensor.max_dates, channels, *level.shape[2:]))
-                level_shares.append(_resize_shares(
-                    shares[:, date:date + sensor.max_dates], level))
+                features.append(
+                    level[:, first[number] : end].reshape(
+                        level.shape[0], sensor.max_dates, channels, *level.shape[2:]
+                    )
+                )
+                level_shares.append(
+                    _resize_shares(shares[:, date : date + sensor.max_dates], level)
+                )
                 first[number] = end
-            sensors.append(self._pool(sensor.name, features, level_shares,
-                                      days[:, date:date + sensor.max_dates]))
+            sensors.append(
+                self._pool(
+                    sensor.name, features, level_shares, days[:, date : date + sensor.max_dates]
+                )
+            )
             weights.append([share.amax(1, keepdim=True) for share in level_shares])
             date += sensor.max_dates
         if self.fuse == 'concat':
             return tuple(torch.cat(parts, 1) for parts in zip(*sensors))
-        return tuple(_weighted_mean(torch.stack(parts, 1), torch.stack(shares, 1))
-                     for parts, shares in zip(zip(*sensors), zip(*weights)))
+        return tuple(
+            _weighted_mean(torch.stack(parts, 1), torch.stack(shares, 1))
+            for parts, shares in zip(zip(*sensors), zip(*weights))
+        )
 
-    def _pool(self, name: str, features: List[torch.Tensor], shares: List[torch.Tensor],
-              days: torch.Tensor) -> List[torch.Tensor]:
+    def _pool(
+        self,
+        name: str,
+        features: List[torch.Tensor],
+        shares: List[torch.Tensor],
+        days: torch.Tensor,
+    ) -> List[torch.Tensor]:
         """Return the levels of a sensor without dates.
 
         Args:
@@ -124,24 +159,31 @@ class TemporalPool(BaseModule):
         if self.pool == 'attention':
             return self.attention[name](features, shares, days)
         if self.pool == 'mean':
-            return [_weighted_mean(level, share[:, :, None])
-                    for level, share in zip(features, shares)]
+            return [
+                _weighted_mean(level, share[:, :, None]) for level, share in zip(features, shares)
+            ]
         if self.pool == 'max':
-            return [_masked_max(level, share[:, :, None] > 0)
-                    for level, share in zip(features, shares)]
+            return [
+                _masked_max(level, share[:, :, None] > 0) for level, share in zip(features, shares)
+            ]
         return [level.flatten(1, 2) for level in features]
 
     def _check(self, levels: Sequence[torch.Tensor], facts: torch.Tensor) -> None:
-        expected = [sum(sensor.max_dates * self.channels[sensor.name][number]
-                        for sensor in self.layout.sensors)
-                    for number in range(len(self.channels[self.layout.sensors[0].name]))]
+        expected = [
+            sum(
+                sensor.max_dates * self.channels[sensor.name][number]
+                for sensor in self.layout.sensors
+            )
+            for number in range(len(self.channels[self.layout.sensors[0].name]))
+        ]
         channels = [int(level.shape[1]) for level in levels]
         if channels != expected or facts.shape[1] != 2 * self.layout.dates:
             raise StackLayoutError(
                 f'levels with {channels} channels and {int(facts.shape[1])} facts, expected '
                 f'{expected} and {2 * self.layout.dates} for {self.layout} and channels='
                 f"{self.channels}. Backbone: StackBackbone(dates='separate') with the same "
-                'sensors.')
+                'sensors.'
+            )
 
 
 def _resize_shares(shares: torch.Tensor, level: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,11 @@
 The library next to it (`mapsage/sampling/`) fills a batch without MMEngine; these hooks bring it
 into a loop. Importing the package registers them.
 """
+
 from .dynamic_sampling_hook import DynamicSamplingHook
 from .group_reward_tuning import GroupRewardTuning
 from .model_score import ModelScore
 from .sampled_steps import LoaderError
 from .scoring import RewardScore
 
-__all__ = [
-    'DynamicSamplingHook', 'GroupRewardTuning', 'LoaderError', 'ModelScore', 'RewardScore'
-]
+__all__ = ['DynamicSamplingHook', 'GroupRewardTuning', 'LoaderError', 'ModelScore', 'RewardScore']

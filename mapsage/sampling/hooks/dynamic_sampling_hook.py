@@ -5,6 +5,7 @@ neither MMEngine nor loaders. A step is sampled when the loop asks for its batch
 sees a sample that was dropped. `scoring.py` computes the scores, `sampled_steps.py` replaces the
 loop's batches, `saved_pools.py` puts the pools into checkpoints, and `sampling_report.py` reports.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -93,37 +94,60 @@ class DynamicSamplingHook(MapSageHook):
     # After DeviceCheckHook, before LoggerHook and CheckpointHook.
     priority = 'ABOVE_NORMAL'
 
-    def __init__(self, score: Any, validity: Dict[str, Any], local_target: Optional[int] = None,
-                 group_size: int = 1, max_resample_times: int = 3, shortfall: str = 'fallback',
-                 max_age: Optional[int] = None, max_refill_rounds: int = 4,
-                 keep_fraction: float = 0.0, unbiased: bool = False, prefetch: bool = False,
-                 timeout: Optional[float] = None, interval: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        score: Any,
+        validity: Dict[str, Any],
+        local_target: Optional[int] = None,
+        group_size: int = 1,
+        max_resample_times: int = 3,
+        shortfall: str = 'fallback',
+        max_age: Optional[int] = None,
+        max_refill_rounds: int = 4,
+        keep_fraction: float = 0.0,
+        unbiased: bool = False,
+        prefetch: bool = False,
+        timeout: Optional[float] = None,
+        interval: Optional[int] = None,
+    ) -> None:
         self._scorer = build_scorer(score)
         self._validity = Validity(**validity)
         self._validity.check_group_size(group_size * self._scorer.scores_per_sample)
         self._settings: Dict[str, Any] = dict(
-            group_size=group_size, max_resample_times=max_resample_times, shortfall=shortfall,
+            group_size=group_size,
+            max_resample_times=max_resample_times,
+            shortfall=shortfall,
             max_age=self._validity.default_max_age if max_age is None else max_age,
-            max_refill_rounds=max_refill_rounds, keep_fraction=keep_fraction,
-            unbiased=unbiased, scores_per_sample=self._scorer.scores_per_sample)
+            max_refill_rounds=max_refill_rounds,
+            keep_fraction=keep_fraction,
+            unbiased=unbiased,
+            scores_per_sample=self._scorer.scores_per_sample,
+        )
         self._timeout = timeout
         self._scorer.check_sampling(self._validity, self._settings)
         self._pixel_weights: Dict[str, PixelWeights] = {}
         self.uneven_batches = shortfall == 'shrink'
         self._weighs_samples = unbiased or shortfall == 'mask'
-        self.weighs_losses = (self.uneven_batches or self._weighs_samples
-                              or self._scorer.follows_step)
+        self.weighs_losses = (
+            self.uneven_batches or self._weighs_samples or self._scorer.follows_step
+        )
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
         name = self._scorer.name
         if shortfall == 'mask' and self._scorer.follows_step:
-            raise ValueError(f"shortfall='mask' with {name}: it computes a loss of its own, which "
-                             f"knows no weights of samples. Choose 'shrink' or 'pad'.")
+            raise ValueError(
+                f"shortfall='mask' with {name}: it computes a loss of its own, which "
+                f"knows no weights of samples. Choose 'shrink' or 'pad'."
+            )
         if prefetch and self._scorer.uses_model:
-            raise ValueError(f'prefetch=True with {name}: it would read weights while the step '
-                             f'changes them. Set prefetch=False, or score by labels.')
+            raise ValueError(
+                f'prefetch=True with {name}: it would read weights while the step '
+                f'changes them. Set prefetch=False, or score by labels.'
+            )
         if group_size > 1 and self._scorer.history is not None:
-            raise ValueError(f'group_size={group_size} with {name}: it remembers one score per '
-                             f'tile, and all views of a tile would get it. Set group_size=1.')
+            raise ValueError(
+                f'group_size={group_size} with {name}: it remembers one score per '
+                f'tile, and all views of a tile would get it. Set group_size=1.'
+            )
         self._step: Optional[Step] = None
         # Position, in the block of this process, of the virtual rank that trains now.
         self._slot = 0
@@ -159,27 +183,48 @@ class DynamicSamplingHook(MapSageHook):
         self._scoring = self._bind_scorer(runner, loader)
         stream = LoaderStream(loader, self._block, self._settings['group_size'])
         self._sampler = BlockSampler(
-            stream, self._scoring, self._validity, target, self._ranks, seed=runner.seed,
-            channel=open_channel(None, self._timeout, 'sampling'), logger=runner.logger,
+            stream,
+            self._scoring,
+            self._validity,
+            target,
+            self._ranks,
+            seed=runner.seed,
+            channel=open_channel(None, self._timeout, 'sampling'),
+            logger=runner.logger,
             initial_size=self._batch_size,
             observe=lambda group, reason: self._report.observe(group, reason, self._sampler.step),
-            **self._settings)
-        self._report = SamplingReport(runner, self._channel, self._sampler.global_target,
-                                      self._scorer)
+            **self._settings,
+        )
+        self._report = SamplingReport(
+            runner, self._channel, self._sampler.global_target, self._scorer
+        )
         if self._resumed is not None:
             self._continue_from(self._resumed, runner, loader, stream)
         self._steps = SampledSteps(
-            self._sampler, stream, collate, self._set_step,
-            BackgroundWorker('dynamic-sampling',
-                             lambda: current_accelerator().set_device(runner.local_rank))
-            if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
-        insert_stage(loop, LoopStage(self._replace_iterator,
-                                     lambda loader: SampledEpochs(loader, self._steps)))
+            self._sampler,
+            stream,
+            collate,
+            self._set_step,
+            BackgroundWorker(
+                'dynamic-sampling', lambda: current_accelerator().set_device(runner.local_rank)
+            )
+            if self._prefetch
+            else None,
+            lambda: runner.iter + 1 < runner.max_iters,
+        )
+        insert_stage(
+            loop,
+            LoopStage(self._replace_iterator, lambda loader: SampledEpochs(loader, self._steps)),
+        )
         self._weigh_losses(runner, target)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Add the step to the report; at the interval, summarize it, which is collective."""
         assert self._step is not None and self._interval is not None
         check_asked(self._pixel_weights)
@@ -204,7 +249,8 @@ class DynamicSamplingHook(MapSageHook):
         if self._step is not None:
             texts = self._channel.gather_texts(json.dumps(self._rank_states()))
             self._gathered = self._whole_state(
-                [rank_state for text in texts for rank_state in json.loads(text)])
+                [rank_state for text in texts for rank_state in json.loads(text)]
+            )
 
     def check_own_state(self, runner: MapSageRun) -> None:
         """Use only the state of this rank for a checkpoint that the other ranks take no part in."""
@@ -212,15 +258,18 @@ class DynamicSamplingHook(MapSageHook):
             return
         history = self._scoring.history
         empty: Dict[str, Any] = dict(
-            pool=[], drawn=self._step.drawn[0],
-            history=None if history is None else dict(history.rank_state(), rows=[]))
+            pool=[],
+            drawn=self._step.drawn[0],
+            history=None if history is None else dict(history.rank_state(), rows=[]),
+        )
         texts = [json.dumps(empty)] * self._ranks.count
-        texts[self._block.start:self._block.stop] = self._rank_states()
+        texts[self._block.start : self._block.stop] = self._rank_states()
         self._gathered = self._whole_state(texts)
         runner.logger.warning(
             f'[DynSample] the checkpoint of step {runner.iter + 1} is saved by one rank: the pools '
             f'of the others are missing from it, and a run that resumes from it draws other '
-            f'samples. To save them, enter runner.saving_together() on all ranks.')
+            f'samples. To save them, enter runner.saving_together() on all ranks.'
+        )
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Put the gathered state into the checkpoint."""
@@ -232,10 +281,16 @@ class DynamicSamplingHook(MapSageHook):
         """Return the state of each virtual rank of this process, as JSON."""
         assert self._step is not None
         history = self._scoring.history
-        return [json.dumps(dict(
-            pool=replace_samples_by_keys(pool), drawn=drawn,
-            history=None if history is None else history.rank_state(slot)))
-            for slot, (pool, drawn) in enumerate(zip(self._step.state['pools'], self._step.drawn))]
+        return [
+            json.dumps(
+                dict(
+                    pool=replace_samples_by_keys(pool),
+                    drawn=drawn,
+                    history=None if history is None else history.rank_state(slot),
+                )
+            )
+            for slot, (pool, drawn) in enumerate(zip(self._step.state['pools'], self._step.drawn))
+        ]
 
     def _whole_state(self, ranks: List[str]) -> Dict[str, Any]:
         """Return the state for a checkpoint.
@@ -246,22 +301,28 @@ class DynamicSamplingHook(MapSageHook):
         assert self._step is not None
         history = self._scoring.history
         return dict(
-            step=self._step.state['step'], rate=self._step.state['rate'],
-            scores=self._step.state['scores'], batch_size=self._batch_size, ranks=ranks,
-            history=None if history is None else history.shared_state())
+            step=self._step.state['step'],
+            rate=self._step.state['rate'],
+            scores=self._step.state['scores'],
+            batch_size=self._batch_size,
+            ranks=ranks,
+            history=None if history is None else history.shared_state(),
+        )
 
     def _choose_target(self, loader: DataLoader) -> int:
         """Return the number of samples that a virtual rank trains on in a step."""
         if self._prefetch and not loader.num_workers:
             raise LoaderError(
                 'DynamicSamplingHook: prefetch=True needs train_dataloader.num_workers of 1 or '
-                "more. Without workers, loading in the background would draw from the training "
-                "step's random generators.")
+                'more. Without workers, loading in the background would draw from the training '
+                "step's random generators."
+            )
         target = self._local_target or loader.batch_size
         if target is None:
             raise LoaderError(
                 'DynamicSamplingHook: the training loader has a batch_sampler and so no batch '
-                'size. Set local_target, the samples of a rank in a step.')
+                'size. Set local_target, the samples of a rank in a step.'
+            )
         return int(target)
 
     def _bind_scorer(self, runner: HostRunner, loader: DataLoader) -> CandidateScoring:
@@ -272,11 +333,19 @@ class DynamicSamplingHook(MapSageHook):
         if description:
             check_equal_settings(self._channel, description)
         if scorer.follows_step and runner.cfg.get('feature_source'):
-            raise ValueError(f'{scorer.name} runs the encoder on two batches a step, '
-                             f'and feature_source has the features of one. Leave it out.')
+            raise ValueError(
+                f'{scorer.name} runs the encoder on two batches a step, '
+                f'and feature_source has the features of one. Leave it out.'
+            )
         scorer.follow(self._current_share)
-        scoring = CandidateScoring(scorer, runner.model, self._block, runner.seed,
-                                   lambda: self._sampler.step, self._prefetch)
+        scoring = CandidateScoring(
+            scorer,
+            runner.model,
+            self._block,
+            runner.seed,
+            lambda: self._sampler.step,
+            self._prefetch,
+        )
         samples = keyed_samples(loader)
         if samples is not None:
             samples.finish = scoring.factory
@@ -285,16 +354,22 @@ class DynamicSamplingHook(MapSageHook):
     def _replace_iterator(self, batches: Iterator[Any], discarded: int) -> Iterator[Any]:
         """Return the iterator of an iteration-based loop, which begins with ``discarded`` items."""
         # The stream itself begins where the checkpoint says, so placeholders are enough.
-        return itertools.chain(itertools.repeat(None, discarded), self._steps) \
-            if discarded else self._steps
+        return (
+            itertools.chain(itertools.repeat(None, discarded), self._steps)
+            if discarded
+            else self._steps
+        )
 
     def _set_step(self, step: Step) -> None:
         self._step = step
 
     def _current_share(self) -> Optional[BatchShare]:
         """Return the share of the virtual rank that trains now; None before the first step."""
-        return None if self._step is None else BatchShare.of(self._step.batches[self._slot],
-                                                             self._slot)
+        return (
+            None
+            if self._step is None
+            else BatchShare.of(self._step.batches[self._slot], self._slot)
+        )
 
     def _weigh_losses(self, runner: HostRunner, target: int) -> None:
         """Let the loss of each step, and of each sample if unbiased, have its weight."""
@@ -304,11 +379,14 @@ class DynamicSamplingHook(MapSageHook):
             self._weigh(runner.optim_wrapper, names_of_counters(runner.model))
         if self._weighs_samples:
             self._pixel_weights = weigh_heads(
-                runner.model, lambda: self._step.batches[self._slot].weights if self._step else (),
-                'unbiased=True' if self._settings['unbiased'] else "shortfall='mask'")
+                runner.model,
+                lambda: self._step.batches[self._slot].weights if self._step else (),
+                'unbiased=True' if self._settings['unbiased'] else "shortfall='mask'",
+            )
 
-    def _weigh(self, optim_wrapper: Union[OptimWrapper, OptimWrapperDict],
-               counters: Sequence[str] = ()) -> None:
+    def _weigh(
+        self, optim_wrapper: Union[OptimWrapper, OptimWrapperDict], counters: Sequence[str] = ()
+    ) -> None:
         """Multiply the loss of each step by its weight, before gradients are averaged.
 
         Args:
@@ -319,12 +397,16 @@ class DynamicSamplingHook(MapSageHook):
             ValueError: If there are such losses, or several optimizers.
         """
         if counters:
-            raise ValueError(f"shortfall='shrink' weighs the loss of a rank by its number of "
-                             f'samples, and {", ".join(counters)} counts over the global batch '
-                             f"already. Choose another policy, for example 'pad'.")
+            raise ValueError(
+                f"shortfall='shrink' weighs the loss of a rank by its number of "
+                f'samples, and {", ".join(counters)} counts over the global batch '
+                f"already. Choose another policy, for example 'pad'."
+            )
         if isinstance(optim_wrapper, OptimWrapperDict):
-            raise ValueError(f"shortfall='shrink' weighs one loss a step, and "
-                             f'{type(optim_wrapper).__name__} has several. Choose another policy.')
+            raise ValueError(
+                f"shortfall='shrink' weighs one loss a step, and "
+                f'{type(optim_wrapper).__name__} has several. Choose another policy.'
+            )
         scale_loss = optim_wrapper.scale_loss
 
         def scale_and_weigh(loss: torch.Tensor) -> torch.Tensor:
@@ -333,22 +415,26 @@ class DynamicSamplingHook(MapSageHook):
 
         optim_wrapper.scale_loss = scale_and_weigh
 
-    def _continue_from(self, state: Dict[str, Any], runner: HostRunner, loader: DataLoader,
-                       stream: LoaderStream) -> None:
+    def _continue_from(
+        self, state: Dict[str, Any], runner: HostRunner, loader: DataLoader, stream: LoaderStream
+    ) -> None:
         """Continue from the state in a checkpoint; ``{}`` if it was written without this hook."""
         if not state:
             stream.skip([runner.iter * self._batch_size] * len(self._block))
             runner.logger.warning(
                 '[DynSample] the checkpoint was written without dynamic sampling: the pool begins '
-                f'empty and the loader after {runner.iter} batches.')
+                f'empty and the loader after {runner.iter} batches.'
+            )
             return
         rank_states = [json.loads(text) for text in state['ranks']]
         world = self._ranks.count
         # Earlier checkpoints have a number of batches, equal for all virtual ranks.
-        drawn = [rank_state.get('drawn', state.get('drawn', 0) * state['batch_size'])
-                 for rank_state in rank_states]
+        drawn = [
+            rank_state.get('drawn', state.get('drawn', 0) * state['batch_size'])
+            for rank_state in rank_states
+        ]
         if (len(drawn), state['batch_size']) == (world, self._batch_size):
-            stream.skip(drawn[self._block.start:self._block.stop])
+            stream.skip(drawn[self._block.start : self._block.stop])
         else:
             batches = round(sum(drawn) / (self._batch_size * world))
             stream.skip([batches * self._batch_size] * len(self._block))
@@ -356,26 +442,41 @@ class DynamicSamplingHook(MapSageHook):
                 f'[DynSample] the run had {len(rank_states)} rank(s) of batch size '
                 f'{state["batch_size"]} and has {world} of {self._batch_size}: the loader begins '
                 f'after {batches} batches instead of '
-                f'{sum(drawn) // (len(drawn) * state["batch_size"])}.')
+                f'{sum(drawn) // (len(drawn) * state["batch_size"])}.'
+            )
         pools = [rank_state['pool'] for rank_state in rank_states]
         if len(rank_states) != world:
-            runner.logger.warning(f'[DynSample] the run had {len(rank_states)} rank(s) and has '
-                                  f'{world}: the pool is dealt out again.')
+            runner.logger.warning(
+                f'[DynSample] the run had {len(rank_states)} rank(s) and has '
+                f'{world}: the pool is dealt out again.'
+            )
             pools = deal_out(pools, world)
-        restored = load_pools(pools[self._block.start:self._block.stop], keyed_samples(loader),
-                              self._sampler.group_size)
+        restored = load_pools(
+            pools[self._block.start : self._block.stop],
+            keyed_samples(loader),
+            self._sampler.group_size,
+        )
         if restored.lost_groups:
             runner.logger.warning(
                 f'[DynSample] {restored.lost_groups} group(s) of the pool are left out: they '
                 f'have a different group_size, or samples without the index and seed to load them. '
-                f'Their samples are counted as not_restored.')
-        self._sampler.load_state_dict(dict(
-            step=state['step'], rate=state['rate'], pools=restored.pools,
-            scores=state.get('scores', ()), not_restored=restored.lost_samples))
+                f'Their samples are counted as not_restored.'
+            )
+        self._sampler.load_state_dict(
+            dict(
+                step=state['step'],
+                rate=state['rate'],
+                pools=restored.pools,
+                scores=state.get('scores', ()),
+                not_restored=restored.lost_samples,
+            )
+        )
         history = self._scoring.history
         if history is not None and state['history'] is not None:
-            history.load_state(state['history'], *(
-                rank_states[rank % len(rank_states)]['history'] for rank in self._block))
+            history.load_state(
+                state['history'],
+                *(rank_states[rank % len(rank_states)]['history'] for rank in self._block),
+            )
 
 
 def log_interval(runner: HostRunner) -> int:
@@ -389,11 +490,19 @@ def _warn_of_single_samples(model: nn.Module) -> None:
     # The loop calls train() after this hook. Without the call here, layers that norm_eval freezes
     # would look as if they trained.
     model.train()
-    layers = [name for name, layer in model.named_modules() if layer.training and isinstance(
-        layer, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)]
+    layers = [
+        name
+        for name, layer in model.named_modules()
+        if layer.training
+        and isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        and not isinstance(layer, nn.SyncBatchNorm)
+    ]
     if layers:
-        print_log(f"[DynSample] shortfall='shrink' may leave a rank one sample, and BatchNorm "
-                  f'raises an error where it has one value for a channel, as behind a global '
-                  f'pooling ({len(layers)} layers, {layers[0]} the first). Choose '
-                  f"shortfall='pad', or norm_cfg=dict(type='GN', num_groups=32).",
-                  logger='current', level=30)
+        print_log(
+            f"[DynSample] shortfall='shrink' may leave a rank one sample, and BatchNorm "
+            f'raises an error where it has one value for a channel, as behind a global '
+            f'pooling ({len(layers)} layers, {layers[0]} the first). Choose '
+            f"shortfall='pad', or norm_cfg=dict(type='GN', num_groups=32).",
+            logger='current',
+            level=30,
+        )

@@ -8,6 +8,7 @@ training step then reads the drawn maps from the tile's data sample. The formula
 
 Shapes: N tiles, G label maps of a tile, C classes, H x W pixels, R regions of a tile.
 """
+
 from __future__ import annotations
 
 import copy
@@ -87,16 +88,27 @@ class GroupRewardTuning(Scorer):
     # The loss below applies the weight of the shortfall policy to the reward's term only.
     weighs_loss = True
 
-    def __init__(self, rewards: Sequence[Any], weights: Optional[Sequence[float]] = None,
-                 maps: int = 8, region: int = 8, anchor: float = 0.5, ignore_index: int = 255,
-                 workers: int = 0) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[Any],
+        weights: Optional[Sequence[float]] = None,
+        maps: int = 8,
+        region: int = 8,
+        anchor: float = 0.5,
+        ignore_index: int = 255,
+        workers: int = 0,
+    ) -> None:
         if maps < 2:
-            raise ValueError(f'maps={maps}: the baseline of a label map is the mean reward of the '
-                             f'others in its group, and a group of one has none. Expected 2 or '
-                             f'more, for example 8.')
+            raise ValueError(
+                f'maps={maps}: the baseline of a label map is the mean reward of the '
+                f'others in its group, and a group of one has none. Expected 2 or '
+                f'more, for example 8.'
+            )
         if region < 1 or not 0 <= anchor < 1:
-            raise ValueError(f'region={region}, anchor={anchor}: expected a number of pixels, and '
-                             f'a share of 0 or more, below 1')
+            raise ValueError(
+                f'region={region}, anchor={anchor}: expected a number of pixels, and '
+                f'a share of 0 or more, below 1'
+            )
         self._rewards = Rewards(rewards, weights, workers)
         self._pictures = RewardPictures(self._rewards.names)
         self.scores_per_sample = maps
@@ -117,25 +129,34 @@ class GroupRewardTuning(Scorer):
                 from an earlier model.
         """
         if validity.eps is None or validity.criteria() != f'eps={validity.eps:g}':
-            raise ValueError(f'GroupRewardTuning with validity=dict({validity.criteria()}): it '
-                             f'would drop tiles that have a gradient. Expected dict(eps=0).')
+            raise ValueError(
+                f'GroupRewardTuning with validity=dict({validity.criteria()}): it '
+                f'would drop tiles that have a gradient. Expected dict(eps=0).'
+            )
         if validity.eps > 0:
-            print_log(f'[GroupRewards] validity=dict(eps={validity.eps:g}) drops tiles that have a '
-                      f'small gradient, which is then biased; dict(eps=0) drops nothing but zeros.',
-                      logger='current', level=30)
+            print_log(
+                f'[GroupRewards] validity=dict(eps={validity.eps:g}) drops tiles that have a '
+                f'small gradient, which is then biased; dict(eps=0) drops nothing but zeros.',
+                logger='current',
+                level=30,
+            )
         for name, expected, why in (
-                ('max_age', 0, 'surplus tiles would have label maps of an earlier model'),
-                ('group_size', 1, 'a tile with its label maps is a group'),
-                ('keep_fraction', 0, 'a tile without spread has no gradient to keep'),
-                ('unbiased', False, 'its gradient is unbiased already')):
+            ('max_age', 0, 'surplus tiles would have label maps of an earlier model'),
+            ('group_size', 1, 'a tile with its label maps is a group'),
+            ('keep_fraction', 0, 'a tile without spread has no gradient to keep'),
+            ('unbiased', False, 'its gradient is unbiased already'),
+        ):
             if settings[name] != expected:
-                raise ValueError(f'GroupRewardTuning with {name}={settings[name]}: {why}. Set '
-                                 f'{name}={expected}.')
+                raise ValueError(
+                    f'GroupRewardTuning with {name}={settings[name]}: {why}. Set {name}={expected}.'
+                )
 
     def describe(self) -> str:
         """Return a text that is equal on two ranks if their rewards are."""
-        return (f'maps={self.scores_per_sample}, region={self.region}, anchor={self.anchor}, '
-                f'rewards: {self._rewards.describe()}')
+        return (
+            f'maps={self.scores_per_sample}, region={self.region}, anchor={self.anchor}, '
+            f'rewards: {self._rewards.describe()}'
+        )
 
     def bind(self, model: nn.Module, collate: Callable[[List[Any]], Any]) -> None:
         """Put the reward into the loss of a segmentor.
@@ -150,11 +171,15 @@ class GroupRewardTuning(Scorer):
         """
         segmentor: Any = unwrap(model)
         if not is_segmentor(segmentor):
-            raise ValueError(f'GroupRewardTuning: {type(segmentor).__name__} has no encode_decode, '
-                             f"as MMSegmentation's segmentors do, to draw label maps from.")
+            raise ValueError(
+                f'GroupRewardTuning: {type(segmentor).__name__} has no encode_decode, '
+                f"as MMSegmentation's segmentors do, to draw label maps from."
+            )
         if batch_augments(segmentor):
-            raise ValueError('GroupRewardTuning: data_preprocessor.batch_augments changes tiles '
-                             'after label maps were drawn for them. Leave it out.')
+            raise ValueError(
+                'GroupRewardTuning: data_preprocessor.batch_augments changes tiles '
+                'after label maps were drawn for them. Leave it out.'
+            )
         _warn_of_other_modes(segmentor)
         self._model, self._collate = segmentor, collate
         # The method of the class, because an earlier training may have replaced the instance's.
@@ -182,28 +207,41 @@ class GroupRewardTuning(Scorer):
         with evaluating(model):
             # Copies, because the preprocessor pads in place.
             data = model.data_preprocessor(
-                self._collate([copy.deepcopy(sample) for sample in samples]), True)
+                self._collate([copy.deepcopy(sample) for sample in samples]), True
+            )
             logits = self._logits(data['inputs']).float().cpu()
         truth = _labels(data['data_samples']).cpu()
         valid = truth != self.ignore_index
         actions = draw(region_logits(logits, valid, self.region), self.scores_per_sample)
         maps = label_maps(logits, actions, valid, self.region, self.ignore_index)
-        values = self._rewards(maps.numpy(), truth.numpy(),
-                               [_tile_name(sample) for sample in data['data_samples']])
+        values = self._rewards(
+            maps.numpy(), truth.numpy(), [_tile_name(sample) for sample in data['data_samples']]
+        )
         rewards = torch.from_numpy(self._rewards.total(values))
         # The smallest type that holds the classes, since the actions travel with the samples.
         dtype = torch.uint8 if logits.shape[1] <= 256 else torch.int16
         for sample, tile_actions, advantages, mean, tile_values in zip(
-                samples, actions.to(dtype), leave_one_out(rewards), rewards.mean(1), values):
-            sample['data_samples'].set_data(dict(
-                group_actions=tile_actions.clone(), group_advantages=advantages.float(),
-                group_reward=mean.float()[None], reward_facts=torch.from_numpy(
-                    np.stack([tile_values.mean(0), tile_values.std(0)], 1)).float()[None]))
+            samples, actions.to(dtype), leave_one_out(rewards), rewards.mean(1), values
+        ):
+            sample['data_samples'].set_data(
+                dict(
+                    group_actions=tile_actions.clone(),
+                    group_advantages=advantages.float(),
+                    group_reward=mean.float()[None],
+                    reward_facts=torch.from_numpy(
+                        np.stack([tile_values.mean(0), tile_values.std(0)], 1)
+                    ).float()[None],
+                )
+            )
         self._pictures.offer(samples, maps, logits.argmax(1), truth, rewards, values)
         return rewards
 
-    def _loss(self, model_loss: Callable[[Any, Any], Dict[str, Loss]],
-              inputs: torch.Tensor, data_samples: Sequence[Any]) -> Dict[str, Loss]:
+    def _loss(
+        self,
+        model_loss: Callable[[Any, Any], Dict[str, Loss]],
+        inputs: torch.Tensor,
+        data_samples: Sequence[Any],
+    ) -> Dict[str, Loss]:
         """Return the losses of the anchor and of the reward.
 
         Args:
@@ -213,15 +251,20 @@ class GroupRewardTuning(Scorer):
         """
         batch = self._current_share()
         if batch is None:
-            raise ValueError('GroupRewardTuning has no batch of dynamic sampling: expected it as '
-                             'the score of a DynamicSamplingHook.')
+            raise ValueError(
+                'GroupRewardTuning has no batch of dynamic sampling: expected it as '
+                'the score of a DynamicSamplingHook.'
+            )
         losses: Dict[str, Loss] = {}
         if self.anchor:
             initial_batch = self._initial_batches[batch.slot]
             data = self._model.data_preprocessor(
-                self._collate([copy.deepcopy(sample) for sample in initial_batch]), True)
-            losses = {name: _scale(value, self.anchor) if 'loss' in name else value
-                      for name, value in model_loss(data['inputs'], data['data_samples']).items()}
+                self._collate([copy.deepcopy(sample) for sample in initial_batch]), True
+            )
+            losses = {
+                name: _scale(value, self.anchor) if 'loss' in name else value
+                for name, value in model_loss(data['inputs'], data['data_samples']).items()
+            }
         logits = self._logits(inputs)
         # The layers of a model that is split over devices move their inputs, so the logits may be
         # on another device than the labels.
@@ -234,16 +277,14 @@ class GroupRewardTuning(Scorer):
         reward = torch.nan_to_num(reward)
         gradient = terms.mean() * (batch.share * batch.loss_weight)
         # The value is 1 - reward; only the surrogate, whose value cancels, has a gradient.
-        losses['loss_reward'] = (1 - self.anchor) * (
-            1 - reward + (gradient - gradient.detach()))
+        losses['loss_reward'] = (1 - self.anchor) * (1 - reward + (gradient - gradient.detach()))
         losses['group_reward'] = reward
         facts = torch.cat([sample.reward_facts for sample in data_samples]).to(device)
         for name, (mean, spread) in zip(self._rewards.names, _finite_means(facts)):
             losses[f'reward/{name}'], losses[f'reward_spread/{name}'] = mean, spread
         return losses
 
-    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any],
-                      channels: Channels) -> None:
+    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any], channels: Channels) -> None:
         """Draw some of the latest tiles with their label maps and rewards: ``reward_maps.png``."""
         self._pictures.save(folder / 'reward_maps.png', metainfo, channels)
 
@@ -278,11 +319,19 @@ def _tile_name(data_sample: BaseDataElement) -> str:
 
 def _warn_of_other_modes(model: nn.Module) -> None:
     """Warn of layers that compute something else in training mode than in evaluation mode."""
-    names = sorted({
-        type(layer).__name__ for layer in model.modules()
-        if (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0)
-        or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training)})
+    names = sorted(
+        {
+            type(layer).__name__
+            for layer in model.modules()
+            if (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0)
+            or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training)
+        }
+    )
     if names:
-        print_log(f'[GroupRewards] {", ".join(names)}: these layers compute something else in '
-                  f'training than where label maps are drawn, so that the gradient of the reward '
-                  f'is biased. Set dropout_ratio=0 and norm_eval=True.', logger='current', level=30)
+        print_log(
+            f'[GroupRewards] {", ".join(names)}: these layers compute something else in '
+            f'training than where label maps are drawn, so that the gradient of the reward '
+            f'is biased. Set dropout_ratio=0 and norm_eval=True.',
+            logger='current',
+            level=30,
+        )

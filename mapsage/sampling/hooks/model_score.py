@@ -6,6 +6,7 @@ resolution.
 
 Shapes: N tiles, B bands, C classes, H x W pixels after scaling.
 """
+
 from __future__ import annotations
 
 import copy
@@ -66,8 +67,14 @@ class ModelScore(Scorer):
 
     uses_model = True
 
-    def __init__(self, metric: str = 'loss', scale: float = 0.5, ignore_index: int = 255,
-                 momentum: float = 0.5, recheck: int = 200) -> None:
+    def __init__(
+        self,
+        metric: str = 'loss',
+        scale: float = 0.5,
+        ignore_index: int = 255,
+        momentum: float = 0.5,
+        recheck: int = 200,
+    ) -> None:
         if metric not in METRICS:
             raise ValueError(f'metric={metric!r}, expected one of {", ".join(METRICS)}.')
         if not 0 < scale <= 1:
@@ -90,9 +97,11 @@ class ModelScore(Scorer):
         """
         segmentor = unwrap(model)
         if not is_segmentor(segmentor):
-            raise ValueError(f'ModelScore: {type(segmentor).__name__} has no encode_decode, as '
-                             f"MMSegmentation's segmentors do. Register a scorer for your model "
-                             f'(docs/explanation/dynamic-sampling.md).')
+            raise ValueError(
+                f'ModelScore: {type(segmentor).__name__} has no encode_decode, as '
+                f"MMSegmentation's segmentors do. Register a scorer for your model "
+                f'(docs/explanation/dynamic-sampling.md).'
+            )
         self._model, self._collate = segmentor, collate
 
     @torch.no_grad()
@@ -111,8 +120,9 @@ class ModelScore(Scorer):
             logits, labels = self._predict(data['inputs'], data['data_samples'])
         return self._rate(logits[:count], labels[:count])
 
-    def _predict(self, inputs: torch.Tensor,
-                 data_samples: Sequence[Any]) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _predict(
+        self, inputs: torch.Tensor, data_samples: Sequence[Any]
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return logits (N, C, H, W) float32 and labels (N, H, W) int64, scaled, in host memory.
 
         Args:
@@ -120,8 +130,9 @@ class ModelScore(Scorer):
             data_samples: Their data samples, with ``gt_sem_seg``.
         """
         model = self._model
-        size = tuple(-(-round(side * self.scale) // _MULTIPLE) * _MULTIPLE
-                     for side in inputs.shape[-2:])
+        size = tuple(
+            -(-round(side * self.scale) // _MULTIPLE) * _MULTIPLE for side in inputs.shape[-2:]
+        )
         inputs = functional.interpolate(inputs, size, mode='bilinear', align_corners=False)
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
         output = model.encode_decode(inputs, metas).float().cpu()
@@ -134,22 +145,33 @@ class ModelScore(Scorer):
         """Return the score of each tile, (N,), from :meth:`_predict`'s logits and labels."""
         if self.metric == 'loss':
             known = (labels != self.ignore_index).flatten(1).sum(1)
-            loss = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index,
-                                            reduction='none')
+            loss = functional.cross_entropy(
+                logits, labels, ignore_index=self.ignore_index, reduction='none'
+            )
             return loss.flatten(1).sum(1) / known.clamp(min=1)
         if self.metric == 'reward_variance':
-            return torch.stack([reward_variance(tile.softmax(0), truth, self.ignore_index)
-                                for tile, truth in zip(logits, labels)]).float()
-        return torch.stack([self._one_minus_iou(predicted, truth)
-                            for predicted, truth in zip(logits.argmax(1), labels)])
+            return torch.stack(
+                [
+                    reward_variance(tile.softmax(0), truth, self.ignore_index)
+                    for tile, truth in zip(logits, labels)
+                ]
+            ).float()
+        return torch.stack(
+            [
+                self._one_minus_iou(predicted, truth)
+                for predicted, truth in zip(logits.argmax(1), labels)
+            ]
+        )
 
     def _one_minus_iou(self, predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         known = truth != self.ignore_index
         if not bool(known.any()):
             return torch.tensor(0.0)
         predicted, truth = predicted[known], truth[known]
-        ious = [((predicted == c) & (truth == c)).sum() / ((predicted == c) | (truth == c)).sum()
-                for c in truth.unique()]
+        ious = [
+            ((predicted == c) & (truth == c)).sum() / ((predicted == c) | (truth == c)).sum()
+            for c in truth.unique()
+        ]
         return 1 - torch.stack(ious).mean()
 
 
@@ -176,6 +198,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def _repeat_last(batch: Mapping[str, Column], count: int) -> Dict[str, Column]:
     """Return a collated batch of ``count`` samples, in which the last sample repeats."""
+
     def lengthen(column: Column) -> Column:
         if isinstance(column, torch.Tensor):
             return torch.cat([column] + [column[-1:]] * (count - len(column)))

@@ -3,6 +3,7 @@
 Ranks must not use different rewards, but functions cannot be compared. So every rank describes its
 rewards by their values on two fixed label maps, and the ranks compare the descriptions.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Set
@@ -35,12 +36,15 @@ class Rewards:
             not finite.
     """
 
-    def __init__(self, functions: Sequence[Any], weights: Optional[Sequence[float]] = None,
-                 workers: int = 0) -> None:
+    def __init__(
+        self, functions: Sequence[Any], weights: Optional[Sequence[float]] = None, workers: int = 0
+    ) -> None:
         self._weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(self._weights) != len(functions) or not np.isfinite(self._weights).all():
-            raise ValueError(f'{len(functions)} reward function(s) and the weights '
-                             f'{self._weights}, expected a number for each.')
+            raise ValueError(
+                f'{len(functions)} reward function(s) and the weights '
+                f'{self._weights}, expected a number for each.'
+            )
         if workers < 0:
             raise ValueError(f'workers={workers}, expected 0 or a number of processes.')
         self._functions = build_rewards(functions)
@@ -66,8 +70,10 @@ class Rewards:
         if self._count and self._workers is None:
             self._workers = RewardWorkers(self._functions, self._count)
         rewards: List[List[float]] = (
-            [rewards_of(self._functions, pair) for pair in pairs] if self._workers is None
-            else self._workers.rewards(pairs))
+            [rewards_of(self._functions, pair) for pair in pairs]
+            if self._workers is None
+            else self._workers.rewards(pairs)
+        )
         values = np.array(rewards, np.float64).reshape(*maps.shape[:2], len(self._functions))
         for tile, tile_values in zip(tiles, values):
             self._warn_of_tile(tile, tile_values)
@@ -88,10 +94,13 @@ class Rewards:
             bad = column[~np.isfinite(column)]
             if len(bad) and name not in self._warned:
                 self._warned.add(name)
-                print_log(f'[GroupRewards] the reward {name} is {bad[0]} for '
-                          f'{tile}: the tile is left out and counted as not_finite. Further such '
-                          f'tiles are treated alike, without a message.', logger='current',
-                          level=30)
+                print_log(
+                    f'[GroupRewards] the reward {name} is {bad[0]} for '
+                    f'{tile}: the tile is left out and counted as not_finite. Further such '
+                    f'tiles are treated alike, without a message.',
+                    logger='current',
+                    level=30,
+                )
 
     def describe(self) -> str:
         """Return names, weights, and the rewards of two label maps, as a text.
@@ -105,4 +114,5 @@ class Rewards:
         return ', '.join(
             f'{weight:g} {reward_name(function)} '
             f'{[reward_of(function, label_map, truth) for label_map in maps]}'
-            for function, weight in zip(self._functions, self._weights))
+            for function, weight in zip(self._functions, self._weights)
+        )

@@ -1,4 +1,5 @@
 """Some of the latest tiles with their drawn label maps, for a picture of what rewards prefer."""
+
 from __future__ import annotations
 
 from collections import deque
@@ -30,8 +31,15 @@ class RewardPictures:
         self._tiles: Deque[RewardedTile] = deque(maxlen=_LENGTH)
         self._batches = 0
 
-    def offer(self, samples: Sequence[Any], maps: torch.Tensor, likely: torch.Tensor,
-              truth: torch.Tensor, totals: torch.Tensor, rewards: np.ndarray) -> None:
+    def offer(
+        self,
+        samples: Sequence[Any],
+        maps: torch.Tensor,
+        likely: torch.Tensor,
+        truth: torch.Tensor,
+        totals: torch.Tensor,
+        rewards: np.ndarray,
+    ) -> None:
         """Keep a tile of a batch, on the first rank.
 
         Args:
@@ -54,11 +62,18 @@ class RewardPictures:
         chosen = order[np.unique(np.linspace(0, len(order) - 1, _MAPS).round().astype(int))]
         inputs = samples[index]['inputs']
         height, width = inputs.shape[-2:]
-        self._tiles.append(RewardedTile(
-            inputs.cpu().numpy().transpose(1, 2, 0).copy(), truth[index, :height, :width].numpy(),
-            likely[index, :height, :width].numpy(), maps[index, chosen, :height, :width].numpy(),
-            rewards[index][chosen.numpy()], totals[index, chosen].numpy(), self._batches,
-            str(samples[index]['data_samples'].metainfo.get('img_path') or '')))
+        self._tiles.append(
+            RewardedTile(
+                inputs.cpu().numpy().transpose(1, 2, 0).copy(),
+                truth[index, :height, :width].numpy(),
+                likely[index, :height, :width].numpy(),
+                maps[index, chosen, :height, :width].numpy(),
+                rewards[index][chosen.numpy()],
+                totals[index, chosen].numpy(),
+                self._batches,
+                str(samples[index]['data_samples'].metainfo.get('img_path') or ''),
+            )
+        )
 
     def save(self, path: Path, metainfo: Mapping[str, Any], channels: Channels) -> None:
         """Write the picture as PNG, if there is a tile.
@@ -70,9 +85,14 @@ class RewardPictures:
         """
         if not self._tiles:
             return
-        tiles = [replace(tile, image=choose_channels(tile.image, channels))
-                 for tile in self._tiles]
+        tiles = [replace(tile, image=choose_channels(tile.image, channels)) for tile in self._tiles]
         palette = metainfo.get('palette')
-        save_png(str(path), render_reward_sheet(
-            tiles, self._names, metainfo.get('classes') or (),
-            None if isinstance(palette, str) else palette))
+        save_png(
+            str(path),
+            render_reward_sheet(
+                tiles,
+                self._names,
+                metainfo.get('classes') or (),
+                None if isinstance(palette, str) else palette,
+            ),
+        )

@@ -4,6 +4,7 @@ A reward such as the number of components takes milliseconds a map, and every st
 dozens of maps. The processes are forks, as the loader's workers are: they have the reward
 functions, also those that cannot be pickled, and use neither the model nor a device.
 """
+
 from __future__ import annotations
 
 import multiprocessing
@@ -81,7 +82,8 @@ class RewardWorkers:
             raise RuntimeError(
                 f'a process that computes rewards has ended (exit statuses {statuses}; -9 is '
                 f'mostly want of memory). Set workers={count // 2} of GroupRewardTuning, or find '
-                f'out what ended it.') from error
+                f'out what ended it.'
+            ) from error
         if errors:
             raise errors[0]
         return results

@@ -8,6 +8,7 @@ only for losses that are means over the pixels, so :func:`weigh_heads` checks th
 
 Shapes: N samples, C classes, H x W pixels.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional, Protocol, Sequence
@@ -36,8 +37,12 @@ class PixelWeights:
         asked: Whether the head has asked for weights.
     """
 
-    def __init__(self, weights: Callable[[], Sequence[float]],
-                 inner: Optional[PixelSampler], setting: str = 'unbiased=True') -> None:
+    def __init__(
+        self,
+        weights: Callable[[], Sequence[float]],
+        inner: Optional[PixelSampler],
+        setting: str = 'unbiased=True',
+    ) -> None:
         self._weights, self.inner, self.asked = weights, inner, False
         self.setting = setting
 
@@ -54,9 +59,11 @@ class PixelWeights:
         self.asked = True
         weights = self._weights()
         if len(weights) != len(seg_label):
-            raise ValueError(f'{len(seg_label)} samples reach the loss and dynamic sampling gave '
-                             f'{len(weights)} with their weights: something between them adds or '
-                             f'drops samples. Remove {self.setting}.')
+            raise ValueError(
+                f'{len(seg_label)} samples reach the loss and dynamic sampling gave '
+                f'{len(weights)} with their weights: something between them adds or '
+                f'drops samples. Remove {self.setting}.'
+            )
         column = torch.tensor(weights, dtype=torch.float32, device=seg_logit.device)
         sample_weights = column.view(-1, 1, 1).expand(len(seg_label), *seg_label.shape[2:])
         if self.inner is None:
@@ -64,8 +71,9 @@ class PixelWeights:
         return self.inner.sample(seg_logit, seg_label) * sample_weights
 
 
-def weigh_heads(model: nn.Module, weights: Callable[[], Sequence[float]],
-                setting: str = 'unbiased=True') -> Dict[str, PixelWeights]:
+def weigh_heads(
+    model: nn.Module, weights: Callable[[], Sequence[float]], setting: str = 'unbiased=True'
+) -> Dict[str, PixelWeights]:
     """Let all decode heads of a segmentor weigh the samples; return their samplers by name.
 
     Args:
@@ -78,20 +86,28 @@ def weigh_heads(model: nn.Module, weights: Callable[[], Sequence[float]],
             the pixels.
     """
     from mmseg.models.losses import CrossEntropyLoss
+
     # Not by class: heads of other packages have the same two attributes.
-    heads: Dict[str, Any] = {name: module for name, module in model.named_modules()
-                             if hasattr(module, 'loss_decode') and hasattr(module, 'sampler')}
+    heads: Dict[str, Any] = {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, 'loss_decode') and hasattr(module, 'sampler')
+    }
     if not heads:
-        raise ValueError(f'{setting} weighs the pixels of decode heads of MMSegmentation, and '
-                         f'{type(model).__name__} has none. Remove it, or use the weights '
-                         f'of mapsage.sampling.SampledBatch in your training loop.')
+        raise ValueError(
+            f'{setting} weighs the pixels of decode heads of MMSegmentation, and '
+            f'{type(model).__name__} has none. Remove it, or use the weights '
+            f'of mapsage.sampling.SampledBatch in your training loop.'
+        )
     for name, head in heads.items():
         losses = head.loss_decode
         for loss in losses if isinstance(losses, nn.ModuleList) else [losses]:
             if not isinstance(loss, CrossEntropyLoss):
-                raise ValueError(f'{setting}, and {name} has {type(loss).__name__}, which is '
-                                 f'not a mean over the pixels, so that a tile cannot be weighed '
-                                 f'in it. Use CrossEntropyLoss only, or remove {setting}.')
+                raise ValueError(
+                    f'{setting}, and {name} has {type(loss).__name__}, which is '
+                    f'not a mean over the pixels, so that a tile cannot be weighed '
+                    f'in it. Use CrossEntropyLoss only, or remove {setting}.'
+                )
     samplers = {}
     for name, head in heads.items():
         # A model that was trained before, or a copy of a trained model, already has weights.
@@ -105,5 +121,7 @@ def check_asked(samplers: Dict[str, PixelWeights]) -> None:
     silent = [name for name, sampler in samplers.items() if not sampler.asked]
     if silent:
         setting = samplers[silent[0]].setting
-        raise ValueError(f'{setting}, and {", ".join(silent)} did not ask for the weights: its '
-                         f'loss_by_feat is not the method of BaseDecodeHead. Remove {setting}.')
+        raise ValueError(
+            f'{setting}, and {", ".join(silent)} did not ask for the weights: its '
+            f'loss_by_feat is not the method of BaseDecodeHead. Remove {setting}.'
+        )

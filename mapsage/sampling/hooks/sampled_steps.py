@@ -4,6 +4,7 @@
 sampler draws as many batches as a step needs. :class:`SampledSteps` collates what the sampler chose
 and hands it to the loop, so the loop's count of batches is not the loader's.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -46,8 +47,10 @@ class LoaderStream:
 
     def __init__(self, loader: DataLoader, block: range = range(1), group_size: int = 1) -> None:
         if loader.batch_sampler is None:
-            raise LoaderError('DynamicSamplingHook: the training loader makes no batches '
-                              '(batch_size=None), expected a batch_size.')
+            raise LoaderError(
+                'DynamicSamplingHook: the training loader makes no batches '
+                '(batch_size=None), expected a batch_size.'
+            )
         self.drawn = [0] * len(block)
         self._loader, self._group_size = loader, group_size
         self._iterator: Optional[Iterator[Any]] = None
@@ -118,9 +121,11 @@ class LoaderStream:
         try:
             return next(self._iterator)
         except StopIteration:
-            raise LoaderError('DynamicSamplingHook: the training loader gives no batch. Its '
-                              'dataset holds less than one batch of this rank; lower batch_size '
-                              'or set drop_last=False.') from None
+            raise LoaderError(
+                'DynamicSamplingHook: the training loader gives no batch. Its '
+                'dataset holds less than one batch of this rank; lower batch_size '
+                'or set drop_last=False.'
+            ) from None
 
     def _set_epoch(self) -> None:
         """Tell the epoch to the first sampler that has epochs, as DistSamplerSeedHook does."""
@@ -146,8 +151,9 @@ class Step:
         drawn: Number of samples drawn by the end of the step for each virtual rank of this process.
     """
 
-    def __init__(self, batches: List[SampledBatch], state: Dict[str, Any],
-                 drawn: Sequence[int]) -> None:
+    def __init__(
+        self, batches: List[SampledBatch], state: Dict[str, Any], drawn: Sequence[int]
+    ) -> None:
         self.batches, self.state, self.drawn = batches, state, drawn
 
 
@@ -168,10 +174,15 @@ class SampledSteps:
             is about to get.
     """
 
-    def __init__(self, sampler: BlockSampler, stream: LoaderStream,
-                 collate: Callable[[List[Any]], Any], on_step: Callable[[Step], None],
-                 background: Optional[BackgroundWorker] = None,
-                 wants_another: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        sampler: BlockSampler,
+        stream: LoaderStream,
+        collate: Callable[[List[Any]], Any],
+        on_step: Callable[[Step], None],
+        background: Optional[BackgroundWorker] = None,
+        wants_another: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._sampler, self._stream, self._collate = sampler, stream, collate
         self._on_step, self._wants_another = on_step, wants_another
         self._background = background
@@ -190,9 +201,12 @@ class SampledSteps:
         if self._background is not None and self._wants_another():
             self._ahead = self._background.submit(self._sample)
         self._on_step(step)
-        return pack_rank_batches([
-            self._collate([candidate.sample for candidate in batch.samples])
-            for batch in step.batches])
+        return pack_rank_batches(
+            [
+                self._collate([candidate.sample for candidate in batch.samples])
+                for batch in step.batches
+            ]
+        )
 
     def skip_iter(self, num_iters: int) -> None:
         """Do nothing: after a resume the stream begins where the checkpoint says."""

@@ -3,6 +3,7 @@
 Counts of a step are equal on all ranks, but bytes and times are not; a summary adds these up over
 the ranks, so every rank must call it. ``tools/plot_sampling.py`` reads the files of the folder.
 """
+
 from __future__ import annotations
 
 import json
@@ -34,8 +35,9 @@ class SamplingReport:
         scorer: What scores the samples; it may have pictures.
     """
 
-    def __init__(self, runner: HostRunner, channel: Channel, global_target: int,
-                 scorer: Scorer) -> None:
+    def __init__(
+        self, runner: HostRunner, channel: Channel, global_target: int, scorer: Scorer
+    ) -> None:
         self._runner, self._channel, self._global_target = runner, channel, global_target
         self._scorer = scorer
         self._totals = Totals()
@@ -48,9 +50,11 @@ class SamplingReport:
     def add(self, statistics: StepStatistics) -> None:
         """Add a step to the sums."""
         self._totals.add(statistics)
-        for name, value in (('attempts', statistics.attempts),
-                            ('moved_samples', statistics.moved_samples),
-                            ('seconds', statistics.seconds)):
+        for name, value in (
+            ('attempts', statistics.attempts),
+            ('moved_samples', statistics.moved_samples),
+            ('seconds', statistics.seconds),
+        ):
             self._runner.message_hub.update_scalar(f'{FOLDER}/step/{name}', value)
 
     def observe(self, group: Sequence[Candidate], reason: str, step: int) -> None:
@@ -69,11 +73,16 @@ class SamplingReport:
             self._runner.logger.error(
                 f'[DynSample] the account does not balance: {totals.lost} of {totals.fetched} '
                 f'samples drawn were neither trained on, nor dropped for a reason, nor are they in '
-                f'the pool. This is a defect of dynamic sampling: please report it with this log.')
+                f'the pool. This is a defect of dynamic sampling: please report it with this log.'
+            )
         iteration, seconds = self._runner.iter + 1, time.perf_counter()
-        row = dict(vars(totals), iter=iteration, interval_seconds=seconds - self._since,
-                   world_size=len(self._channel.ranks),
-                   global_target=self._global_target)
+        row = dict(
+            vars(totals),
+            iter=iteration,
+            interval_seconds=seconds - self._since,
+            world_size=len(self._channel.ranks),
+            global_target=self._global_target,
+        )
         self._since = seconds
         append_line(str(self._folder() / 'steps.jsonl'), json.dumps(row))
         scalars = {f'{FOLDER}/{name}': value for name, value in _scalars(totals).items()}
@@ -84,8 +93,11 @@ class SamplingReport:
     def save_gallery(self) -> None:
         """Write the gallery and the scorer's pictures, on the first rank."""
         if self._gallery is not None:
-            self._gallery.save(self._folder() / 'tiles.npz', self._metainfo.get('classes') or (),
-                               self._metainfo.get('palette') or ())
+            self._gallery.save(
+                self._folder() / 'tiles.npz',
+                self._metainfo.get('classes') or (),
+                self._metainfo.get('palette') or (),
+            )
             self._scorer.save_pictures(self._folder(), self._metainfo, self._channels)
 
     def _folder(self) -> Path:
@@ -98,9 +110,12 @@ def _scalars(totals: Totals) -> Dict[str, float]:
     """Return means per step of frequent events, and counts of rare ones."""
     steps = max(1, totals.steps)
     scalars: Dict[str, float] = {
-        'attempts': totals.attempts / steps, 'moved_samples': totals.moved_samples / steps,
-        'moved_bytes': totals.sent_bytes / steps, 'seconds': totals.seconds / steps,
-        'surplus': totals.surplus}
+        'attempts': totals.attempts / steps,
+        'moved_samples': totals.moved_samples / steps,
+        'moved_bytes': totals.sent_bytes / steps,
+        'seconds': totals.seconds / steps,
+        'surplus': totals.surplus,
+    }
     if totals.judged:
         scalars['pass_rate'] = totals.pass_rate
     scalars.update({f'shortfalls/{policy}': n for policy, n in totals.shortfalls.items()})

@@ -3,6 +3,7 @@
 A sample is drawn again from its index in the dataset and the seed of its augmentation. A sample
 without these, such as one of a user's own loader, cannot be restored and is counted as lost.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
@@ -30,9 +31,17 @@ class RestoredPools(NamedTuple):
 
 def replace_samples_by_keys(pool: Sequence[Dict[str, Any]]) -> Pool:
     """Return a pool as what JSON can hold: each sample as index, seed and score."""
-    return [dict(found_at=group['found_at'], at_random=group['at_random'],
-                 keys=[[candidate.index, list(candidate.seed), candidate.score]
-                       for candidate in group['samples']]) for group in pool]
+    return [
+        dict(
+            found_at=group['found_at'],
+            at_random=group['at_random'],
+            keys=[
+                [candidate.index, list(candidate.seed), candidate.score]
+                for candidate in group['samples']
+            ],
+        )
+        for group in pool
+    ]
 
 
 def deal_out(pools: Sequence[Pool], ranks: int) -> List[Pool]:
@@ -41,8 +50,9 @@ def deal_out(pools: Sequence[Pool], ranks: int) -> List[Pool]:
     return [groups[rank::ranks] for rank in range(ranks)]
 
 
-def load_pools(pools: Sequence[Pool], samples: Optional[KeyedSamples],
-               group_size: int) -> RestoredPools:
+def load_pools(
+    pools: Sequence[Pool], samples: Optional[KeyedSamples], group_size: int
+) -> RestoredPools:
     """Load the samples of saved pools.
 
     Args:
@@ -59,9 +69,13 @@ def load_pools(pools: Sequence[Pool], samples: Optional[KeyedSamples],
             keys = group['keys']
             has_keys = all(index >= 0 and seed for index, seed, _ in keys)
             if samples is not None and has_keys and len(keys) == group_size:
-                groups.append(dict(
-                    found_at=group['found_at'], at_random=group.get('at_random', False),
-                    samples=[_load(samples, *key) for key in keys]))
+                groups.append(
+                    dict(
+                        found_at=group['found_at'],
+                        at_random=group.get('at_random', False),
+                        samples=[_load(samples, *key) for key in keys],
+                    )
+                )
             else:
                 lost_groups, lost_samples = lost_groups + 1, lost_samples + len(keys)
         restored.append(groups)

@@ -4,6 +4,7 @@ A scorer with a method ``score`` runs in the loader's workers, through :class:`C
 Every other scorer runs in the training process, through :class:`CandidateScoring`, which gives each
 virtual rank its own seed and its own buffers of the model.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -98,8 +99,15 @@ class CandidateScoring:
         history: Moving averages of the tiles' scores; None if every sample is scored.
     """
 
-    def __init__(self, scorer: Scorer, model: nn.Module, block: range, seed: int,
-                 current_step: Callable[[], int], in_background: bool) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        model: nn.Module,
+        block: range,
+        seed: int,
+        current_step: Callable[[], int],
+        in_background: bool,
+    ) -> None:
         self._scorer, self._model, self._block = scorer, model, block
         self._seed, self._current_step = seed, current_step
         self._in_background = in_background
@@ -122,13 +130,18 @@ class CandidateScoring:
             self._seed_batch(rank)
         if self._scorer.scores_in_workers:
             # Candidates that come without keys were not scored in a worker.
-            return [self.factory.score(candidate) if candidate.score is None else candidate.score
-                    for candidate in candidates]
+            return [
+                self.factory.score(candidate) if candidate.score is None else candidate.score
+                for candidate in candidates
+            ]
         slot = rank - self._block.start
         self._scorer.begin_batch(slot, self._batches[rank] == 1)
         with self._buffers(rank):
-            scores = (self._scorer([candidate.sample for candidate in candidates])
-                      if self.history is None else self.history(candidates, slot))
+            scores = (
+                self._scorer([candidate.sample for candidate in candidates])
+                if self.history is None
+                else self.history(candidates, slot)
+            )
         several = self._scorer.scores_per_sample > 1
         for candidate, score in zip(candidates, scores):
             candidate.score = float(sum(score) / len(score) if several else score)

@@ -4,6 +4,7 @@ A filter can drop what a training needs; the pictures show it. The gallery holds
 tiles, at most one of each kind per step, so adding to it costs little. ``tools/plot_sampling.py``
 draws the file.
 """
+
 from __future__ import annotations
 
 import io
@@ -46,8 +47,10 @@ class TileGallery:
 
     def __init__(self, channels: Channels = None) -> None:
         self._channels = channels
-        self._tiles: Dict[str, Deque[_GalleryTile]] = {'kept': deque(maxlen=LENGTH),
-                                                'dropped': deque(maxlen=LENGTH)}
+        self._tiles: Dict[str, Deque[_GalleryTile]] = {
+            'kept': deque(maxlen=LENGTH),
+            'dropped': deque(maxlen=LENGTH),
+        }
 
     def add(self, candidate: Candidate, reason: str, iteration: int) -> None:
         """Keep a small picture of a tile, unless the gallery has one of its kind and iteration.
@@ -65,14 +68,24 @@ class TileGallery:
         sample = candidate.sample
         inputs = sample.get('inputs') if isinstance(sample, dict) else None
         labels = label_map(candidate.sample)
-        if (not isinstance(inputs, torch.Tensor) or inputs.dim() != 3 or 0 in inputs.shape
-                or labels is None):
+        if (
+            not isinstance(inputs, torch.Tensor)
+            or inputs.dim() != 3
+            or 0 in inputs.shape
+            or labels is None
+        ):
             return
         image = _shrink(choose_channels(inputs.cpu().numpy().transpose(1, 2, 0), self._channels))
         score = float('nan') if candidate.score is None else float(candidate.score)
-        tiles.append(_GalleryTile(_center(display_rgb(image), 0),
-                                  _center(_shrink(labels).clip(0, 255), _IGNORED),
-                                  score, iteration, reason))
+        tiles.append(
+            _GalleryTile(
+                _center(display_rgb(image), 0),
+                _center(_shrink(labels).clip(0, 255), _IGNORED),
+                score,
+                iteration,
+                reason,
+            )
+        )
 
     def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
         """Write the file for ``tools/plot_sampling.py``, completely or not at all.
@@ -82,15 +95,18 @@ class TileGallery:
             classes: Names of the classes.
             palette: Colors of the classes, (N, 3); a palette of another form is left out.
         """
-        arrays: Dict[str, np.ndarray] = dict(classes=np.array(list(classes), dtype=str),
-                                             palette=_as_rgb(palette))
+        arrays: Dict[str, np.ndarray] = dict(
+            classes=np.array(list(classes), dtype=str), palette=_as_rgb(palette)
+        )
         for kind in self._tiles:
             # A copy, because another thread may be sampling the next step.
             tiles = list(self._tiles[kind])
-            arrays[f'{kind}_images'] = np.array([tile.image for tile in tiles],
-                                                np.uint8).reshape(-1, SIDE, SIDE, 3)
-            arrays[f'{kind}_labels'] = np.array([tile.labels for tile in tiles],
-                                                np.uint8).reshape(-1, SIDE, SIDE)
+            arrays[f'{kind}_images'] = np.array([tile.image for tile in tiles], np.uint8).reshape(
+                -1, SIDE, SIDE, 3
+            )
+            arrays[f'{kind}_labels'] = np.array([tile.labels for tile in tiles], np.uint8).reshape(
+                -1, SIDE, SIDE
+            )
             arrays[f'{kind}_scores'] = np.array([tile.score for tile in tiles], np.float64)
             arrays[f'{kind}_iters'] = np.array([tile.iteration for tile in tiles], np.int64)
             arrays[f'{kind}_reasons'] = np.array([tile.reason for tile in tiles], dtype=str)
@@ -113,8 +129,10 @@ def _shrink(array: np.ndarray) -> np.ndarray:
     """Return a tile of at most SIDE pixels a side, from nearest pixels, so labels stay labels."""
     height, width = array.shape[:2]
     scale = min(1.0, SIDE / max(height, width))
-    rows, columns = (np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))
-                     for side in (height, width))
+    rows, columns = (
+        np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))
+        for side in (height, width)
+    )
     return array[np.ix_(rows, columns)]
 
 
@@ -123,5 +141,5 @@ def _center(small: np.ndarray, fill: int) -> np.ndarray:
     square = np.full((SIDE, SIDE) + small.shape[2:], fill, np.uint8)
     height, width = small.shape[:2]
     top, left = (SIDE - height) // 2, (SIDE - width) // 2
-    square[top:top + height, left:left + width] = small
+    square[top : top + height, left : left + width] = small
     return square

@@ -7,6 +7,7 @@ operators (:class:`TorchFinder`). It does not do so as a plugin of PyTorch (entr
 ``torch.backends``), because MapSage imports PyTorch without its plugins, and NVIDIA's runtime is
 none.
 """
+
 from __future__ import annotations
 
 import ctypes

@@ -8,6 +8,7 @@ PyTorch below. Needs g++ or clang++, and once a machine the network, for two sma
 NVIDIA's headers. A second call does nothing. Exit status 4: compiling failed; 5: PyTorch's CUDA
 build, a compiler or the headers cannot be had here.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -48,16 +49,17 @@ class Part(NamedTuple):
 
     folder: str
     library: str
-    missing: str        # a regular expression for functions that PyTorch imports from it
-    error: str          # what those return that the folder lacks; empty: an error of the runtime
-    optimization: str   # the headers of PyTorch take long to optimize
+    missing: str  # a regular expression for functions that PyTorch imports from it
+    error: str  # what those return that the folder lacks; empty: an error of the runtime
+    optimization: str  # the headers of PyTorch take long to optimize
 
 
 RUNTIME = Part('runtime', 'libcudart.so.13', '(__)?cuda[A-Z]', '', '-O2')
 PARTS_OVER_RUNTIME = (
     Part('driver', 'libcuda.so.1', 'cu[A-Z](?!ile)', '801', '-O2'),  # CUDA_ERROR_NOT_SUPPORTED
-    Part('nccl', 'libnccl.so.2', 'nccl[A-Z]', '5', '-O2'),           # ncclInvalidUsage
-    Part('operators', 'libcuda_double_operators.so', '(?!)', '0', '-O1'))
+    Part('nccl', 'libnccl.so.2', 'nccl[A-Z]', '5', '-O2'),  # ncclInvalidUsage
+    Part('operators', 'libcuda_double_operators.so', '(?!)', '0', '-O1'),
+)
 
 
 class Torch(NamedTuple):
@@ -75,8 +77,11 @@ def find_torch() -> Torch:
     """
     spec = importlib.util.find_spec('torch')
     if spec is None or spec.origin is None:
-        raise BuildError(f'{sys.executable} has no torch; install its CUDA build, for example: '
-                         f'pip install --no-deps torch==2.14.1', NOT_AVAILABLE)
+        raise BuildError(
+            f'{sys.executable} has no torch; install its CUDA build, for example: '
+            f'pip install --no-deps torch==2.14.1',
+            NOT_AVAILABLE,
+        )
     folder = Path(spec.origin).parent
     text = (folder / 'version.py').read_text()
     version = re.search(r"__version__ = '(.+)'", text)
@@ -85,7 +90,9 @@ def find_torch() -> Torch:
         raise BuildError(
             f'torch {version.group(1) if version else ""} of {sys.executable} is built for '
             f'{"CUDA " + cuda.group(1) if cuda else "no CUDA"}; the double needs a build for CUDA '
-            f'{_CUDA}, as pip install torch==2.14.1 gives it on Linux', NOT_AVAILABLE)
+            f'{_CUDA}, as pip install torch==2.14.1 gives it on Linux',
+            NOT_AVAILABLE,
+        )
     return Torch(folder, version.group(1))
 
 
@@ -100,15 +107,19 @@ def find_compiler() -> str:
         path = shutil.which(name)
         if path and shutil.which('nm'):
             return path
-    raise BuildError(f'the double of CUDA is compiled, and no C++20 compiler with nm was found '
-                     f'(CXX={named or ""!r}; looked for g++, clang++). Install one, for example: '
-                     f'apt install g++', NOT_AVAILABLE)
+    raise BuildError(
+        f'the double of CUDA is compiled, and no C++20 compiler with nm was found '
+        f'(CXX={named or ""!r}; looked for g++, clang++). Install one, for example: '
+        f'apt install g++',
+        NOT_AVAILABLE,
+    )
 
 
 def source_files() -> List[Path]:
     """Return everything that the result depends on and is in this folder."""
-    return sorted([*HERE.glob('*.py'), *(HERE / 'src').rglob('*.cpp'),
-                   *(HERE / 'src').rglob('*.h')])
+    return sorted(
+        [*HERE.glob('*.py'), *(HERE / 'src').rglob('*.cpp'), *(HERE / 'src').rglob('*.h')]
+    )
 
 
 def build_key(torch: Torch) -> str:
@@ -132,14 +143,30 @@ def fetch_headers() -> Path:
         return include
     headers.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=headers.parent) as folder:
-        command = [sys.executable, '-m', 'pip', 'install', '-q', '--disable-pip-version-check',
-                   '--no-deps', '--target', f'{folder}/headers',
-                   f'nvidia-cuda-runtime=={_CUDA}.*', f'nvidia-cuda-crt=={_CUDA}.*']
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              universal_newlines=True, timeout=_TIMEOUT_SECONDS)
+        command = [
+            sys.executable,
+            '-m',
+            'pip',
+            'install',
+            '-q',
+            '--disable-pip-version-check',
+            '--no-deps',
+            '--target',
+            f'{folder}/headers',
+            f'nvidia-cuda-runtime=={_CUDA}.*',
+            f'nvidia-cuda-crt=={_CUDA}.*',
+        ]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
         if done.returncode != 0:
-            raise BuildError(f"CUDA's headers could not be downloaded: {done.stdout[-2000:]}",
-                             NOT_AVAILABLE)
+            raise BuildError(
+                f"CUDA's headers could not be downloaded: {done.stdout[-2000:]}", NOT_AVAILABLE
+            )
         try:
             os.rename(f'{folder}/headers', headers)
         except OSError:  # another environment's build was faster
@@ -157,9 +184,11 @@ class Compilation:
         try:
             self._imported = read_symbols('--undefined-only', libraries)
         except subprocess.CalledProcessError as error:
-            raise BuildError(f'nm cannot read the libraries of torch {torch.version} in '
-                             f'{torch.folder / "lib"}: is this its CUDA build for Linux?',
-                             NOT_AVAILABLE) from error
+            raise BuildError(
+                f'nm cannot read the libraries of torch {torch.version} in '
+                f'{torch.folder / "lib"}: is this its CUDA build for Linux?',
+                NOT_AVAILABLE,
+            ) from error
 
     def run(self) -> List[Path]:
         """Compile and return the libraries.
@@ -169,8 +198,10 @@ class Compilation:
         """
         libraries = [self._compile(RUNTIME, None)]
         with ThreadPoolExecutor(2) as pool:
-            tasks = [pool.submit(self._compile, part, libraries[0])
-                     for part in reversed(PARTS_OVER_RUNTIME)]  # the slowest first
+            tasks = [
+                pool.submit(self._compile, part, libraries[0])
+                for part in reversed(PARTS_OVER_RUNTIME)
+            ]  # the slowest first
             libraries += self._compile_vendor_libraries(libraries[0])
             libraries += [task.result() for task in tasks]
         return libraries
@@ -182,10 +213,22 @@ class Compilation:
         unit.write_text(''.join(f'#include "{path}"\n' for path in sources))
         compiled = self._folder / f'{part.folder}.o'
         root = self._torch.folder
-        self._call([*_FLAGS, part.optimization, '-isystem', str(self._include),
-                    '-isystem', str(root / 'include'),
-                    '-isystem', str(root / 'include' / 'torch' / 'csrc' / 'api' / 'include'),
-                    '-c', str(unit), '-o', str(compiled)])
+        self._call(
+            [
+                *_FLAGS,
+                part.optimization,
+                '-isystem',
+                str(self._include),
+                '-isystem',
+                str(root / 'include'),
+                '-isystem',
+                str(root / 'include' / 'torch' / 'csrc' / 'api' / 'include'),
+                '-c',
+                str(unit),
+                '-o',
+                str(compiled),
+            ]
+        )
         # nm -D lists a shared library only, so that it is linked twice.
         library = self._folder / part.library
         self._link(library, [compiled], runtime, part)
@@ -206,8 +249,14 @@ class Compilation:
         else:
             arguments += [str(runtime)]
         if part.folder == 'operators':
-            arguments += [f'-L{self._torch.folder / "lib"}', '-ltorch_cuda', '-ltorch_cpu',
-                          '-lc10_cuda', '-lc10', '-Wl,--allow-shlib-undefined']
+            arguments += [
+                f'-L{self._torch.folder / "lib"}',
+                '-ltorch_cuda',
+                '-ltorch_cpu',
+                '-lc10_cuda',
+                '-lc10',
+                '-Wl,--allow-shlib-undefined',
+            ]
         self._call([*arguments, '-lpthread', '-ldl'])
 
     def _compile_vendor_libraries(self, runtime: Path) -> List[Path]:
@@ -217,24 +266,44 @@ class Compilation:
             library = self._folder / vendor.name
             (self._folder / f'{vendor.name}.c').write_text(source)
             (self._folder / f'{vendor.name}.map').write_text(versions)
-            self._call(['-shared', '-fPIC', '-o', str(library), f'-Wl,-soname,{vendor.name}',
-                        f'-Wl,--version-script={library}.map', '-x', 'c', f'{library}.c',
-                        '-x', 'none', str(runtime)])
+            self._call(
+                [
+                    '-shared',
+                    '-fPIC',
+                    '-o',
+                    str(library),
+                    f'-Wl,-soname,{vendor.name}',
+                    f'-Wl,--version-script={library}.map',
+                    '-x',
+                    'c',
+                    f'{library}.c',
+                    '-x',
+                    'none',
+                    str(runtime),
+                ]
+            )
             libraries.append(library)
         return libraries
 
     def _call(self, arguments: List[str]) -> None:
         try:
-            done = subprocess.run([self._compiler, *arguments], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, universal_newlines=True,
-                                  timeout=_TIMEOUT_SECONDS)
+            done = subprocess.run(
+                [self._compiler, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                universal_newlines=True,
+                timeout=_TIMEOUT_SECONDS,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f'{self._compiler} could not compile the double of CUDA: {error}',
-                             COMPILE_FAILED) from error
+            raise BuildError(
+                f'{self._compiler} could not compile the double of CUDA: {error}', COMPILE_FAILED
+            ) from error
         if done.returncode != 0:
             raise BuildError(
                 f'{self._compiler} could not compile the double of CUDA for torch '
-                f'{self._torch.version}; it needs C++20: {done.stdout[-3000:]}', COMPILE_FAILED)
+                f'{self._torch.version}; it needs C++20: {done.stdout[-3000:]}',
+                COMPILE_FAILED,
+            )
         if done.stdout:
             print(done.stdout, file=sys.stderr)
 
@@ -266,12 +335,17 @@ def check_environment(folder: Path) -> None:
         BuildError: If the process fails.
     """
     program = 'import torch; assert float(torch.ones(3, device="cuda:1").sum()) == 3'
-    done = subprocess.run([str(folder / 'bin' / 'python'), '-c', program], stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, universal_newlines=True,
-                          env={**os.environ, 'CUDA_DOUBLE_DEVICES': '2'})
+    done = subprocess.run(
+        [str(folder / 'bin' / 'python'), '-c', program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        env={**os.environ, 'CUDA_DOUBLE_DEVICES': '2'},
+    )
     if done.returncode != 0:
-        raise BuildError(f'the double of CUDA was built and does not work: {done.stdout[-3000:]}',
-                         COMPILE_FAILED)
+        raise BuildError(
+            f'the double of CUDA was built and does not work: {done.stdout[-3000:]}', COMPILE_FAILED
+        )
 
 
 def build() -> Path:
@@ -294,8 +368,12 @@ def build() -> Path:
         if environment.exists():
             return python
         compiler, include = find_compiler(), fetch_headers()
-        print(f'[cuda double] compiling with {compiler} for torch {torch.version} (half a minute, '
-              f'once) into {environment}', file=sys.stderr, flush=True)
+        print(
+            f'[cuda double] compiling with {compiler} for torch {torch.version} (half a minute, '
+            f'once) into {environment}',
+            file=sys.stderr,
+            flush=True,
+        )
         with tempfile.TemporaryDirectory(dir=ENVIRONMENTS) as folder:
             complete = Path(folder) / 'environment'
             make_environment(complete, Compilation(torch, compiler, include, Path(folder)).run())

@@ -6,6 +6,7 @@ their public sources have it: the name of the package, of the device and of the 
 how the backend is registered with torch.distributed, and which functions ``torch.<device>`` has.
 Nothing here ran on a card, and nothing here is a vendor's code.
 """
+
 from __future__ import annotations
 
 import functools
@@ -22,11 +23,29 @@ from mapsage.extras.simulator import device_module, read_settings
 from mapsage.extras.simulator.load import add_devices
 
 # Functions of a make's module that the simulated one has under the same name.
-FULL = ('is_available', 'is_initialized', 'device_count', 'current_device', 'set_device',
-        'synchronize', 'memory_allocated', 'max_memory_allocated', 'reset_peak_memory_stats',
-        'mem_get_info', 'empty_cache', 'get_device_name', 'manual_seed', 'manual_seed_all',
-        'get_rng_state', 'set_rng_state', 'is_bf16_supported', 'get_amp_supported_dtype', 'device',
-        '_is_in_bad_fork', '_lazy_init')
+FULL = (
+    'is_available',
+    'is_initialized',
+    'device_count',
+    'current_device',
+    'set_device',
+    'synchronize',
+    'memory_allocated',
+    'max_memory_allocated',
+    'reset_peak_memory_stats',
+    'mem_get_info',
+    'empty_cache',
+    'get_device_name',
+    'manual_seed',
+    'manual_seed_all',
+    'get_rng_state',
+    'set_rng_state',
+    'is_bf16_supported',
+    'get_amp_supported_dtype',
+    'device',
+    '_is_in_bad_fork',
+    '_lazy_init',
+)
 
 
 def add_make(device_type: str, mask: str, functions: Iterable[str] = FULL) -> types.ModuleType:
@@ -44,15 +63,23 @@ def add_make(device_type: str, mask: str, functions: Iterable[str] = FULL) -> ty
     settings = read_settings(environ)
     # What torch_gcu does otherwise than a CPU is no other make's.
     plain = replace(
-        settings.profile, int64_wraps=False, float64_narrows=False, int64_arithmetic=True,
-        mixed_precision_sum=True, max_of_nan_is_nan=True, dtype_views=True, usable_after_fork=True)
+        settings.profile,
+        int64_wraps=False,
+        float64_narrows=False,
+        int64_arithmetic=True,
+        mixed_precision_sum=True,
+        max_of_nan_is_nan=True,
+        dtype_views=True,
+        usable_after_fork=True,
+    )
     module = types.ModuleType(f'torch.{device_type}')
     for name in functions:
         setattr(module, name, getattr(device_module, name))
     # By default the simulator's functions mean the device 'gcu', which has another name here.
     module.get_rng_state = lambda device=None: device_module.get_rng_state(_index(device))
     module.set_rng_state = lambda state, device=None: device_module.set_rng_state(
-        state, _index(device))
+        state, _index(device)
+    )
     # MMEngine uses it for musa.
     module.amp = types.SimpleNamespace(autocast=functools.partial(torch.autocast, device_type))
     add_devices(replace(settings, profile=plain), device_type, module)
@@ -87,5 +114,3 @@ def make_extended_group(name: str) -> Callable[..., Any]:
         return create(options.store, options.group_rank, options.group_size, options.timeout)
 
     return create_with_options
-
-

@@ -19,6 +19,7 @@ Where it differs from a T20, on purpose:
 
 Not here: point-to-point calls, ``DistributedSampler``, ZeRO, profiling, HBM dumps.
 """
+
 from . import amp, distributed, nn
 from .core.device import (
     current_device,
@@ -45,8 +46,25 @@ from .core.model import (
 
 __version__ = '1.10.0+2.5.136'
 __all__ = [
-    'JitRunMode', 'amp', 'clear_graph_caches', 'collect_amp_training_params', 'collect_buffers',
-    'current_device', 'device', 'device_count', 'distributed', 'fetch_gradients',
-    'gcu_device', 'get_device_name', 'get_hbm_alloc_size', 'is_available', 'manual_seed_all', 'nn',
-    'optimizer_step', 'set_device', 'sync_lived_tensor', 'synchronize', 'unlazy'
+    'JitRunMode',
+    'amp',
+    'clear_graph_caches',
+    'collect_amp_training_params',
+    'collect_buffers',
+    'current_device',
+    'device',
+    'device_count',
+    'distributed',
+    'fetch_gradients',
+    'gcu_device',
+    'get_device_name',
+    'get_hbm_alloc_size',
+    'is_available',
+    'manual_seed_all',
+    'nn',
+    'optimizer_step',
+    'set_device',
+    'sync_lived_tensor',
+    'synchronize',
+    'unlazy',
 ]

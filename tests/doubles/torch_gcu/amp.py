@@ -1,4 +1,5 @@
 """``torch_gcu.amp``: autocast that sets CUDA's globals, a scaler with one broken path."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
@@ -14,14 +15,16 @@ class autocast:  # noqa: N801
     needs ``torch.autocast('xla')`` besides.
     """
 
-    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16,
-                 cache_enabled: bool = True) -> None:
+    def __init__(
+        self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True
+    ) -> None:
         if dtype not in (torch.float16, torch.bfloat16):
-            raise RuntimeError(f'Current GCU Device does not support {dtype}. Please switch dtype '
-                               f'to float16 && bfloat16.')
+            raise RuntimeError(
+                f'Current GCU Device does not support {dtype}. Please switch dtype '
+                f'to float16 && bfloat16.'
+            )
         self._globals = enabled, dtype
-        self._xla = torch.autocast('xla', dtype=dtype, enabled=enabled,
-                                   cache_enabled=cache_enabled)
+        self._xla = torch.autocast('xla', dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
     def __enter__(self) -> None:
         self._before = torch.is_autocast_enabled('cuda'), torch.get_autocast_dtype('cuda')
@@ -46,13 +49,22 @@ class GradScaler:
     it does not have, which raises TypeError.
     """
 
-    def __init__(self, init_scale: float = 2.**16, growth_factor: float = 2.0,
-                 backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True,
-                 use_zero_grad: bool = False) -> None:
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        use_zero_grad: bool = False,
+    ) -> None:
         self._enabled, self._use_zero_grad = enabled, use_zero_grad
         self._init_scale = init_scale
-        self._factors = dict(growth_factor=growth_factor, backoff_factor=backoff_factor,
-                             growth_interval=growth_interval)
+        self._factors = dict(
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+        )
         self._init_growth_tracker = 0
         self._scale: Optional[torch.Tensor] = None
         self._growth_tracker: Optional[torch.Tensor] = None
@@ -68,7 +80,8 @@ class GradScaler:
         if self._scale is None:
             self._scale = torch.full((1,), self._init_scale).to(outputs.device)
             self._growth_tracker = torch.full(
-                (1,), self._init_growth_tracker, dtype=torch.int32).to(outputs.device)
+                (1,), self._init_growth_tracker, dtype=torch.int32
+            ).to(outputs.device)
         return outputs * self._scale
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -76,17 +89,20 @@ class GradScaler:
             return
         assert self._scale is not None, 'Attempted unscale_ but _scale is None.'
         if id(optimizer) in self._found_inf:
-            raise RuntimeError('unscale_() has already been called on this optimizer since the '
-                               'last update().')
+            raise RuntimeError(
+                'unscale_() has already been called on this optimizer since the last update().'
+            )
         found = torch.zeros(1).to(self._scale.device)
         torch._amp_foreach_non_finite_check_and_unscale_(
-            _gradients(optimizer), found, self._scale.reciprocal())
+            _gradients(optimizer), found, self._scale.reciprocal()
+        )
         self._found_inf[id(optimizer)] = found
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         from torch_gcu.core.model import unlazy
+
         if id(optimizer) not in self._found_inf:
             self.unscale_(optimizer)
         found = self._found_inf[id(optimizer)]
@@ -103,8 +119,12 @@ class GradScaler:
         if new_scale is not None:
             self._scale.fill_(new_scale)
         else:
-            torch._amp_update_scale_(self._scale, self._growth_tracker,
-                                     sum(self._found_inf.values()), *self._factors.values())
+            torch._amp_update_scale_(
+                self._scale,
+                self._growth_tracker,
+                sum(self._found_inf.values()),
+                *self._factors.values(),
+            )
         self._found_inf = {}
 
     def get_scale(self) -> float:
@@ -116,15 +136,20 @@ class GradScaler:
         if not self._enabled:
             return {}
         tracker = self._growth_tracker
-        return dict(scale=self.get_scale(), **self._factors, _growth_tracker=(
-            self._init_growth_tracker if tracker is None else tracker.item()))
+        return dict(
+            scale=self.get_scale(),
+            **self._factors,
+            _growth_tracker=(self._init_growth_tracker if tracker is None else tracker.item()),
+        )
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         if not self._enabled:
             return
         if not state:
-            raise RuntimeError('The source state dict is empty, possibly because it was saved from '
-                               'a disabled instance of GradScaler.')
+            raise RuntimeError(
+                'The source state dict is empty, possibly because it was saved from '
+                'a disabled instance of GradScaler.'
+            )
         self._init_scale, self._init_growth_tracker = state['scale'], state['_growth_tracker']
         self._factors = {name: state[name] for name in self._factors}
         if self._scale is not None and self._growth_tracker is not None:
@@ -133,5 +158,9 @@ class GradScaler:
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
-    return [parameter.grad for group in optimizer.param_groups
-            for parameter in group['params'] if parameter.grad is not None]
+    return [
+        parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group['params']
+        if parameter.grad is not None
+    ]

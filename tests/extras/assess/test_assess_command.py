@@ -1,4 +1,5 @@
 """`mapsage assess` as a user types it: plan, labels, report, comparison; and what goes wrong."""
+
 from __future__ import annotations
 
 import contextlib
@@ -45,8 +46,16 @@ def copied(labeled: Any, tmp_path: Path) -> Path:
 
 
 def report(known: KnownMap, points: Path, *options: str) -> int:
-    return main(['report', str(points), str(known.path), '--out',
-                 str(points.with_name('out.html')), *options])
+    return main(
+        [
+            'report',
+            str(points),
+            str(known.path),
+            '--out',
+            str(points.with_name('out.html')),
+            *options,
+        ]
+    )
 
 
 def table(points: Path) -> dict:
@@ -64,15 +73,22 @@ def test_a_report_contains_the_truth(labeled: Any, copied: Path, capsys: Any) ->
         row = table(copied)['area', name]
         share = (known.truth[valid] == number).mean()
         assert float(row['low']) < share < float(row['high'])
-        assert float(row['area']) == pytest.approx(
-            float(row['value']) * valid.sum() * 0.25, rel=1e-3) and row['area_unit'] == 'm²'
+        assert (
+            float(row['area']) == pytest.approx(float(row['value']) * valid.sum() * 0.25, rel=1e-3)
+            and row['area_unit'] == 'm²'
+        )
     page = copied.with_name('out.html').read_text(encoding='utf-8')
-    for text in ('User&#x27;s accuracy', 'Estimated error matrix', 'Strata', 'data:image/png',
-                 'model-assisted'):
+    for text in (
+        'User&#x27;s accuracy',
+        'Estimated error matrix',
+        'Strata',
+        'data:image/png',
+        'model-assisted',
+    ):
         assert text in page
     assert 'http' not in page.split('</head>')[1]
     picture = cv2.imread(str(copied.with_name('out_areas.png')))
-    blue = np.array([0xb2, 0x72, 0x00])
+    blue = np.array([0xB2, 0x72, 0x00])
     # Three whiskers of the color of estimates.
     assert (abs(picture.astype(int) - blue).sum(2) < 30).sum() > 300
 
@@ -91,7 +107,7 @@ def test_the_points_of_a_plan(labeled: Any) -> None:
 
 
 def test_the_form_of_the_points_in_qgis(labeled: Any) -> None:
-    legend, = read_legends(f'{labeled[1]}|layername=points')
+    (legend,) = read_legends(f'{labeled[1]}|layername=points')
     assert [entry[0] for entry in legend['entries']] == [*CLASSES, 'to be labeled']
 
 
@@ -102,8 +118,11 @@ def test_labels_that_were_set_in_qgis_count(labeled: Any, tmp_path: Path) -> Non
     assert main(['plan', str(known.path), '--points', '400', '--out', str(again)]) == 0
     labels = true_labels(again, known)
     assert label_points(again, dict(enumerate(labels[:20], 1))) == 20
-    edit(again, 'UPDATE points SET reference = ? WHERE point = ?',
-         [(text, number) for number, text in enumerate(labels, 1) if number > 20])
+    edit(
+        again,
+        'UPDATE points SET reference = ? WHERE point = ?',
+        [(text, number) for number, text in enumerate(labels, 1) if number > 20],
+    )
     assert report(known, again) == 0
     assert table(again) == table(points)
 
@@ -114,25 +133,44 @@ def test_labels_are_not_overwritten(labeled: Any, capsys: Any) -> None:
     assert 'may hold labels, so it is not replaced' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('statement, message', [
-    ("UPDATE points SET reference = NULL WHERE point IN (3, 4)",
-     '2 of 400 points .* have no label, such as point 3'),
-    ("UPDATE points SET reference = 'hous' WHERE point = 5",
-     "point 5 has the label 'hous'.*Did you mean 'house'.*--extra-class 'hous'"),
-    ("DELETE FROM points WHERE point = 7", 'point 7 of the plan was deleted'),
-    ("UPDATE points SET point = 8 WHERE point = 9", 'point 8 occurs 2 times, with the labels'),
-    ("UPDATE points SET point = 401 WHERE point = 9", 'point 401 is not of the plan'),
-    ("UPDATE points SET geom = (SELECT geom FROM points WHERE point = 1) WHERE point = 2",
-     'point 2 lies at .* the plan of .*map.tif drew it at'),
-    ("DROP TABLE mapsage_plan", 'has no table mapsage_plan.*plan and label them in its file'),
-    ("UPDATE mapsage_plan SET record = '{'", 'the plan in its table mapsage_plan cannot be read'),
-    ("UPDATE mapsage_plan SET record = replace(record, '\"area\": [', '\"area\": [-1, ')",
-     'area holds .* expected numbers'),
-    ("DELETE FROM mapsage_design WHERE point = 1", 'mapsage_design does not fit the plan'),
-    ("UPDATE points SET reference = NULL WHERE point IN (SELECT point FROM mapsage_design WHERE "
-     "stratum = 'water')", 'have no label')])
-def test_damaged_labels(labeled: Any, copied: Path, statement: str, message: str,
-                        capsys: Any) -> None:
+@pytest.mark.parametrize(
+    'statement, message',
+    [
+        (
+            'UPDATE points SET reference = NULL WHERE point IN (3, 4)',
+            '2 of 400 points .* have no label, such as point 3',
+        ),
+        (
+            "UPDATE points SET reference = 'hous' WHERE point = 5",
+            "point 5 has the label 'hous'.*Did you mean 'house'.*--extra-class 'hous'",
+        ),
+        ('DELETE FROM points WHERE point = 7', 'point 7 of the plan was deleted'),
+        ('UPDATE points SET point = 8 WHERE point = 9', 'point 8 occurs 2 times, with the labels'),
+        ('UPDATE points SET point = 401 WHERE point = 9', 'point 401 is not of the plan'),
+        (
+            'UPDATE points SET geom = (SELECT geom FROM points WHERE point = 1) WHERE point = 2',
+            'point 2 lies at .* the plan of .*map.tif drew it at',
+        ),
+        ('DROP TABLE mapsage_plan', 'has no table mapsage_plan.*plan and label them in its file'),
+        (
+            "UPDATE mapsage_plan SET record = '{'",
+            'the plan in its table mapsage_plan cannot be read',
+        ),
+        (
+            'UPDATE mapsage_plan SET record = replace(record, \'"area": [\', \'"area": [-1, \')',
+            'area holds .* expected numbers',
+        ),
+        ('DELETE FROM mapsage_design WHERE point = 1', 'mapsage_design does not fit the plan'),
+        (
+            'UPDATE points SET reference = NULL WHERE point IN (SELECT point FROM mapsage_design WHERE '
+            "stratum = 'water')",
+            'have no label',
+        ),
+    ],
+)
+def test_damaged_labels(
+    labeled: Any, copied: Path, statement: str, message: str, capsys: Any
+) -> None:
     edit(copied, statement)
     assert report(labeled[0], copied) == 1
     error = capsys.readouterr().err
@@ -140,8 +178,9 @@ def test_damaged_labels(labeled: Any, copied: Path, statement: str, message: str
     assert not copied.with_name('out.html').exists()
 
 
-def test_unlabeled_points_and_classes_that_the_map_lacks(labeled: Any, copied: Path,
-                                                         capsys: Any) -> None:
+def test_unlabeled_points_and_classes_that_the_map_lacks(
+    labeled: Any, copied: Path, capsys: Any
+) -> None:
     edit(copied, "UPDATE points SET reference = 'tree' WHERE point < 60")
     edit(copied, "UPDATE points SET reference = '' WHERE point = 100")
     assert report(labeled[0], copied, '--skip-unlabeled', '--extra-class', 'tree') == 0
@@ -152,8 +191,11 @@ def test_unlabeled_points_and_classes_that_the_map_lacks(labeled: Any, copied: P
 
 
 def test_a_stratum_without_labels(labeled: Any, copied: Path, capsys: Any) -> None:
-    edit(copied, "UPDATE points SET reference = NULL WHERE point IN (SELECT point FROM "
-         "mapsage_design WHERE stratum = 'water')")
+    edit(
+        copied,
+        'UPDATE points SET reference = NULL WHERE point IN (SELECT point FROM '
+        "mapsage_design WHERE stratum = 'water')",
+    )
     assert report(labeled[0], copied, '--skip-unlabeled') == 1
     assert "stratum 'water' has 0 labeled point(s)" in capsys.readouterr().err
 
@@ -162,10 +204,17 @@ def make_earlier_plan(points: Path) -> None:
     """Turn a plan into one of the version before, whose points were drawn by area."""
     record = json.loads(read_record(points))
     for name, area, count in zip(record['strata'], record['area'], record['points']):
-        edit(points, 'UPDATE mapsage_design SET inclusion_probability = '
-             f'min(1, pixel_area * {count / area!r}) WHERE stratum = ?', [(name,)])
-    edit(points, """CREATE TABLE earlier AS SELECT point, stratum, map_class,
-         inclusion_probability, pixel_column, pixel_row, x, y, probabilities FROM mapsage_design""")
+        edit(
+            points,
+            'UPDATE mapsage_design SET inclusion_probability = '
+            f'min(1, pixel_area * {count / area!r}) WHERE stratum = ?',
+            [(name,)],
+        )
+    edit(
+        points,
+        """CREATE TABLE earlier AS SELECT point, stratum, map_class,
+         inclusion_probability, pixel_column, pixel_row, x, y, probabilities FROM mapsage_design""",
+    )
     edit(points, 'DROP TABLE mapsage_design')
     edit(points, 'ALTER TABLE earlier RENAME TO mapsage_design')
     assert record.pop('draw') == 'simple'
@@ -177,8 +226,9 @@ def read_record(points: Path) -> str:
         return str(file.execute('SELECT record FROM mapsage_plan').fetchone()[0])
 
 
-def test_a_plan_of_an_earlier_version_of_equal_pixels(labeled: Any, copied: Path, capsys: Any
-                                                      ) -> None:
+def test_a_plan_of_an_earlier_version_of_equal_pixels(
+    labeled: Any, copied: Path, capsys: Any
+) -> None:
     assert report(labeled[0], copied) == 0
     now = table(copied)
     make_earlier_plan(copied)
@@ -189,7 +239,7 @@ def test_a_plan_of_an_earlier_version_of_equal_pixels(labeled: Any, copied: Path
 
 
 def test_a_plan_of_an_earlier_version_in_degrees(tmp_path: Path, capsys: Any) -> None:
-    place = dict(DEGREES, transform=rasterio.transform.from_origin(10, 80, .25, .25))
+    place = dict(DEGREES, transform=rasterio.transform.from_origin(10, 80, 0.25, 0.25))
     known = write_map(tmp_path, side=300, place=place)
     points = tmp_path / 'points.gpkg'
     assert main(['plan', str(known.path), '--points', '400', '--out', str(points)]) == 0
@@ -199,7 +249,8 @@ def test_a_plan_of_an_earlier_version_in_degrees(tmp_path: Path, capsys: Any) ->
     output = capsys.readouterr().out
     assert 'with chances in proportion to the area of the pixels' in output
     assert 'The inclusion probabilities in it are approximations' in points.with_name(
-        'out.html').read_text(encoding='utf-8')
+        'out.html'
+    ).read_text(encoding='utf-8')
 
 
 def test_another_map_needs_to_be_named_so(labeled: Any, copied: Path, capsys: Any) -> None:
@@ -234,10 +285,15 @@ def test_two_maps_are_compared_on_the_same_points(labeled: Any, copied: Path, ca
 def test_suggested_windows_are_refused(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / 'next_tiles.gpkg'
     pyogrio.raw.write(
-        str(path), shapely.to_wkb(np.array([shapely.box(0, 0, 1, 1)])),
+        str(path),
+        shapely.to_wkb(np.array([shapely.box(0, 0, 1, 1)])),
         [np.array([1]), np.array([0.5]), np.array(['a or b'], object)],
-        ['rank', 'score', 'reason'], geometry_type='Polygon', crs='EPSG:32650', driver='GPKG',
-        layer='tiles')
+        ['rank', 'score', 'reason'],
+        geometry_type='Polygon',
+        crs='EPSG:32650',
+        driver='GPKG',
+        layer='tiles',
+    )
     known = write_map(tmp_path / 'map', side=50)
     assert report(known, path) == 1
     assert 'windows of mapsage suggest' in capsys.readouterr().err
@@ -272,12 +328,19 @@ def test_a_map_that_names_no_classes(tmp_path: Path, capsys: Any) -> None:
     assert 'expected a class map: one band of uint8' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('arguments', [
-    ['plan', 'map.tif', '--out', 'p.gpkg'], ['plan', 'map.tif', '--points', '0', '--out', 'p.gpkg'],
-    ['plan', 'map.tif', '--points', '9', '--out', 'p.shp'], ['report', 'p.gpkg'], [],
-    ['plan', 'map.tif', '--half-width', '0', '--out', 'p.gpkg'],
-    ['plan', 'map.tif', '--points', '9', '--out', 'p.gpkg', '--seed', '-1'],
-    ['plan', 'map.tif', '--points', '9', '--out', 'p.gpkg', '--doubtful-share', '60']])
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ['plan', 'map.tif', '--out', 'p.gpkg'],
+        ['plan', 'map.tif', '--points', '0', '--out', 'p.gpkg'],
+        ['plan', 'map.tif', '--points', '9', '--out', 'p.shp'],
+        ['report', 'p.gpkg'],
+        [],
+        ['plan', 'map.tif', '--half-width', '0', '--out', 'p.gpkg'],
+        ['plan', 'map.tif', '--points', '9', '--out', 'p.gpkg', '--seed', '-1'],
+        ['plan', 'map.tif', '--points', '9', '--out', 'p.gpkg', '--doubtful-share', '60'],
+    ],
+)
 def test_wrong_command_lines(arguments: List[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(arguments)
@@ -285,14 +348,31 @@ def test_wrong_command_lines(arguments: List[str]) -> None:
 
 
 def test_no_framework_is_imported(tmp_path: Path) -> None:
-    script = ('import sys\n'
-              'names = "torch", "mmengine", "mmcv", "mmseg"\n'
-              'sys.modules.update({name: None for name in names})\n'
-              'from mapsage.extras.assess.programs.assess import main\n'
-              'sys.exit(main(sys.argv[1:]))')
+    script = (
+        'import sys\n'
+        'names = "torch", "mmengine", "mmcv", "mmseg"\n'
+        'sys.modules.update({name: None for name in names})\n'
+        'from mapsage.extras.assess.programs.assess import main\n'
+        'sys.exit(main(sys.argv[1:]))'
+    )
     known = write_map(tmp_path, side=60)
     done = subprocess.run(
-        [sys.executable, '-c', script, 'plan', str(known.path), '--points', '60', '--out',
-         str(tmp_path / 'p.gpkg')], cwd=str(ROOT), env={**os.environ, 'PYTHONPATH': str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+        [
+            sys.executable,
+            '-c',
+            script,
+            'plan',
+            str(known.path),
+            '--points',
+            '60',
+            '--out',
+            str(tmp_path / 'p.gpkg'),
+        ],
+        cwd=str(ROOT),
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
 """Plans: sizes and allocations of the papers, draws with known probabilities, expectations."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -35,8 +36,8 @@ from mapsage.geo.ellipsoid import EllipsoidArea
 from mapsage.geo.outlines import walk
 
 # Table 5 of Olofsson et al. 2014.
-SHARES = np.array([.02, .015, .32, .645])
-DEVIATIONS = np.sqrt(np.array([.7, .6, .9, .95]) * np.array([.3, .4, .1, .05]))
+SHARES = np.array([0.02, 0.015, 0.32, 0.645])
+DEVIATIONS = np.sqrt(np.array([0.7, 0.6, 0.9, 0.95]) * np.array([0.3, 0.4, 0.1, 0.05]))
 
 
 def ignore(_: int) -> None:
@@ -51,28 +52,40 @@ def test_the_sample_size_of_olofsson_2014_is_641() -> None:
     assert required_points('neyman', Z * 0.01, SHARES, DEVIATIONS) == 641
 
 
-@pytest.mark.parametrize('kind, minimum, points, expected', [
-    ('proportional', 2, 641, [13, 10, 205, 413]), ('neyman', 2, 641, [23, 19, 243, 356]),
-    # The paper rounds its compromise to 75, 75, 165, 325.
-    ('balanced', 75, 641, [75, 75, 163, 328])])
-def test_the_allocations_of_olofsson_2014(kind: str, minimum: int, points: int,
-                                          expected: list) -> None:
+@pytest.mark.parametrize(
+    'kind, minimum, points, expected',
+    [
+        ('proportional', 2, 641, [13, 10, 205, 413]),
+        ('neyman', 2, 641, [23, 19, 243, 356]),
+        # The paper rounds its compromise to 75, 75, 165, 325.
+        ('balanced', 75, 641, [75, 75, 163, 328]),
+    ],
+)
+def test_the_allocations_of_olofsson_2014(
+    kind: str, minimum: int, points: int, expected: list
+) -> None:
     numbers = allocate(kind, points, SHARES, DEVIATIONS, minimum)
     assert numbers.tolist() == expected and numbers.sum() == points
 
 
-@pytest.mark.parametrize('points, expected', [
-    ([160, 160, 160, 160], '0.01349'), ([12.82, 9.615, 205.12, 413.445], '0.01024'),
-    ([75, 75, 165, 325], '0.01089')])
+@pytest.mark.parametrize(
+    'points, expected',
+    [
+        ([160, 160, 160, 160], '0.01349'),
+        ([12.82, 9.615, 205.12, 413.445], '0.01024'),
+        ([75, 75, 165, 325], '0.01089'),
+    ],
+)
 def test_expected_standard_errors(points: list, expected: str) -> None:
     assert f'{expected_error(SHARES, DEVIATIONS, np.array(points)):.5f}' == expected
 
 
 def test_more_points_than_a_stratum_has_pixels_go_to_the_others() -> None:
-    assert allocate('balanced', 100, np.array([.01, .99]), np.ones(2), 50, [7, 1000]).tolist() == [
-        7, 93]
+    assert allocate(
+        'balanced', 100, np.array([0.01, 0.99]), np.ones(2), 50, [7, 1000]
+    ).tolist() == [7, 93]
     with pytest.raises(AssessError, match='3 points for 2 strata, expected 4'):
-        allocate('neyman', 3, np.array([.5, .5]), np.ones(2))
+        allocate('neyman', 3, np.array([0.5, 0.5]), np.ones(2))
 
 
 def test_a_census_counts_every_pixel_once(tmp_path: Path) -> None:
@@ -82,8 +95,11 @@ def test_a_census_counts_every_pixel_once(tmp_path: Path) -> None:
     assert census.pixels.sum(1).tolist() == [int((known.mapped == k).sum()) for k in range(3)]
     assert census.area.sum() == pytest.approx(valid.sum() * 0.25, rel=1e-3)
     assert census.probability is not None
-    np.testing.assert_allclose(census.probability.sum((0, 1)) / census.area.sum(),
-                               known.probability[:, valid].mean(1), rtol=1e-5)
+    np.testing.assert_allclose(
+        census.probability.sum((0, 1)) / census.area.sum(),
+        known.probability[:, valid].mean(1),
+        rtol=1e-5,
+    )
 
 
 def test_pixels_of_a_map_in_degrees_have_the_area_of_their_latitude(tmp_path: Path) -> None:
@@ -96,16 +112,24 @@ def test_pixels_of_a_map_in_degrees_have_the_area_of_their_latitude(tmp_path: Pa
     assert window.pixel_area[199, 0] > window.pixel_area[0, 0] * 1.001
 
 
-@pytest.mark.parametrize('crs, left, top, side', [
-    ('EPSG:3031', -3e6, 3e6, 4000), ('EPSG:3413', -2e6, 2e6, 4000), ('EPSG:3034', 2e6, 5.5e6, 4000),
-    ('EPSG:32633', 3e5, 5e6, 1000)])
+@pytest.mark.parametrize(
+    'crs, left, top, side',
+    [
+        ('EPSG:3031', -3e6, 3e6, 4000),
+        ('EPSG:3413', -2e6, 2e6, 4000),
+        ('EPSG:3034', 2e6, 5.5e6, 4000),
+        ('EPSG:32633', 3e5, 5e6, 1000),
+    ],
+)
 def test_pixels_of_a_conformal_map_have_their_areas_on_the_ellipsoid(
-        tmp_path: Path, crs: str, left: float, top: float, side: int) -> None:
+    tmp_path: Path, crs: str, left: float, top: float, side: int
+) -> None:
     """The scale varies along a row. An independent figure: geodesic polygons of pyproj."""
     place = dict(crs=rasterio.CRS.from_string(crs), transform=from_origin(left, top, side, side))
     path = tmp_path / 'map.tif'
-    with rasterio.open(path, 'w', driver='GTiff', width=1024, height=1024, count=1, dtype='uint8',
-                       **place) as file:
+    with rasterio.open(
+        path, 'w', driver='GTiff', width=1024, height=1024, count=1, dtype='uint8', **place
+    ) as file:
         file.write(np.zeros((1, 1024, 1024), np.uint8))
     window = MapReader(str(path)).read((0, 0, 1024, 1024))
     to_degrees = pyproj.Transformer.from_crs(crs, 'EPSG:4326', always_xy=True)
@@ -130,7 +154,8 @@ def test_the_shares_of_a_polar_map_do_not_depend_on_the_side_of_a_window(tmp_pat
 
 
 def test_the_doubtful_stratum_takes_the_least_confident_pixels_of_common_classes(
-        tmp_path: Path) -> None:
+    tmp_path: Path,
+) -> None:
     known = write_map(tmp_path)
     strata = build_strata(take_census(reader_of(known), ignore), 0.05)
     assert strata.names[-1] == DOUBTFUL and 0.02 < strata.shares[-1] <= 0.05
@@ -152,8 +177,9 @@ def test_a_sure_map_has_no_doubtful_stratum(tmp_path: Path) -> None:
     known = write_map(tmp_path)
     with rasterio.open(confidence_path(known.path), 'r+') as file:
         file.write(np.where(known.mapped == 255, 255, 100).astype(np.uint8), 1)
-    strata = build_strata(take_census(MapReader(str(known.path), confidence_path(known.path)),
-                                      ignore), 0.05)
+    strata = build_strata(
+        take_census(MapReader(str(known.path), confidence_path(known.path)), ignore), 0.05
+    )
     assert strata.threshold == 0 and strata.names == ['ground', 'house', 'water']
 
 
@@ -166,8 +192,9 @@ def test_points_are_drawn_without_replacement_from_their_strata(tmp_path: Path) 
     assert np.bincount(drawn.stratum).tolist() == numbers.tolist()
     assert len(set(zip(drawn.column.tolist(), drawn.row.tolist()))) == 102
     assert (known.mapped[drawn.row, drawn.column] == drawn.mapped).all()
-    np.testing.assert_allclose(drawn.probability, known.probability[:, drawn.row, drawn.column].T,
-                               atol=1e-6)
+    np.testing.assert_allclose(
+        drawn.probability, known.probability[:, drawn.row, drawn.column].T, atol=1e-6
+    )
     again = draw_points(reader, strata, numbers, 3, ignore)
     assert (again.column == drawn.column).all() and (again.row == drawn.row).all()
     assert (draw_points(reader, strata, numbers, 4, ignore).column != drawn.column).any()
@@ -203,8 +230,12 @@ def test_pixels_of_a_map_in_degrees_have_the_same_chance(tmp_path: Path) -> None
     ground = known.mapped == 0
     area = reader.read((0, 0, 60, 60)).pixel_area
     assert area[:30].sum() < 0.4 * area.sum()
-    drawn = np.concatenate([draw_points(reader, strata, np.array([60, 2, 2]), seed, ignore).row[
-        :60] for seed in range(40)])
+    drawn = np.concatenate(
+        [
+            draw_points(reader, strata, np.array([60, 2, 2]), seed, ignore).row[:60]
+            for seed in range(40)
+        ]
+    )
     upper, expected = (drawn < 30).mean(), ground[:30].sum() / ground.sum()
     assert abs(upper - expected) < 4 * np.sqrt(0.25 / len(drawn))
     plan = make_plan(reader, PlanOptions(points=100), ignore)
@@ -243,7 +274,8 @@ def test_a_map_without_companions_and_georeference(tmp_path: Path) -> None:
 
 
 def test_a_digest_depends_on_grid_and_classes_and_not_on_windows(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = write_map(tmp_path / 'a', side=1100)
     digest = digest_of(reader_of(known), ignore)
     assert take_census(reader_of(known), ignore).digest == digest
@@ -267,9 +299,10 @@ def test_the_threshold_of_a_model_of_one_score_is_no_contradiction(tmp_path: Pat
     for threshold, shuffled in ((50, False), (200, False), (125, True)):
         path = tmp_path / f'{threshold}.tif'
         with ClassMapWriter(path, 64, 64, info) as writer:
-            writer.write(0, (score > threshold).astype(np.uint8)[::-1 if shuffled else 1])
-        with ProbabilityWriter(probabilities_path(path), 64, 64, ['ground', 'house'], 250,
-                               **UTM) as file:
+            writer.write(0, (score > threshold).astype(np.uint8)[:: -1 if shuffled else 1])
+        with ProbabilityWriter(
+            probabilities_path(path), 64, 64, ['ground', 'house'], 250, **UTM
+        ) as file:
             file.write(0, steps)
         reader = MapReader(str(path), None, probabilities_path(path))
         if shuffled:
@@ -282,8 +315,11 @@ def test_the_threshold_of_a_model_of_one_score_is_no_contradiction(tmp_path: Pat
 def test_a_class_as_no_data(tmp_path: Path) -> None:
     known = write_map(tmp_path)
     census = take_census(MapReader(str(known.path), nodata=[1]), ignore)
-    assert census.pixels.sum(1).tolist() == [(known.mapped == 0).sum(), 0,
-                                             (known.mapped == 2).sum()]
+    assert census.pixels.sum(1).tolist() == [
+        (known.mapped == 0).sum(),
+        0,
+        (known.mapped == 2).sum(),
+    ]
 
 
 def test_companions_of_another_map_are_refused(tmp_path: Path) -> None:
@@ -299,24 +335,48 @@ def test_companions_of_another_map_are_refused(tmp_path: Path) -> None:
 
 def test_weights_of_a_plan_that_was_drawn_by_area() -> None:
     """Plans of earlier versions: 50 of 60 pixels, the large ones right and the small ones wrong."""
-    areas = np.repeat([1.0, 0.2], 30) * np.random.RandomState(0).uniform(.9, 1.1, 60)
+    areas = np.repeat([1.0, 0.2], 30) * np.random.RandomState(0).uniform(0.9, 1.1, 60)
     right = np.repeat([1, 0], 30)
     truth = areas[:30].sum() / areas.sum()
-    record = PlanRecord('map.tif', '', 'm2', ['A'], [(0, 0, 0)], ['A'], [areas.sum()], [60], [50],
-                        [[1.0]], None, 'balanced', 0, 0, '0.5.0')
+    record = PlanRecord(
+        'map.tif',
+        '',
+        'm2',
+        ['A'],
+        [(0, 0, 0)],
+        ['A'],
+        [areas.sum()],
+        [60],
+        [50],
+        [[1.0]],
+        None,
+        'balanced',
+        0,
+        0,
+        '0.5.0',
+    )
     assert record.draw == 'area'
     random, estimates, plain = np.random.RandomState(1), [], []
     for _ in range(400):
         drawn = np.argsort(random.exponential(size=60) / areas)[:50]
         zero = np.zeros(50, int)
-        points = DesignPoints(zero, zero, np.full(50, .9), zero, zero, zero * 1., zero * 1.,
-                              np.empty((50, 0)), areas[drawn])
+        points = DesignPoints(
+            zero,
+            zero,
+            np.full(50, 0.9),
+            zero,
+            zero,
+            zero * 1.0,
+            zero * 1.0,
+            np.empty((50, 0)),
+            areas[drawn],
+        )
         weights = weights_of(LabeledPlan('a.gpkg', record, points, ['A'] * 50))
         estimates.append((weights * right[drawn]).sum() / weights.sum())
         plain.append(right[drawn].mean())
-    assert abs(np.mean(plain) - truth) > .15
-    assert abs(np.mean(estimates) - truth) < .005
+    assert abs(np.mean(plain) - truth) > 0.15
+    assert abs(np.mean(estimates) - truth) < 0.005
     # Few of many pixels: the chances are in proportion to area, and the weights are equal.
-    many = replace(record, pixels=[10 ** 6], area=[areas.mean() * 10 ** 6])
+    many = replace(record, pixels=[10**6], area=[areas.mean() * 10**6])
     weights = weights_of(LabeledPlan('a.gpkg', many, points, ['A'] * 50))
     assert np.ptp(weights) < 1e-3 * weights.mean()

@@ -1,4 +1,5 @@
 """Pairs in Open-CD's folders: images, labels of change and of classes, and what is refused."""
+
 from __future__ import annotations
 
 import logging
@@ -19,9 +20,12 @@ from mapsage.geo import GeoError
 SENSORS = dict(image=dict(bands=[1, 2, 3], max_dates=2))
 LAND = ('field', 'house', 'water')
 FROM_TO: Dict[str, Any] = dict(
-    land_classes=LAND, reduce_semantic_zero_label=True,
-    data_prefix=dict(img_path_from='A', img_path_to='B', seg_map_path_from='label1',
-                     seg_map_path_to='label2'))
+    land_classes=LAND,
+    reduce_semantic_zero_label=True,
+    data_prefix=dict(
+        img_path_from='A', img_path_to='B', seg_map_path_from='label1', seg_map_path_to='label2'
+    ),
+)
 
 
 def write(folder: Path, name: str, **planes: np.ndarray) -> None:
@@ -40,15 +44,23 @@ def root(tmp_path: Path) -> Path:
         before = rng.integers(0, 255, (24, 30, 3), np.uint8)
         label, label1, label2 = (np.zeros((24, 30), np.uint8) for _ in range(3))
         label[:changed], label1[:changed], label2[:changed] = 255, 1, 2
-        write(tmp_path, f'{number}.png', A=before, B=before // 2, label=label, label1=label1,
-              label2=label2)
+        write(
+            tmp_path,
+            f'{number}.png',
+            A=before,
+            B=before // 2,
+            label=label,
+            label1=label1,
+            label2=label2,
+        )
     return tmp_path
 
 
 def dataset(root: Path, **options: Any) -> ChangeDataset:
     pipeline = [LoadChangePair(), LoadChangeLabels()]
-    return ChangeDataset(**dict(dict(sensors=SENSORS, data_root=str(root), pipeline=pipeline),
-                                **options))
+    return ChangeDataset(
+        **dict(dict(sensors=SENSORS, data_root=str(root), pipeline=pipeline), **options)
+    )
 
 
 def test_a_sample_is_a_stack_of_two_dates(root: Path) -> None:
@@ -74,12 +86,16 @@ def test_classes_of_both_dates_become_from_to_classes(root: Path) -> None:
     assert {classes[label] for label in labels[:8].ravel()} == {'field > house'}
     # The same class at both dates is no change.
     assert [classes[labels[10, 0]], labels[10, 1], classes[labels[10, 2]]] == [
-        'water > field', 255, 'unchanged']
+        'water > field',
+        255,
+        'unchanged',
+    ]
 
 
 def test_class_maps_without_a_value_for_unchanged(root: Path) -> None:
-    pairs = dataset(root, **dict(FROM_TO, reduce_semantic_zero_label=False,
-                                 transitions=['house > water']))
+    pairs = dataset(
+        root, **dict(FROM_TO, reduce_semantic_zero_label=False, transitions=['house > water'])
+    )
     # Values 1 and 2 are now house and water, and 0 at both dates is a field that stays.
     assert np.unique(pairs[1]['gt_seg_map']).tolist() == [0, 1]
 
@@ -90,28 +106,49 @@ def test_both_kinds_of_labels_must_agree(root: Path) -> None:
     label = np.zeros((24, 30), np.uint8)
     label[:7] = 255
     write(root, '1.png', label=label)
-    with pytest.raises(GeoError, match=r'(?s)disagree on 30 of 720 pixels.*\(0, 7\): unchanged.*'
-                                       r'leave seg_map_path out'):
+    with pytest.raises(
+        GeoError,
+        match=r'(?s)disagree on 30 of 720 pixels.*\(0, 7\): unchanged.*'
+        r'leave seg_map_path out',
+    ):
         dataset(root, **options)
 
 
-@pytest.mark.parametrize('options, error, text', [
-    (dict(land_classes=LAND), ChangeClassError, 'need land_classes, seg_map_path_from'),
-    (dict(FROM_TO, land_classes=None), ChangeClassError, 'need land_classes'),
-    (dict(data_prefix=dict(img_path_from='A', img_path_to='B', seg_map_path_to='label')),
-     ChangeClassError, 'seg_map_path_to only'),
-    (dict(data_prefix=dict(img_path='A')), ChangeClassError, 'expected img_path_from'),
-    (dict(sensors=dict(image=dict(bands=[1, 2, 3]))), ChangeDataError, 'max_dates=2'),
-    (dict(sensors=dict(image=dict(bands=['red'], max_dates=2))), ChangeDataError,
-     'numbers of bands'),
-    (dict(dates=('2023-07-02', '2019-06-14')), ChangeDataError, 'second date is before'),
-    (dict(dates=('2023', '2024')), ChangeDataError, 'expected two days'),
-    (dict(FROM_TO, transitions=['field > water']), GeoError, "'field > house'.*not in transitions"),
-    (dict(FROM_TO, land_palette=[[0, 0, 0]]), ChangeClassError, 'land_palette has 1'),
-    (dict(data_prefix=dict(img_path_from='A', img_path_to='C', seg_map_path='label')),
-     ChangeDataError, 'C does not exist')])
-def test_settings_that_do_not_fit_are_refused(root: Path, options: Any, error: Any, text: str
-                                              ) -> None:
+@pytest.mark.parametrize(
+    'options, error, text',
+    [
+        (dict(land_classes=LAND), ChangeClassError, 'need land_classes, seg_map_path_from'),
+        (dict(FROM_TO, land_classes=None), ChangeClassError, 'need land_classes'),
+        (
+            dict(data_prefix=dict(img_path_from='A', img_path_to='B', seg_map_path_to='label')),
+            ChangeClassError,
+            'seg_map_path_to only',
+        ),
+        (dict(data_prefix=dict(img_path='A')), ChangeClassError, 'expected img_path_from'),
+        (dict(sensors=dict(image=dict(bands=[1, 2, 3]))), ChangeDataError, 'max_dates=2'),
+        (
+            dict(sensors=dict(image=dict(bands=['red'], max_dates=2))),
+            ChangeDataError,
+            'numbers of bands',
+        ),
+        (dict(dates=('2023-07-02', '2019-06-14')), ChangeDataError, 'second date is before'),
+        (dict(dates=('2023', '2024')), ChangeDataError, 'expected two days'),
+        (
+            dict(FROM_TO, transitions=['field > water']),
+            GeoError,
+            "'field > house'.*not in transitions",
+        ),
+        (dict(FROM_TO, land_palette=[[0, 0, 0]]), ChangeClassError, 'land_palette has 1'),
+        (
+            dict(data_prefix=dict(img_path_from='A', img_path_to='C', seg_map_path='label')),
+            ChangeDataError,
+            'C does not exist',
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    root: Path, options: Any, error: Any, text: str
+) -> None:
     with pytest.raises(error, match=f'(?s){text}'):
         dataset(root, **options)
 
@@ -137,7 +174,8 @@ def test_a_list_names_the_pairs(root: Path) -> None:
     options: Dict[str, Any] = dict(ann_file='list.txt', img_suffix='.png')
     pairs = dataset(root, **options)
     assert [Path(pairs.get_data_info(index)['img_path']).name for index in range(len(pairs))] == [
-        '镇.png']
+        '镇.png'
+    ]
     (root / 'list.txt').write_text('镇\nlost\n', encoding='utf-8')
     with pytest.raises(ChangeDataError, match=r'1 of 2 names of .*list\.txt.*first is lost\.png'):
         dataset(root, **options)
@@ -183,11 +221,16 @@ def test_bands_count_before_training(root: Path, tmp_path: Path) -> None:
     # Blue is shifted by 3 pixels, red and green are not.
     after[..., 2] = ground[:64, 3:67, 2]
     for number in range(3):
-        write(tmp_path, f'{number}.png', A=ground[:64, 6:], B=after,
-              label=np.full((64, 64), 255, np.uint8))
+        write(
+            tmp_path,
+            f'{number}.png',
+            A=ground[:64, 6:],
+            B=after,
+            label=np.full((64, 64), 255, np.uint8),
+        )
     for bands, right in (([3], 3), ([1, 2], 0)):
         pairs = dataset(tmp_path, sensors=dict(image=dict(bands=bands, max_dates=2)))
-        assert pairs.measure_shift().columns == pytest.approx(right, abs=.1)
+        assert pairs.measure_shift().columns == pytest.approx(right, abs=0.1)
 
 
 def test_labels_that_cannot_be_labels_are_refused(root: Path) -> None:
@@ -213,24 +256,32 @@ def test_training_labels_without_any_change_are_refused(root: Path) -> None:
     assert len(dataset(root, test_mode=True)) == 2
 
 
-@pytest.mark.parametrize('shift, max_shift, level', [(0, 1, logging.INFO), (3, 1, logging.WARNING),
-                                                     (3, 4, logging.INFO), (3, None, None)])
+@pytest.mark.parametrize(
+    'shift, max_shift, level',
+    [(0, 1, logging.INFO), (3, 1, logging.WARNING), (3, 4, logging.INFO), (3, None, None)],
+)
 def test_a_shift_beyond_the_bound_is_reported_before_training(
-        tmp_path: Path, shift: int, max_shift: Optional[float], level: Optional[int]) -> None:
+    tmp_path: Path, shift: int, max_shift: Optional[float], level: Optional[int]
+) -> None:
     rng = np.random.default_rng(1)
     for number in range(3):
         ground = cv2.GaussianBlur(rng.integers(0, 255, (80, 80, 3), np.uint8), (0, 0), 1.5)
         label = np.zeros((64, 64), np.uint8)
         label[:8] = 255
-        write(tmp_path, f'{number}.png', A=ground[8:72, 8:72],
-              B=ground[8:72, 8 - shift:72 - shift], label=label)
+        write(
+            tmp_path,
+            f'{number}.png',
+            A=ground[8:72, 8:72],
+            B=ground[8:72, 8 - shift : 72 - shift],
+            label=label,
+        )
     # Validation shows the same ground; its shift is not measured.
     assert dataset(tmp_path, test_mode=True).start_notes() == []
     notes = notes_on_scenes(RepeatDataset(dataset(tmp_path, max_shift=max_shift), 2))
     assert [note[0] for note in notes] == ([] if level is None else [level])
     if level is not None:
         right = float(notes[0][1].split('(')[1].split()[0])
-        assert right == pytest.approx(shift, abs=.1)
+        assert right == pytest.approx(shift, abs=0.1)
         assert ('max_shift=1' in notes[0][1]) == (level == logging.WARNING)
 
 
@@ -240,8 +291,16 @@ def test_pixels_without_data_at_one_date_have_no_label(root: Path) -> None:
     for folder, pixels in (('A', values), ('B', values * 0 + 7)):
         for name in ('0.png', '1.png'):
             (root / folder / name).unlink()
-            with rasterio.open(str(root / folder / name.replace('png', 'tif')), 'w', nodata=0,
-                               driver='GTiff', dtype='uint8', count=3, height=24, width=30) as file:
+            with rasterio.open(
+                str(root / folder / name.replace('png', 'tif')),
+                'w',
+                nodata=0,
+                driver='GTiff',
+                dtype='uint8',
+                count=3,
+                height=24,
+                width=30,
+            ) as file:
                 file.write(pixels)
     for name in ('0', '1'):
         label = cv2.imread(str(root / 'label' / f'{name}.png'), 0)

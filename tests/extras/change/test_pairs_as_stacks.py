@@ -1,4 +1,5 @@
 """A pair of GeoTIFFs as a stack of two dates: windows of scenes, with the transforms of pairs."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,11 +33,20 @@ def write_pair(root: Path) -> Dict[str, np.ndarray]:
 
 def stacks(root: Path, *transforms: Dict[str, Any]) -> Any:
     pipeline: List[Dict[str, Any]] = [
-        dict(type='LoadSceneStack'), dict(type='LoadGeoTiffLabels'), *transforms,
-        dict(type='PackStackInputs')]
+        dict(type='LoadSceneStack'),
+        dict(type='LoadGeoTiffLabels'),
+        *transforms,
+        dict(type='PackStackInputs'),
+    ]
     with DefaultScope.overwrite_default_scope('mmseg'):
-        return SceneStackDataset(sensors=SENSORS, window=32, data_root=str(root), labels='labels',
-                                 metainfo=METAINFO, pipeline=pipeline)
+        return SceneStackDataset(
+            sensors=SENSORS,
+            window=32,
+            data_root=str(root),
+            labels='labels',
+            metainfo=METAINFO,
+            pipeline=pipeline,
+        )
 
 
 def test_a_window_of_two_dates_is_a_pair(tmp_path: Path) -> None:
@@ -50,19 +60,34 @@ def test_a_window_of_two_dates_is_a_pair(tmp_path: Path) -> None:
 
 def test_transforms_and_backbone_of_pairs_take_it(tmp_path: Path) -> None:
     values = write_pair(tmp_path)
-    dataset = stacks(tmp_path, dict(type='ExchangeDates', prob=1.),
-                     dict(type='ShiftDate', fixed=(1, 0)), dict(type='JitterDates', prob=0.))
+    dataset = stacks(
+        tmp_path,
+        dict(type='ExchangeDates', prob=1.0),
+        dict(type='ShiftDate', fixed=(1, 0)),
+        dict(type='JitterDates', prob=0.0),
+    )
     sample = dataset[3]
     inputs = sample['inputs'].numpy()
     assert (inputs[:3] == values['town_20230702'][:, 32:, 32:]).all()
     assert (inputs[3:6, :, 1:] == values['town_20190614'][:, 32:, 32:63]).all()
     with DefaultScope.overwrite_default_scope('mmseg'):
-        preprocessor = MODELS.build(dict(
-            type='StackDataPreProcessor', sensors=SENSORS, size_divisor=1,
-            mean=dict(image=[127.] * 3), std=dict(image=[60.] * 3)))
-        backbone = MODELS.build(dict(
-            type='SiameseBackbone', sensors=SENSORS, fusion='abs_diff',
-            encoder=dict(type='EfficientNetLite', out_indices=(0, ))))
+        preprocessor = MODELS.build(
+            dict(
+                type='StackDataPreProcessor',
+                sensors=SENSORS,
+                size_divisor=1,
+                mean=dict(image=[127.0] * 3),
+                std=dict(image=[60.0] * 3),
+            )
+        )
+        backbone = MODELS.build(
+            dict(
+                type='SiameseBackbone',
+                sensors=SENSORS,
+                fusion='abs_diff',
+                encoder=dict(type='EfficientNetLite', out_indices=(0,)),
+            )
+        )
     batch = preprocessor(dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]))
-    level, = backbone(batch['inputs'])
+    (level,) = backbone(batch['inputs'])
     assert level.shape == (1, 24, 8, 8) and level.abs().sum() > 0

@@ -1,4 +1,5 @@
 """The demo of change: what is built, felled and flooded, and its folders."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -45,13 +46,15 @@ def test_unchanged_ground_looks_different_at_both_dates() -> None:
 def test_labels_say_what_differs(root: Path) -> None:
     total = 0
     for path in sorted((root / 'train' / 'label').iterdir()):
-        label, first, second = (cv2.imread(str(root / 'train' / name / path.name), 0)
-                                for name in ('label', 'label_A', 'label_B'))
+        label, first, second = (
+            cv2.imread(str(root / 'train' / name / path.name), 0)
+            for name in ('label', 'label_A', 'label_B')
+        )
         assert set(np.unique(label)) <= {0, 255} and first.max() <= 7
         assert ((label == 255) == (first != second)).all()
         assert ((first == 0) == (second == 0)).all() and (first[label == 0] == 0).all()
         total += int((label == 255).sum())
-    assert .02 < total / (18 * 64 * 64) < .4
+    assert 0.02 < total / (18 * 64 * 64) < 0.4
     assert len(list((root / 'val' / 'A').iterdir())) == 9
 
 
@@ -72,11 +75,20 @@ def test_a_complete_folder_is_reused_and_another_one_refused(root: Path, tmp_pat
     again = tmp_path / 'again'
     write_change_pairs(again, SMALL)
     assert (again / 'train' / 'B' / '3.png').read_bytes() == (
-        root / 'train' / 'B' / '3.png').read_bytes()
+        root / 'train' / 'B' / '3.png'
+    ).read_bytes()
 
 
-@pytest.mark.parametrize('options', [dict(seed=-1), dict(train_scenes=0), dict(tile_size=60),
-                                     dict(scene_size=200), dict(pair_size=64)])
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(seed=-1),
+        dict(train_scenes=0),
+        dict(tile_size=60),
+        dict(scene_size=200),
+        dict(pair_size=64),
+    ],
+)
 def test_parameters_out_of_range_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         ChangeParams(**options)

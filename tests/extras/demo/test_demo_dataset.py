@@ -1,4 +1,5 @@
 """The folder that the demo scenes are written to."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,16 +20,20 @@ SMALL = DemoParams(train_scenes=2, val_scenes=1, scene_size=128, tile_size=64)
 
 
 def _files(root: Path) -> Set[Tuple[str, int]]:
-    return {(str(p.relative_to(root)), p.stat().st_mtime_ns)
-            for p in root.rglob('*') if p.is_file()}
+    return {
+        (str(p.relative_to(root)), p.stat().st_mtime_ns) for p in root.rglob('*') if p.is_file()
+    }
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(seed=-1), 'seed=-1'),
-    (dict(val_scenes=0), 'val_scenes=0'),
-    (dict(tile_size=100), 'tile_size=100.*multiple of 32'),
-    (dict(scene_size=200), 'scene_size=200.*tile_size=128'),
-])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (dict(seed=-1), 'seed=-1'),
+        (dict(val_scenes=0), 'val_scenes=0'),
+        (dict(tile_size=100), 'tile_size=100.*multiple of 32'),
+        (dict(scene_size=200), 'scene_size=200.*tile_size=128'),
+    ],
+)
 def test_parameter_errors(arguments: Dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DemoParams(**arguments)
@@ -44,12 +49,13 @@ def test_mmseg_reads_what_is_written(tmp_path: Path) -> None:
             dataset = LoveDADataset(
                 data_root=str(root),
                 data_prefix=dict(img_path=f'img_dir/{split}', seg_map_path=f'ann_dir/{split}'),
-                pipeline=pipeline)
+                pipeline=pipeline,
+            )
             assert len(dataset) == tiles
             number = int(Path(dataset.get_data_info(0)['img_path']).stem)
             stored = cv2.imread(str(root / f'ann_dir/{split}/{number}.png'), cv2.IMREAD_UNCHANGED)
             labels = dataset[0]['data_samples'].gt_sem_seg.data[0].numpy()
-            np.testing.assert_array_equal(labels, np.where(stored == 0, 255, stored - 1.))
+            np.testing.assert_array_equal(labels, np.where(stored == 0, 255, stored - 1.0))
 
 
 def test_tiles_are_in_scene_order_and_splits_share_none(tmp_path: Path) -> None:
@@ -98,7 +104,8 @@ def test_an_older_folder_gets_the_same_scene_added(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_write_leaves_nothing_and_is_redone(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,5 @@
 """The georeferenced scene of the demo."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,10 +18,11 @@ SMALL = DemoParams(train_scenes=2, val_scenes=1, scene_size=128, tile_size=64)
 def test_the_scene_lies_in_a_map_and_shows_its_label(tmp_path: Path) -> None:
     root = tmp_path / 'demo'
     assert write_demo_data(root, SMALL) == ['tiles', 'scene']
-    with rasterio.open(str(root / 'scene.tif')) as scene, \
-            rasterio.open(str(root / 'scene_label.tif')) as label:
+    with rasterio.open(str(root / 'scene.tif')) as scene, rasterio.open(
+        str(root / 'scene_label.tif')
+    ) as label:
         assert scene.crs.to_epsg() == label.crs.to_epsg() == 32631
-        assert scene.transform == label.transform == Affine(.5, 0, 5e5, 0, -.5, 4.5e6)
+        assert scene.transform == label.transform == Affine(0.5, 0, 5e5, 0, -0.5, 4.5e6)
         assert scene.bounds == (5e5, 4.5e6 - 256, 5e5 + 256, 4.5e6)  # 512 pixels of 0.5 m
         assert scene.block_shapes == [(256, 256)] * 3 and scene.profile['compress'] == 'deflate'
         image, mask, valid = scene.read(), label.read(1), scene.dataset_mask() > 0
@@ -31,4 +33,5 @@ def test_the_scene_lies_in_a_map_and_shows_its_label(tmp_path: Path) -> None:
     np.testing.assert_array_equal(valid, mask != NO_DATA)
     assert set(np.unique(mask)) == set(range(8)) and not valid.all()
     assert [colors[v][:3] for v in range(1, 8)] == [
-        tuple(c) for c in LoveDADataset.METAINFO['palette']]
+        tuple(c) for c in LoveDADataset.METAINFO['palette']
+    ]

@@ -1,4 +1,5 @@
 """The demo scenes."""
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -18,7 +19,7 @@ def test_a_seed_gives_one_scene() -> None:
     first, again, other = (draw_scene(seed, 'village', 128) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.image, again.image)
     np.testing.assert_array_equal(first.mask, again.mask)
-    assert (first.mask != other.mask).mean() > .1
+    assert (first.mask != other.mask).mean() > 0.1
 
 
 def test_types_values_and_every_class(scenes: Dict[str, DemoScene]) -> None:
@@ -32,10 +33,14 @@ def test_types_values_and_every_class(scenes: Dict[str, DemoScene]) -> None:
 def test_classes_are_unequal_and_many_tiles_are_dull(scenes: Dict[str, DemoScene]) -> None:
     counts = sum(np.bincount(s.mask.ravel(), minlength=8)[1:] for s in scenes.values())
     assert counts.max() > 6 * counts.min()
-    tiles = [s.mask[y:y + 128, x:x + 128] for s in scenes.values()
-             for y in range(0, 640, 128) for x in range(0, 640, 128)]
+    tiles = [
+        s.mask[y : y + 128, x : x + 128]
+        for s in scenes.values()
+        for y in range(0, 640, 128)
+        for x in range(0, 640, 128)
+    ]
     dull = np.mean([(tile == tile[0, 0]).all() for tile in tiles])
-    assert .12 < dull < .5
+    assert 0.12 < dull < 0.5
 
 
 def test_no_data_is_a_black_corner() -> None:
@@ -43,7 +48,7 @@ def test_no_data_is_a_black_corner() -> None:
     corners = mask[[0, 0, -1, -1], [0, -1, 0, -1]]
     assert (corners == NO_DATA).sum() == 1
     np.testing.assert_array_equal(mask == NO_DATA, (image == 0).all(-1))
-    assert 0.005 < (mask == NO_DATA).mean() < .2
+    assert 0.005 < (mask == NO_DATA).mean() < 0.2
 
 
 def test_color_alone_does_not_tell_the_class(scenes: Dict[str, DemoScene]) -> None:
@@ -54,15 +59,20 @@ def test_color_alone_does_not_tell_the_class(scenes: Dict[str, DemoScene]) -> No
     cells = pixels.astype(int) @ np.array([64, 8, 1])
     np.add.at(votes, (cells, labels), 1)
     guess = votes.argmax(1)[cells]
-    ious = [((guess == c) & (labels == c)).sum() / ((guess == c) | (labels == c)).sum()
-            for c in range(1, 8)]
-    assert np.mean(ious) < .5
+    ious = [
+        ((guess == c) & (labels == c)).sum() / ((guess == c) | (labels == c)).sum()
+        for c in range(1, 8)
+    ]
+    assert np.mean(ious) < 0.5
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(kind='moon'), "kind='moon'.*'forest'"),
-    (dict(kind='town', size=32), 'size=32.*64'),
-])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (dict(kind='moon'), "kind='moon'.*'forest'"),
+        (dict(kind='town', size=32), 'size=32.*64'),
+    ],
+)
 def test_scene_errors(arguments: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw_scene(0, **arguments)

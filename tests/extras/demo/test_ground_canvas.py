@@ -1,4 +1,5 @@
 """The canvas of the demo scenes: fields, polygons, land division, light."""
+
 from __future__ import annotations
 
 from typing import List
@@ -39,21 +40,21 @@ def test_a_polygon_is_filled_within_the_canvas() -> None:
 
 
 def test_the_largest_share_of_a_field() -> None:
-    field = np.arange(100.).reshape(10, 10)
-    chosen = largest(field, .3)
+    field = np.arange(100.0).reshape(10, 10)
+    chosen = largest(field, 0.3)
     assert chosen.sum() == 30 and chosen[7:].all()
-    assert not largest(field, 0.).any()
+    assert not largest(field, 0.0).any()
 
 
 def test_the_longest_edge_has_unit_length() -> None:
     edge = longest_edge(np.array([[0, 0], [30, 40], [30, 41], [0, 1]], float))
-    np.testing.assert_allclose(np.abs(edge), [.6, .8])
+    np.testing.assert_allclose(np.abs(edge), [0.6, 0.8])
 
 
 def test_division_keeps_the_area_and_records_each_cut() -> None:
     square = np.array([[0, 0], [200, 0], [200, 200], [0, 200]], float)
     cuts: List[Segment] = []
-    parts = divide(np.random.RandomState(0), square, 2000, .3, cuts)
+    parts = divide(np.random.RandomState(0), square, 2000, 0.3, cuts)
     areas = [cv2.contourArea(part.astype(np.float32)) for part in parts]
     assert sum(areas) == pytest.approx(40000, rel=1e-4)
     assert len(parts) == len(cuts) + 1 and max(areas) < 4000
@@ -62,11 +63,11 @@ def test_division_keeps_the_area_and_records_each_cut() -> None:
 
 def test_a_picture_has_shadows_and_keeps_zero_for_no_data() -> None:
     canvas = _canvas()
-    canvas.albedo[:] = .5
+    canvas.albedo[:] = 0.5
     flat = photograph(canvas)
     assert flat.dtype == np.uint8 and flat.shape == (96, 96, 3) and flat.min() >= 1
     tall = _canvas()
-    tall.albedo[:] = .5
+    tall.albedo[:] = 0.5
     tall.height[40:56, 40:56] = 15
     shaded = photograph(tall).astype(int) - flat  # the same light, haze and noise
     ground = np.ones((96, 96), bool)

@@ -1,4 +1,5 @@
 """Six neighboring scenes with four bands, and their polygons."""
+
 from __future__ import annotations
 
 import math
@@ -30,7 +31,7 @@ def root(tmp_path_factory) -> Path:
 
 def truth_of(root: Path, scene: Any) -> np.ndarray:
     """Return the true class of each pixel of a scene, 255 beyond the ground."""
-    columns, rows = np.meshgrid(np.arange(scene.width) + .5, np.arange(scene.height) + .5)
+    columns, rows = np.meshgrid(np.arange(scene.width) + 0.5, np.arange(scene.height) + 0.5)
     x, y = scene.transform * (columns, rows)
     with rasterio.open(str(root / 'truth.tif')) as file:
         if scene.crs != file.crs:
@@ -45,7 +46,11 @@ def truth_of(root: Path, scene: Any) -> np.ndarray:
 
 def test_what_is_written(root: Path) -> None:
     assert sorted(str(path.relative_to(root)) for path in root.rglob('*') if path.is_file()) == [
-        'demo.json', 'labels.gpkg', *(f'scenes/{name}.tif' for name in NAMES), 'truth.tif']
+        'demo.json',
+        'labels.gpkg',
+        *(f'scenes/{name}.tif' for name in NAMES),
+        'truth.tif',
+    ]
     transforms: Dict[str, Affine] = {}
     for name in NAMES:
         with rasterio.open(str(root / 'scenes' / f'{name}.tif')) as file:
@@ -57,9 +62,9 @@ def test_what_is_written(root: Path) -> None:
             transforms[name] = file.transform
             gaps = (file.dataset_mask() == 0).mean()
             assert (0.02 if name == 'a1' else 0) <= gaps < 0.15
-    assert transforms['a1'] == Affine(.5, 0, 5e5, 0, -.5, 4.5e6)
-    assert transforms['a2'] == Affine(.5, 0, 5e5 + 72, 0, -.5, 4.5e6)
-    assert transforms['b1'] == Affine(.5, 0, 5e5, 0, -.5, 4.5e6 - 72)
+    assert transforms['a1'] == Affine(0.5, 0, 5e5, 0, -0.5, 4.5e6)
+    assert transforms['a2'] == Affine(0.5, 0, 5e5 + 72, 0, -0.5, 4.5e6)
+    assert transforms['b1'] == Affine(0.5, 0, 5e5, 0, -0.5, 4.5e6 - 72)
     turned = transforms['b2']
     assert math.degrees(math.atan2(turned.d, turned.a)) == pytest.approx(8)
 
@@ -74,10 +79,10 @@ def test_pixels_lie_where_the_file_says(root: Path) -> None:
         water = valid & (truth == WATER - 1)
         seen += np.bincount(truth[valid & (truth < 7)], minlength=7)
         if water.sum() > 200:
-            assert np.median(infrared[water]) < .5 * np.median(infrared[valid & (truth < 7)]), name
-            dark = infrared < .5 * np.median(infrared[valid])
-            assert dark[water].mean() > .8
-        assert (truth[valid] == 255).mean() < .02  # bilinear pixels half beyond the ground
+            assert np.median(infrared[water]) < 0.5 * np.median(infrared[valid & (truth < 7)]), name
+            dark = infrared < 0.5 * np.median(infrared[valid])
+            assert dark[water].mean() > 0.8
+        assert (truth[valid] == 255).mean() < 0.02  # bilinear pixels half beyond the ground
     assert (seen > 0).sum() >= 5
 
 
@@ -87,7 +92,7 @@ def test_polygons_are_the_truth(root: Path) -> None:
         scene = Raster(root / 'scenes' / f'{name}.tif')
         labels, _ = source.for_scene(scene, 255).read(0, 0, 160, 160)
         truth = truth_of(root, scene)
-        assert (labels == truth).mean() > .95, name  # but for simplified outlines
+        assert (labels == truth).mean() > 0.95, name  # but for simplified outlines
         assert (labels[truth == 255] == 255).all()
 
 

@@ -1,4 +1,5 @@
 """Roads and buildings of the demo scenes."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,12 +15,12 @@ from mapsage.extras.demo.ground_canvas import (
 from mapsage.extras.demo.settlement import build_farms, build_town, paint_roads
 
 SIDE = 200
-ACROSS: Segment = (np.array([0., 100.]), np.array([200., 100.]), 0)
+ACROSS: Segment = (np.array([0.0, 100.0]), np.array([200.0, 100.0]), 0)
 
 
 def _canvas() -> GroundCanvas:
     canvas = GroundCanvas.blank(5, SIDE, BACKGROUND)
-    canvas.albedo[:] = .3
+    canvas.albedo[:] = 0.3
     return canvas
 
 
@@ -27,7 +28,7 @@ def test_only_a_paved_road_crosses_water() -> None:
     for paved in (False, True):
         canvas = _canvas()
         canvas.mask[:, 80:120] = WATER
-        street: Segment = (np.array([0., 40.]), np.array([200., 40.]), 0)
+        street: Segment = (np.array([0.0, 40.0]), np.array([200.0, 40.0]), 0)
         paint_roads(canvas, [ACROSS], [street], paved)
         road = canvas.mask == ROAD
         assert road[40, :75].all() and not road[40, 80:120].any()
@@ -36,7 +37,7 @@ def test_only_a_paved_road_crosses_water() -> None:
 
 def test_a_town_builds_within_its_blocks() -> None:
     canvas = _canvas()
-    blocks = [np.array([[x, 10.], [x + 90, 10.], [x + 90, 190.], [x, 190.]]) for x in (5, 105)]
+    blocks = [np.array([[x, 10.0], [x + 90, 10.0], [x + 90, 190.0], [x, 190.0]]) for x in (5, 105)]
     build_town(canvas, blocks)
     built = canvas.mask == BUILDING
     assert built.sum() > 1000 and not built[:, 198:].any() and not built[:3].any()
@@ -46,8 +47,8 @@ def test_a_town_builds_within_its_blocks() -> None:
 def test_farms_stand_beside_old_borders_and_never_on_a_road() -> None:
     canvas = _canvas()
     canvas.mask[132:140] = ROAD
-    build_farms(canvas, [ACROSS] * 8, chance=1.)
+    build_farms(canvas, [ACROSS] * 8, chance=1.0)
     assert (canvas.mask[40:90] == BUILDING).any() and (canvas.mask[132:140] == ROAD).all()
     untouched = _canvas()
-    build_farms(untouched, [(ACROSS[0], ACROSS[1], 3)] * 8, chance=1.)  # too young a border
+    build_farms(untouched, [(ACROSS[0], ACROSS[1], 3)] * 8, chance=1.0)  # too young a border
     assert (untouched.mask == BACKGROUND).all()

@@ -1,4 +1,5 @@
 """Chunks of queries, masks, and the explicit form of old versions of PyTorch."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,11 +10,12 @@ from mapsage.models.backbones import attention
 
 
 @pytest.mark.parametrize('fused', [True, False])
-def test_chunks_change_neither_output_nor_gradients(monkeypatch: pytest.MonkeyPatch,
-                                                    fused: bool) -> None:
+def test_chunks_change_neither_output_nor_gradients(
+    monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
     if not fused:
         monkeypatch.setattr(attention, '_fused_attention', None)
-    valid = waves((2, 50)) > -.3
+    valid = waves((2, 50)) > -0.3
 
     def run(limit: int) -> list:
         monkeypatch.setattr(attention, 'SCORE_BYTES', limit)
@@ -26,15 +28,18 @@ def test_chunks_change_neither_output_nor_gradients(monkeypatch: pytest.MonkeyPa
     whole, chunked = run(1 << 30), run(7 * 1200)
     for one, other in zip(whole, chunked):
         assert float((one - other).abs().max()) < 1e-6
-    assert float(whole[2].abs().max()) > .01
+    assert float(whole[2].abs().max()) > 0.01
 
 
 def test_chunks_bound_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, 'SCORE_BYTES', 7 * 1200)
     sizes = []
     run = attention._attend
-    monkeypatch.setattr(attention, '_attend', lambda query, *rest: (
-        sizes.append(query.shape[2]), run(query, *rest))[1])
+    monkeypatch.setattr(
+        attention,
+        '_attend',
+        lambda query, *rest: (sizes.append(query.shape[2]), run(query, *rest))[1],
+    )
     with torch.no_grad():
         attention.attend(*(waves((2, 3, 50, 8), seed) for seed in range(3)))
     assert sizes == [7] * 7 + [1]

@@ -1,4 +1,5 @@
 """The encoders for satellite images compute what the published code computes."""
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,12 @@ def test_features_equal_those_of_the_published_code(encoder: str) -> None:
     """Several sizes, sets of bands and missing dates, with weights read from a published file."""
     result = subprocess.run(
         [sys.executable, str(ROOT / 'tests/compare_earth.py'), package_folder('earth'), encoder],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600,
-        env=dict(os.environ, OMP_NUM_THREADS='1'))
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=600,
+        env=dict(os.environ, OMP_NUM_THREADS='1'),
+    )
     assert result.returncode == 0, result.stderr
     figures: Dict[str, Any] = json.loads(result.stdout)
     assert len(figures) == CASES[encoder]

@@ -1,4 +1,5 @@
 """Matrices of bicubic interpolation give what PyTorch's interpolation gives."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """Segmentors as ONNX files: ONNX Runtime computes the same as tools/predict.py."""
+
 from __future__ import annotations
 
 import functools
@@ -32,38 +33,69 @@ from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 
 SIDE = 64
 NORM = dict(type='BN')
-PREPROCESSOR = dict(type='SegDataPreProcessor', mean=[120., 110., 100.], std=[60., 61., 62.],
-                    bgr_to_rgb=True)
+PREPROCESSOR = dict(
+    type='SegDataPreProcessor', mean=[120.0, 110.0, 100.0], std=[60.0, 61.0, 62.0], bgr_to_rgb=True
+)
 
 
 def efficientnet_fpn(channels: int = 3, **head: Any) -> Any:
-    means = dict(mean=[900.] * channels, std=[400.] * channels)
-    return build(dict(
-        type='EncoderDecoder',
-        data_preprocessor=(PREPROCESSOR if channels == 3 else
-                           dict(type='BandDataPreProcessor', test_cfg=dict(size_divisor=48),
-                                **means)),
-        backbone=dict(type='EfficientNetLite', in_channels=channels),
-        neck=dict(type='FPN', in_channels=[24, 40, 112, 320], out_channels=8, num_outs=4),
-        decode_head=dict(dict(
-            type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3], channels=8,
-            feature_strides=[4, 8, 16, 32], dropout_ratio=0.1, num_classes=5, norm_cfg=NORM,
-            align_corners=False), **head),
-        test_cfg=dict(mode='whole')))
+    means = dict(mean=[900.0] * channels, std=[400.0] * channels)
+    return build(
+        dict(
+            type='EncoderDecoder',
+            data_preprocessor=(
+                PREPROCESSOR
+                if channels == 3
+                else dict(type='BandDataPreProcessor', test_cfg=dict(size_divisor=48), **means)
+            ),
+            backbone=dict(type='EfficientNetLite', in_channels=channels),
+            neck=dict(type='FPN', in_channels=[24, 40, 112, 320], out_channels=8, num_outs=4),
+            decode_head=dict(
+                dict(
+                    type='FPNHead',
+                    in_channels=[8] * 4,
+                    in_index=[0, 1, 2, 3],
+                    channels=8,
+                    feature_strides=[4, 8, 16, 32],
+                    dropout_ratio=0.1,
+                    num_classes=5,
+                    norm_cfg=NORM,
+                    align_corners=False,
+                ),
+                **head,
+            ),
+            test_cfg=dict(mode='whole'),
+        )
+    )
 
 
 def one_output() -> Any:
-    return efficientnet_fpn(num_classes=2, out_channels=1, threshold=0.4, align_corners=True,
-                            loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=True))
+    return efficientnet_fpn(
+        num_classes=2,
+        out_channels=1,
+        threshold=0.4,
+        align_corners=True,
+        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=True),
+    )
 
 
 def vit_with(head: Dict[str, Any]) -> Any:
     dims = ARCH['embed_dims']
-    return build(dict(
-        eomt_config(), type='EncoderDecoder',
-        backbone=dict(type='DINOv3ViT', arch=ARCH, out_indices=(0, 1, 2, 3)),
-        decode_head=dict(head, in_channels=[dims] * 4, in_index=[0, 1, 2, 3], num_classes=5,
-                         norm_cfg=NORM, align_corners=False)))
+    return build(
+        dict(
+            eomt_config(),
+            type='EncoderDecoder',
+            backbone=dict(type='DINOv3ViT', arch=ARCH, out_indices=(0, 1, 2, 3)),
+            decode_head=dict(
+                head,
+                in_channels=[dims] * 4,
+                in_index=[0, 1, 2, 3],
+                num_classes=5,
+                norm_cfg=NORM,
+                align_corners=False,
+            ),
+        )
+    )
 
 
 def upernet() -> Any:
@@ -71,16 +103,23 @@ def upernet() -> Any:
 
 
 def linear() -> Any:
-    return vit_with(dict(type='LinearHead', channels=4 * ARCH['embed_dims'],
-                         input_transform='resize_concat'))
+    return vit_with(
+        dict(type='LinearHead', channels=4 * ARCH['embed_dims'], input_transform='resize_concat')
+    )
 
 
 def random_tiles(bands: Bands, side: int = SIDE, count: int = 4) -> Any:
     rng = np.random.default_rng(5)
     shape = bands.count, side, side
-    return [Tile(rng.integers(0, 256, shape, np.uint8) if bands.like_opencv
-                 else rng.integers(0, 4000, shape).astype(np.float32),
-                 rng.integers(0, 2, shape[1:])) for _ in range(count)]
+    return [
+        Tile(
+            rng.integers(0, 256, shape, np.uint8)
+            if bands.like_opencv
+            else rng.integers(0, 4000, shape).astype(np.float32),
+            rng.integers(0, 2, shape[1:]),
+        )
+        for _ in range(count)
+    ]
 
 
 def settle(model: Any) -> Any:
@@ -88,8 +127,8 @@ def settle(model: Any) -> Any:
     model = revert_sync_batchnorm(model).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            torch.nn.init.normal_(module.running_mean, std=.1)
-            torch.nn.init.uniform_(module.running_var, .5, 1.5)
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
     return model
 
 
@@ -99,8 +138,18 @@ def export(model: Any, bands: Bands, target: str, side: int = SIDE) -> Any:
     reference = WindowPredictor(model, torch.device('cpu'), (side, side), 0, 1)
     limits = TARGETS[target]
     description = ExportedDescription(
-        tuple(map(str, range(max(2, reference.scores)))), ((0, 0, 0), ) * max(2, reference.scores),
-        bands, side, side // 4, limits.batch, reference.scores, reference.threshold, '', target, '')
+        tuple(map(str, range(max(2, reference.scores)))),
+        ((0, 0, 0),) * max(2, reference.scores),
+        bands,
+        side,
+        side // 4,
+        limits.batch,
+        reference.scores,
+        reference.threshold,
+        '',
+        target,
+        '',
+    )
     module = ImageToScores(model, bands, side).eval()
     file = trace(module, limits, choose_opset(limits, None, most_opset()), limits.batch)
     return file, description, reference
@@ -157,8 +206,10 @@ def test_nan_scores_fail_the_proof() -> None:
     weight.raw_data = np.full(list(weight.dims), np.nan, np.float32).tobytes()
     proof = prove(broken, description, reference, random_tiles(description.bands))
     assert proof.largest == float('inf') and not proof.holds
-    unlabeled = [Tile(tile.image, np.full_like(tile.labels, 255))
-                 for tile in random_tiles(description.bands, count=1)]
+    unlabeled = [
+        Tile(tile.image, np.full_like(tile.labels, 255))
+        for tile in random_tiles(description.bands, count=1)
+    ]
     assert '1 tile of the val set' in str(prove(file, description, reference, unlabeled))
     assert str(prove(file, description, reference, unlabeled)).endswith('%, without labels')
 
@@ -181,8 +232,7 @@ def test_the_layer_that_differs_is_named() -> None:
     model.decode_head.dropout = Counting()
     bands = Bands(3, True)
     module = ImageToScores(model, bands, SIDE).eval()
-    assert differing_layer(module, 17, random_tiles(bands)[0]) == (
-        'decode_head.dropout (Counting)')
+    assert differing_layer(module, 17, random_tiles(bands)[0]) == ('decode_head.dropout (Counting)')
     model.decode_head.dropout = None
     assert differing_layer(module, 17, random_tiles(bands)[0]) is None
 
@@ -200,8 +250,9 @@ class Pairs(ImageToScores):
 
 def test_a_batch_that_stays_fixed_is_an_error() -> None:
     with pytest.raises(ExportError, match='--batch 1'):
-        trace(Pairs().eval(), TARGETS['onnx'], choose_opset(TARGETS['onnx'], None, most_opset()),
-              None)
+        trace(
+            Pairs().eval(), TARGETS['onnx'], choose_opset(TARGETS['onnx'], None, most_opset()), None
+        )
 
 
 def test_padding_goes_into_the_convolutions() -> None:
@@ -213,22 +264,36 @@ def test_padding_goes_into_the_convolutions() -> None:
 
 def padded_convolution(mode: str, value: float, readers: int = 1) -> Any:
     make = onnx.helper
-    nodes = [make.make_node('Pad', ['x', 'pads', 'value'], ['y'], mode=mode),
-             make.make_node('Conv', ['y', 'w'], ['z'], pads=[1, 1, 1, 1])]
+    nodes = [
+        make.make_node('Pad', ['x', 'pads', 'value'], ['y'], mode=mode),
+        make.make_node('Conv', ['y', 'w'], ['z'], pads=[1, 1, 1, 1]),
+    ]
     nodes += [make.make_node('Relu', ['y'], ['r'])] * (readers - 1)
     return make.make_graph(
-        nodes, 'g', [make.make_tensor_value_info('x', 1, [1, 1, 5, 5])],
+        nodes,
+        'g',
+        [make.make_tensor_value_info('x', 1, [1, 1, 5, 5])],
         [make.make_tensor_value_info('z', 1, None)],
-        [onnx.numpy_helper.from_array(np.array([0, 0, 0, 1, 0, 0, 2, 3]), 'pads'),
-         onnx.numpy_helper.from_array(np.float32(value), 'value'),
-         onnx.numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), 'w')])
+        [
+            onnx.numpy_helper.from_array(np.array([0, 0, 0, 1, 0, 0, 2, 3]), 'pads'),
+            onnx.numpy_helper.from_array(np.float32(value), 'value'),
+            onnx.numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), 'w'),
+        ],
+    )
 
 
-@pytest.mark.parametrize('mode, value, readers, stays', [
-    ('constant', 0, 1, False), ('constant', 1, 1, True), ('reflect', 0, 1, True),
-    ('constant', 0, 2, True)])
-def test_only_zeros_with_one_convolution_as_reader_are_moved(mode: str, value: float, readers: int,
-                                                             stays: bool) -> None:
+@pytest.mark.parametrize(
+    'mode, value, readers, stays',
+    [
+        ('constant', 0, 1, False),
+        ('constant', 1, 1, True),
+        ('reflect', 0, 1, True),
+        ('constant', 0, 2, True),
+    ],
+)
+def test_only_zeros_with_one_convolution_as_reader_are_moved(
+    mode: str, value: float, readers: int, stays: bool
+) -> None:
     graph = padded_convolution(mode, value, readers)
     fuse_padding(graph)
     assert [node.op_type for node in graph.node][:1] == (['Pad'] if stays else ['Conv'])
@@ -243,8 +308,11 @@ def test_branches_and_foreign_opsets_are_refused() -> None:
         check(file, TARGETS['gcu'], 13)
     graph.node.append(onnx.helper.make_node('If', ['x'], ['q'], 'choice'))
     with pytest.raises(ExportError, match='branches at choice'):
-        check(onnx.helper.make_model(
-            graph, opset_imports=[onnx.helper.make_opsetid('', 17)]), TARGETS['qgis'], 17)
+        check(
+            onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid('', 17)]),
+            TARGETS['qgis'],
+            17,
+        )
 
 
 def test_an_opset_that_the_target_cannot_read_is_an_error() -> None:

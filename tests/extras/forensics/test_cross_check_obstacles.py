@@ -1,4 +1,5 @@
 """Runs whose steps another rank cannot compute again are refused before their first step."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,15 +32,25 @@ class TwoOptimizers:
         pass
 
     def __call__(self, model: torch.nn.Module) -> OptimWrapperDict:
-        return OptimWrapperDict(**{name: OptimWrapper(torch.optim.SGD(part.parameters(), lr=0.1))
-                                   for name, part in model.layers.named_children()
-                                   if list(part.parameters())})
+        return OptimWrapperDict(
+            **{
+                name: OptimWrapper(torch.optim.SGD(part.parameters(), lr=0.1))
+                for name, part in model.layers.named_children()
+                if list(part.parameters())
+            }
+        )
 
 
-@pytest.mark.parametrize('changes, words', [
-    ({'model.type': 'OwnStepToy'}, 'OwnStepToy, which has a train_step of its own'),
-    ({'optim_wrapper.constructor': 'TwoOptimizers'}, 'OptimWrapperDict: expected one optimizer'),
-])
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({'model.type': 'OwnStepToy'}, 'OwnStepToy, which has a train_step of its own'),
+        (
+            {'optim_wrapper.constructor': 'TwoOptimizers'},
+            'OptimWrapperDict: expected one optimizer',
+        ),
+    ],
+)
 def test_refused_before_the_first_step(changes: Dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f'env_cfg.cross_check with .*{words}'):
         toy_train(tmp_path, **changes, **CHECKED)
@@ -50,8 +61,11 @@ def test_obstacles_of_a_config(tmp_path: Path) -> None:
     runner, _ = toy_runner(tmp_path, **CHECKED)
     assert cross_check_obstacle(runner) == ''
     label = dict(type='LabelScore')
-    for settings, weighs in ((dict(shortfall='pad'), False), (dict(shortfall='shrink'), True),
-                             (dict(unbiased=True), True)):
+    for settings, weighs in (
+        (dict(shortfall='pad'), False),
+        (dict(shortfall='shrink'), True),
+        (dict(unbiased=True), True),
+    ):
         runner.register_hook(DynamicSamplingHook(label, dict(low=0), **settings))
         assert ('shrink' in cross_check_obstacle(runner)) is weighs
     runner._hooks = [hook for hook in runner._hooks if not isinstance(hook, DynamicSamplingHook)]

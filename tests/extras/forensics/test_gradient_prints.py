@@ -1,4 +1,5 @@
 """Prints, pairs and verdicts of the cross-check, without ranks."""
+
 from __future__ import annotations
 
 import math
@@ -24,9 +25,11 @@ from mapsage.extras.forensics.gradient_prints import (
 
 
 def read(exact: bool, change: float = 0.0, dtype: torch.dtype = torch.float32) -> GradientPrint:
-    parameters = {'first': nn.Parameter(torch.ones(37, dtype=dtype)),
-                  'idle': nn.Parameter(torch.ones(3)),
-                  'frozen': nn.Parameter(torch.ones(3), requires_grad=False)}
+    parameters = {
+        'first': nn.Parameter(torch.ones(37, dtype=dtype)),
+        'idle': nn.Parameter(torch.ones(3)),
+        'frozen': nn.Parameter(torch.ones(3), requires_grad=False),
+    }
     reader = PrintReader(exact)
     reader.attach(parameters)
     factors = torch.arange(37.0).to(dtype)
@@ -49,7 +52,9 @@ def test_one_changed_number_changes_a_digest(dtype: torch.dtype) -> None:
     assert list(read(True, dtype=dtype)) == ['first']
     assert largest_difference(read(True, dtype=dtype), read(True, dtype=dtype), True) == ('', 0.0)
     assert largest_difference(read(True, dtype=dtype), read(True, 1.0, dtype), True) == (
-        'first', math.inf)
+        'first',
+        math.inf,
+    )
 
 
 def test_the_size_of_a_difference_is_relative_to_the_whole_gradient() -> None:
@@ -86,9 +91,13 @@ def test_every_pair_meets_over_every_virtual_rank(world: int, length: int) -> No
 
 def verdict(world: int, number: int, faulty: Sequence[int], stable: bool = True) -> List[int]:
     """Return the ranks that are named if some ranks compute wrong numbers, always or by chance."""
+
     def compute(rank: int, owner: int, occasion: str) -> GradientPrint:
-        wrong = 0.0 if rank not in faulty else 10.0 * (rank + 1) + (
-            0 if stable else occasions.index(occasion) / 10)
+        wrong = (
+            0.0
+            if rank not in faulty
+            else 10.0 * (rank + 1) + (0 if stable else occasions.index(occasion) / 10)
+        )
         return dict(weight=[owner + wrong])
 
     occasions = ['step', 'check', 'vote']

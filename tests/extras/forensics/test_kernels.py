@@ -1,4 +1,5 @@
 """`mapsage doctor CONFIG --compare` on simulated cards: its report and its exit status."""
+
 from __future__ import annotations
 
 import sys
@@ -14,13 +15,13 @@ from mapsage.extras.forensics.operators.dispatch import OperatorError
 
 sys.path.append(str(ROOT / 'tools' / 'benchmarks'))
 pytestmark = pytest.mark.usefixtures('own_environment')
-with_cards = pytest.mark.skipif(no_simulated_cards() is not None,
-                                reason='no simulated cards here')
+with_cards = pytest.mark.skipif(no_simulated_cards() is not None, reason='no simulated cards here')
 
 
 def compare(config: Path, accelerator: str = 'sim') -> int:
-    return doctor.main([str(config), '--compare', '--accelerator', accelerator,
-                        '--crop-size', '32'])
+    return doctor.main(
+        [str(config), '--compare', '--accelerator', accelerator, '--crop-size', '32']
+    )
 
 
 @with_cards
@@ -34,6 +35,7 @@ def test_a_card_with_right_kernels(tiny_config: Path, capsys: pytest.CaptureFixt
 @with_cards
 def test_a_wrong_kernel_is_the_result(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
     from _planted_kernels import off_by_one, planted
+
     with planted('convolution_backward', off_by_one):
         assert compare(tiny_config) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -43,9 +45,11 @@ def test_a_wrong_kernel_is_the_result(tiny_config: Path, capsys: pytest.CaptureF
 
 
 @with_cards
-def test_a_kernel_that_is_wrong_only_in_the_step(tiny_config: Path,
-                                                 capsys: pytest.CaptureFixture) -> None:
+def test_a_kernel_that_is_wrong_only_in_the_step(
+    tiny_config: Path, capsys: pytest.CaptureFixture
+) -> None:
     from _planted_kernels import stray_write
+
     with stray_write('convolution'):
         assert compare(tiny_config) == 1
     report = capsys.readouterr().out

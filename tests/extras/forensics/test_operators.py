@@ -1,4 +1,5 @@
 """`mapsage doctor CONFIG --operators`: the report of shipped and broken configs."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,8 +27,9 @@ def ask(capsys: pytest.CaptureFixture, *words: object) -> Tuple[int, str]:
 
 
 @has_modes
-def test_a_convolutional_config_does_not_train_on_the_s60(tiny_config: Path,
-                                                          capsys: pytest.CaptureFixture) -> None:
+def test_a_convolutional_config_does_not_train_on_the_s60(
+    tiny_config: Path, capsys: pytest.CaptureFixture
+) -> None:
     status, report = ask(capsys, tiny_config, '--operators')
     assert status == 0 and 'the list of S60, torch_gcu 2.10 (not measured' in report
     row = next(line for line in report.splitlines() if 'convolution_backward' in line)
@@ -39,8 +41,9 @@ def test_a_convolutional_config_does_not_train_on_the_s60(tiny_config: Path,
 
 
 @has_modes
-def test_the_size_of_images_can_be_chosen(tiny_config: Path, capsys: pytest.CaptureFixture,
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_images_can_be_chosen(
+    tiny_config: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random_state = torch.get_rng_state()
     report = ask(capsys, tiny_config, '--operators', '--crop-size', 48)[1]
     assert 'a training step of 2 images of 48 x 48' in report
@@ -51,8 +54,9 @@ def test_the_size_of_images_can_be_chosen(tiny_config: Path, capsys: pytest.Capt
 
 
 @has_modes
-@pytest.mark.parametrize('name, most_flops_on_cpu', [
-    ('vit_tiny_frozen_demo', 0.006), ('vit_tiny_lora_demo', 0.004)])
+@pytest.mark.parametrize(
+    'name, most_flops_on_cpu', [('vit_tiny_frozen_demo', 0.006), ('vit_tiny_lora_demo', 0.004)]
+)
 def test_frozen_transformers_train_on_the_s60(name: str, most_flops_on_cpu: float) -> None:
     cfg = Config.fromfile(str(ROOT / f'configs/demo/{name}.py'))
     training, prediction, step = record_config(cfg, None)
@@ -66,10 +70,19 @@ def test_frozen_transformers_train_on_the_s60(name: str, most_flops_on_cpu: floa
 def test_a_config_that_cannot_be_built_is_an_error(tiny_config: Path) -> None:
     cfg = Config.fromfile(str(tiny_config))
     with pytest.raises(ConfigError, match='a step with 2 images of 1 x 1 fails'):
-        record_config(Config(dict(cfg, model=dict(cfg.model, decode_head=dict(
-            cfg.model.decode_head, ignore_index='none')))), 1)
+        record_config(
+            Config(
+                dict(
+                    cfg,
+                    model=dict(
+                        cfg.model, decode_head=dict(cfg.model.decode_head, ignore_index='none')
+                    ),
+                )
+            ),
+            1,
+        )
     cfg.model.decode_head.type = 'FCNHeed'
-    with pytest.raises(ConfigError, match="model cannot be built.*FCNHead"):
+    with pytest.raises(ConfigError, match='model cannot be built.*FCNHead'):
         record_config(cfg, None)
 
 

@@ -1,4 +1,5 @@
 """An iteration that is carried out again has the numbers of the run, and leaves the run alone."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,8 +18,10 @@ from mapsage.extras.forensics.step_recorder import plain
 
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),
-    'train_dataloader.sampler.type': 'DefaultSampler', 'train_dataloader.dataset.length': 10,
-    'default_hooks.checkpoint': dict(interval=1, by_epoch=True)}  # 5 iterations each
+    'train_dataloader.sampler.type': 'DefaultSampler',
+    'train_dataloader.dataset.length': 10,
+    'default_hooks.checkpoint': dict(interval=1, by_epoch=True),
+}  # 5 iterations each
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 SCHEDULE = [dict(type='LinearLR', start_factor=0.1, begin=0, end=6, by_epoch=False)]
 
@@ -33,14 +36,30 @@ def replayed(run: Path, iteration: int, **changes: Any) -> Dict[str, Any]:
     return torch.load(str(folder / 'rank_0.pth'))  # with its defaults
 
 
-@pytest.mark.parametrize('iteration, changes', [
-    (5, {}), (8, {}), (6, EPOCHS), (9, EPOCHS), (6, {'optim_wrapper.accumulative_counts': 3}),
-    (7, {'optim_wrapper': dict(type='AmpOptimWrapper', optimizer=dict(type='SGD', lr=0.05))}),
-    (7, {'train_dataloader.num_workers': 1}),
-    (7, {'custom_hooks': [dict(type='CheckpointHook', by_epoch=False, interval=1),
-                          dict(type='EMAHook', update_buffers=True)]})])
-def test_a_replayed_iteration_has_the_numbers_of_the_run(iteration: int, changes: Any,
-                                                         tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'iteration, changes',
+    [
+        (5, {}),
+        (8, {}),
+        (6, EPOCHS),
+        (9, EPOCHS),
+        (6, {'optim_wrapper.accumulative_counts': 3}),
+        (7, {'optim_wrapper': dict(type='AmpOptimWrapper', optimizer=dict(type='SGD', lr=0.05))}),
+        (7, {'train_dataloader.num_workers': 1}),
+        (
+            7,
+            {
+                'custom_hooks': [
+                    dict(type='CheckpointHook', by_epoch=False, interval=1),
+                    dict(type='EMAHook', update_buffers=True),
+                ]
+            },
+        ),
+    ],
+)
+def test_a_replayed_iteration_has_the_numbers_of_the_run(
+    iteration: int, changes: Any, tmp_path: Path
+) -> None:
     changes = dict(changes, param_scheduler=SCHEDULE)
     _, seen = toy_train(tmp_path, **changes)
     told = replayed(tmp_path, iteration, **changes)
@@ -61,8 +80,9 @@ def test_gradient_norms_are_those_of_the_loss(tmp_path: Path) -> None:
     values = model.layers(torch.stack(batch['inputs']))[:, 0]
     target = torch.cat([each['target'] for each in batch['data_samples']])
     (((values - target) ** 2).mean() / 100).backward()
-    assert told['gradient_norms'] == {name: each.grad.double().norm().item()
-                                      for name, each in model.named_parameters()}
+    assert told['gradient_norms'] == {
+        name: each.grad.double().norm().item() for name, each in model.named_parameters()
+    }
 
 
 @pytest.mark.skipif(not HAS_SCALER, reason='this torch scales losses on cuda only')
@@ -103,8 +123,11 @@ def test_a_run_that_died_of_nan_says_how_to_see_it_again(tmp_path: Path) -> None
 
 def test_a_replay_is_not_advised_without_a_checkpoint_in_the_work_dir(tmp_path: Path) -> None:
     toy_train(tmp_path / 'first')
-    changes = {'custom_hooks': [dict(type='Poison', at=6)], 'resume': True,
-               'load_from': str(tmp_path / 'first' / 'iter_4.pth')}
+    changes = {
+        'custom_hooks': [dict(type='Poison', at=6)],
+        'resume': True,
+        'load_from': str(tmp_path / 'first' / 'iter_4.pth'),
+    }
     with pytest.raises(NonFiniteLossError, match='checkpoint: .*first/iter_4.pth') as error:
         toy_train(tmp_path / 'second', **changes)
     assert '--replay' not in str(error.value)
@@ -133,12 +156,18 @@ def test_other_conditions_are_told(tmp_path: Path) -> None:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize('iteration, changes, message', [
-    (4, {}, r'no checkpoint from before that iteration.*iter_4\.pth'),
-    (9, {}, 'the run has 8 iterations'), (0, {}, 'from 1 on'),
-    (5, {'launcher': 'pytorch'}, 'without a launcher')])
-def test_what_cannot_be_replayed(iteration: int, changes: Any, message: str,
-                                 tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'iteration, changes, message',
+    [
+        (4, {}, r'no checkpoint from before that iteration.*iter_4\.pth'),
+        (9, {}, 'the run has 8 iterations'),
+        (0, {}, 'from 1 on'),
+        (5, {'launcher': 'pytorch'}, 'without a launcher'),
+    ],
+)
+def test_what_cannot_be_replayed(
+    iteration: int, changes: Any, message: str, tmp_path: Path
+) -> None:
     toy_train(tmp_path)
     cfg = toy_config(tmp_path)
     cfg.merge_from_dict(dict(changes, runner_type='MapSageRunner'))
@@ -170,9 +199,12 @@ def test_any_batch_becomes_what_torch_loads(tmp_path: Path) -> None:
     import collections
 
     import numpy as np
+
     Pair = collections.namedtuple('Pair', 'left right')
-    batch = Pair({'a': np.float32(0.5), 3: np.ones(2, np.uint8), 'text': np.array('x')},
-                 [Path('file'), object, None, torch.nn.Parameter(torch.ones(1)), True])
+    batch = Pair(
+        {'a': np.float32(0.5), 3: np.ones(2, np.uint8), 'text': np.array('x')},
+        [Path('file'), object, None, torch.nn.Parameter(torch.ones(1)), True],
+    )
     torch.save(plain(batch), str(tmp_path / 'batch.pth'))
     left, right = torch.load(str(tmp_path / 'batch.pth'))
     assert left == {'a': 0.5, '3': left['3'], 'text': 'x'} and left['3'].tolist() == [1, 1]

@@ -1,4 +1,5 @@
 """`mapsage doctor CONFIG --tune`: its tables, its choice, and a training with the printed line."""
+
 from __future__ import annotations
 
 import argparse
@@ -29,8 +30,9 @@ from mapsage.extras.forensics.tuning.workers import TrainingData, workers_option
 
 CPU = resolve_accelerator('cpu')
 pytestmark = pytest.mark.usefixtures('own_environment')
-fuses = pytest.mark.skipif(not CPU.supports.fused_optimizer,
-                           reason='this torch has no fused optimizers for the CPU')
+fuses = pytest.mark.skipif(
+    not CPU.supports.fused_optimizer, reason='this torch has no fused optimizers for the CPU'
+)
 FAILING = """
 model["type"] = 'FailsInBfloat16'
 model["failure"] = {failure!r}
@@ -65,10 +67,11 @@ def _threads() -> Iterator[None]:
 def two_rounds(monkeypatch: Any) -> None:
     """Let every race have two rounds of short visits, however slow the machine is."""
     run = Race.run
-    monkeypatch.setattr(Race, 'run', lambda self, variants, deadline, rounds=2: run(
-        self, variants, deadline, 2))
+    monkeypatch.setattr(
+        Race, 'run', lambda self, variants, deadline, rounds=2: run(self, variants, deadline, 2)
+    )
     monkeypatch.setattr(bench, '_MOST_STEPS', 2)
-    monkeypatch.setattr(workers, '_VISIT_SECONDS', .1)
+    monkeypatch.setattr(workers, '_VISIT_SECONDS', 0.1)
 
 
 def tune(config: Any, *words: str) -> int:
@@ -93,8 +96,11 @@ def test_the_report(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
     report = capsys.readouterr().out
     assert f'tuning {tiny_config} on cpu' in report
     assert 'a training step of 2 image(s) takes' in report
-    rows = dict(re.split('  +', line.strip(), maxsplit=1) for line in rows_of(report, 'options')
-                if '  ' in line.strip())
+    rows = dict(
+        re.split('  +', line.strip(), maxsplit=1)
+        for line in rows_of(report, 'options')
+        if '  ' in line.strip()
+    )
     assert list(rows)[:3] == ['as configured', 'bfloat16', 'channels last'] and len(rows) in (5, 8)
     # Another memory format changes the last digits at most.
     assert '0.00%' in rows['channels last'] and 'iB' in rows['channels last']
@@ -109,22 +115,33 @@ def test_the_line_trains(tiny_config: Path, tmp_path: Path, monkeypatch: Any) ->
     options = step_options(cfg, build_model(cfg), CPU)
     best = combine(options, 1)[-1]
     best = Variant((*best.options, workers_option(cfg.train_dataloader, 1)), 1)
-    args = argparse.Namespace(config=str(tiny_config), accelerator='cpu',
-                              cfg_options={'train_cfg.max_iters': 2})
-    line = command_line(args, Variant((), 2), best, Speed(1.5, .1), .02).splitlines()[1]
+    args = argparse.Namespace(
+        config=str(tiny_config), accelerator='cpu', cfg_options={'train_cfg.max_iters': 2}
+    )
+    line = command_line(args, Variant((), 2), best, Speed(1.5, 0.1), 0.02).splitlines()[1]
     threads, python, script, *words = shlex.split(line)
     assert (threads, python, script) == ('OMP_NUM_THREADS=1', 'python', 'tools/train.py')
     runners: List[Any] = []
     build = cli.build_runner
-    monkeypatch.setattr(cli, 'build_runner',
-                        lambda cfg: runners.append(build(cfg)) or runners[-1])
-    train.main([*words, 'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
-                '--work-dir', str(tmp_path / 'work')])
-    runner, = runners
+    monkeypatch.setattr(cli, 'build_runner', lambda cfg: runners.append(build(cfg)) or runners[-1])
+    train.main(
+        [
+            *words,
+            'val_cfg=None',
+            'val_dataloader=None',
+            'val_evaluator=None',
+            '--work-dir',
+            str(tmp_path / 'work'),
+        ]
+    )
+    (runner,) = runners
     assert runner.iter == 2
     assert runner.optim_wrapper.cast_dtype == torch.bfloat16
-    weight = next(parameter for parameter in runner.model.parameters()
-                  if parameter.dim() == 4 and min(parameter.shape[1:]) > 1)
+    weight = next(
+        parameter
+        for parameter in runner.model.parameters()
+        if parameter.dim() == 4 and min(parameter.shape[1:]) > 1
+    )
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert runner.train_dataloader.num_workers == 1
     if CPU.supports.fused_optimizer:
@@ -141,7 +158,7 @@ def test_visits_begin_alike_and_leave_nothing(tiny_config: Path) -> None:
     for variant in combine(step_options(cfg, steps.model, CPU), 1):
         visit = steps.visit(variant)
         # 9 % apart after two steps in bfloat16 with torch 1.10.
-        assert visit.loss == pytest.approx(first.loss, rel=.15), variant.name
+        assert visit.loss == pytest.approx(first.loss, rel=0.15), variant.name
     assert steps.visit(base).loss == first.loss
     assert all(parameter.grad is None for parameter in steps.model.parameters())
 
@@ -161,18 +178,23 @@ def test_options_are_those_of_the_run(tiny_config: Path) -> None:
 
 def test_options_that_are_on_are_tried_the_other_way(tiny_config: Path) -> None:
     cfg = Config.fromfile(str(tiny_config))
-    cfg.merge_from_dict({
-        'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16',
-        'env_cfg.channels_last': True, 'optim_wrapper.optimizer.fused': True})
+    cfg.merge_from_dict(
+        {
+            'optim_wrapper.type': 'AmpOptimWrapper',
+            'optim_wrapper.dtype': 'bfloat16',
+            'env_cfg.channels_last': True,
+            'optim_wrapper.optimizer.fused': True,
+        }
+    )
     precision, memory_format, fusion = step_options(cfg, build_model(cfg), CPU)
     assert precision.name == 'float32' and 'cannot remove' in precision.obstacle
-    assert memory_format.changes == (('env_cfg.channels_last', False), )
-    assert fusion.changes == (('optim_wrapper.optimizer.fused', False), )
+    assert memory_format.changes == (('env_cfg.channels_last', False),)
+    assert fusion.changes == (('optim_wrapper.optimizer.fused', False),)
 
 
 def test_what_is_not_possible_has_a_reason(tiny_config: Path) -> None:
     cfg = Config.fromfile(str(tiny_config))
-    cfg.optim_wrapper.optimizer = dict(type='Adadelta', lr=.1)
+    cfg.optim_wrapper.optimizer = dict(type='Adadelta', lr=0.1)
     cfg.optim_wrapper.type = 'MyOptimWrapper'
     model = torch.nn.Linear(2, 2)
     obstacles = [option.obstacle for option in step_options(cfg, model, CPU)]
@@ -180,11 +202,19 @@ def test_what_is_not_possible_has_a_reason(tiny_config: Path) -> None:
     assert 'no fused Adadelta' in obstacles[2]
 
 
-@pytest.mark.parametrize('failure, words', [
-    ('error', 'fails: RuntimeError: "some_kernel" not implemented for BFloat16'),
-    ('nan', 'fails: FloatingPointError: the loss is nan')])
-def test_a_failing_option_is_a_row(tiny_data: Path, tmp_path: Path, failure: str, words: str,
-                                   ) -> None:
+@pytest.mark.parametrize(
+    'failure, words',
+    [
+        ('error', 'fails: RuntimeError: "some_kernel" not implemented for BFloat16'),
+        ('nan', 'fails: FloatingPointError: the loss is nan'),
+    ],
+)
+def test_a_failing_option_is_a_row(
+    tiny_data: Path,
+    tmp_path: Path,
+    failure: str,
+    words: str,
+) -> None:
     config = write_tiny_config(tmp_path / 'fails.py', tiny_data, FAILING.format(failure=failure))
     steps = bench_of(config)
     steps.calibrate(Variant((), 1))
@@ -207,29 +237,44 @@ def test_absent_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_a_step_too_slow_for_two_minutes(tiny_config: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(StepBench, 'visit', lambda self, variant: Visit(40., 40.))
-    with pytest.raises(ConfigError, match='a training step takes 40.0 s here, and the two minutes '
-                       'of --tune hold 1 of them.* train_dataloader.batch_size=1$'):
+    monkeypatch.setattr(StepBench, 'visit', lambda self, variant: Visit(40.0, 40.0))
+    with pytest.raises(
+        ConfigError,
+        match='a training step takes 40.0 s here, and the two minutes '
+        'of --tune hold 1 of them.* train_dataloader.batch_size=1$',
+    ):
         tune(tiny_config)
 
 
 def test_a_slow_step_leaves_rows_unmeasured() -> None:
-    race = Race(lambda variant: Visit(1.), Variant())
+    race = Race(lambda variant: Visit(1.0), Variant())
     race.run([], float('inf'))
-    race.standings[race.base].visits.append(Visit(1.))
+    race.standings[race.base].visits.append(Visit(1.0))
     other = combine([], 1) or [Variant((), 3)]
     assert format_rows(race, 'threads', {race.base: '1', other[0]: '3'})[-1].split(None, 1) == [
-        '3', 'not measured: the two minutes are over']
+        '3',
+        'not measured: the two minutes are over',
+    ]
 
 
-@pytest.mark.parametrize('words, text', [
-    (['--launcher', 'pytorch'], 'starts several. Run'),
-    (['--cfg-options', 'optim_wrapper.optimizer=None'], 'the config of one optimizer, got None'),
-    (['--cfg-options', 'optim_wrapper.optimizer.type=SGDD'],
-     'as it is fails on cpu: .*Did you mean'),
-    (['--cfg-options', 'train_dataloader=None'], 'needs a train_dataloader')])
-def test_configs_that_cannot_be_measured(tiny_config: Path, words: Tuple[str, ...],
-                                         text: str) -> None:
+@pytest.mark.parametrize(
+    'words, text',
+    [
+        (['--launcher', 'pytorch'], 'starts several. Run'),
+        (
+            ['--cfg-options', 'optim_wrapper.optimizer=None'],
+            'the config of one optimizer, got None',
+        ),
+        (
+            ['--cfg-options', 'optim_wrapper.optimizer.type=SGDD'],
+            'as it is fails on cpu: .*Did you mean',
+        ),
+        (['--cfg-options', 'train_dataloader=None'], 'needs a train_dataloader'),
+    ],
+)
+def test_configs_that_cannot_be_measured(
+    tiny_config: Path, words: Tuple[str, ...], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         tune(tiny_config, *words)
 
@@ -247,4 +292,4 @@ def test_on_a_card(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
     report = capsys.readouterr().out
     assert 'threads: not measured, sim computes the step' in report
     assert 'has no fused optimizers for sim' in report
-    assert report.rstrip().endswith("its times say nothing about a card")
+    assert report.rstrip().endswith('its times say nothing about a card')

@@ -1,4 +1,5 @@
 """Which windows are chosen, against the rule carried out one by one."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -46,8 +47,9 @@ def test_named_windows_lead_whatever_their_scores_and_others_keep_away() -> None
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_every_choice_is_the_best_of_the_available_windows(windows: int, count: int,
-                                                           random: object) -> None:
+def test_every_choice_is_the_best_of_the_available_windows(
+    windows: int, count: int, random: object
+) -> None:
     state = np.random.RandomState(random.randrange(2**31))  # type: ignore[attr-defined]
     scores = state.rand(windows).round(2)
     positions, features = state.rand(windows, 2) * 4, state.rand(windows, 3)
@@ -56,15 +58,28 @@ def test_every_choice_is_the_best_of_the_available_windows(windows: int, count: 
     scaled = ((features - features.mean(0)) / np.where(spread > 0, spread, 1)).round(3)
     for number, index in enumerate(chosen):
         earlier = chosen[:number]
-        available = [window for window in range(windows)
-                     if window not in earlier and scores[window] > 0 and all(
-                         np.hypot(*(positions[window] - positions[neighbor])) >= 1
-                         for neighbor in earlier)]
-        gains = {window: scores[window] * min(
-            [np.sqrt(((scaled[window] - scaled[neighbor])**2).sum()) for neighbor in earlier]
-            or [1]) for window in available}
+        available = [
+            window
+            for window in range(windows)
+            if window not in earlier
+            and scores[window] > 0
+            and all(
+                np.hypot(*(positions[window] - positions[neighbor])) >= 1 for neighbor in earlier
+            )
+        ]
+        gains = {
+            window: scores[window]
+            * min(
+                [np.sqrt(((scaled[window] - scaled[neighbor]) ** 2).sum()) for neighbor in earlier]
+                or [1]
+            )
+            for window in available
+        }
         assert gains[index] >= max(gains.values()) - 1e-9
     if len(chosen) < count:
-        assert all(scores[window] == 0 or window in chosen or any(
-            np.hypot(*(positions[window] - positions[neighbor])) < 1 for neighbor in chosen)
-            for window in range(windows))
+        assert all(
+            scores[window] == 0
+            or window in chosen
+            or any(np.hypot(*(positions[window] - positions[neighbor])) < 1 for neighbor in chosen)
+            for window in range(windows)
+        )

@@ -1,4 +1,5 @@
 """Index of the existing labels in datasets."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,10 +16,20 @@ from mapsage.extras.labels.known_labels import UNKNOWN, KnownLabels, labeled_sha
 
 def build(root: Path, masks: str, **settings: Any) -> Any:
     config = dict(
-        type='BaseSegDataset', data_root=str(root), img_suffix='.png', reduce_zero_label=True,
-        data_prefix=dict(img_path='img/train', seg_map_path=masks), metainfo=dict(classes=NAMES),
-        pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
-                  dict(type='Resize', scale=(8, 8)), dict(type='PackSegInputs')], **settings)
+        type='BaseSegDataset',
+        data_root=str(root),
+        img_suffix='.png',
+        reduce_zero_label=True,
+        data_prefix=dict(img_path='img/train', seg_map_path=masks),
+        metainfo=dict(classes=NAMES),
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations'),
+            dict(type='Resize', scale=(8, 8)),
+            dict(type='PackSegInputs'),
+        ],
+        **settings,
+    )
     wrapped = dict(type='RepeatDataset', times=3, dataset=config)
     with DefaultScope.overwrite_default_scope('mmseg'):
         dataset = DATASETS.build(dict(type='ConcatDataset', datasets=[wrapped]))
@@ -27,7 +38,8 @@ def build(root: Path, masks: str, **settings: Any) -> Any:
 
 
 def test_the_first_of_two_datasets_wins_where_it_has_a_label(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classes, _ = write_tiles(tmp_path)
     first = classes + 1
     # With reduce_zero_label, 0 is no label.
@@ -35,8 +47,11 @@ def test_the_first_of_two_datasets_wins_where_it_has_a_label(
     cv2.imwrite(str(tmp_path / 'ann/train/t0.png'), first)
     (tmp_path / 'ann/val').mkdir()
     cv2.imwrite(str(tmp_path / 'ann/val/t0.png'), np.full((64, 64), 2, np.uint8))
-    known = KnownLabels(None, build(tmp_path, 'ann/train', ann_file='labeled.txt'),
-                        build(tmp_path, 'ann/val', ann_file='labeled.txt'))
+    known = KnownLabels(
+        None,
+        build(tmp_path, 'ann/train', ann_file='labeled.txt'),
+        build(tmp_path, 'ann/val', ann_file='labeled.txt'),
+    )
     path = str(tmp_path / 'img/train/t0.png')
     monkeypatch.chdir(tmp_path / 'img')
     assert len(known) == 1 and 'train/t0.png' in known and 'train/t1.png' not in known

@@ -1,4 +1,5 @@
 """Masks from maps and their confidence, and the thresholds, compared with slower computations."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -33,16 +34,21 @@ def test_strips_of_several_maps(tmp_path: Path, is_picture: bool) -> None:
     confidence[classes == 255] = 255
     pairs = []
     for number in range(2):
-        paths = [write_raster(tmp_path / f'{number}{kind}.tif', values[number][None], UTM)
-                 for kind, values in (('', classes), ('_confidence', confidence))]
+        paths = [
+            write_raster(tmp_path / f'{number}{kind}.tif', values[number][None], UTM)
+            for kind, values in (('', classes), ('_confidence', confidence))
+        ]
         pairs.append(MapPair(str(number), 'scene', *paths, is_picture))
     (tmp_path / 'masks').mkdir()
     result = write_masks(pairs, tmp_path / 'masks', NAMES, PALETTE, 0.9, 0.25, KnownLabels())
     rare = np.sort(confidence[classes == 1])[::-1]
     least = int(rare[int(np.ceil(0.25 * len(rare))) - 1])
     assert result.thresholds.tolist() == [90, least, 90] and 20 < least < 60
-    expected = np.where(((classes == 0) & (confidence >= 90))
-                        | ((classes == 1) & (confidence >= least)), classes, 255)
+    expected = np.where(
+        ((classes == 0) & (confidence >= 90)) | ((classes == 1) & (confidence >= least)),
+        classes,
+        255,
+    )
     for number, pair in enumerate(pairs):
         with rasterio.open(str(pair.mask(tmp_path / 'masks'))) as file:
             np.testing.assert_array_equal(file.read(1), expected[number])
@@ -66,16 +72,21 @@ def test_a_rare_class_keeps_its_best_pixels_and_a_sure_one_has_the_limit() -> No
     assert class_thresholds(counts, 0.9, 0).tolist() == [90, 90, 90]
 
 
-@pytest.mark.parametrize('least, percent', [(0.9, 90), (0.895, 90), (0.07, 7), (0.29, 29), (1, 100),
-                                            (0, 0)])
+@pytest.mark.parametrize(
+    'least, percent', [(0.9, 90), (0.895, 90), (0.07, 7), (0.29, 29), (1, 100), (0, 0)]
+)
 def test_fractions_of_a_per_cent_are_rounded_up(least: float, percent: int) -> None:
     assert class_thresholds(count([]), least, 0.2).tolist() == [percent]
 
 
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=60), st.integers(0, 100),
-       st.sampled_from([0.05, 0.2, 0.5, 1.0]))
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=60),
+    st.integers(0, 100),
+    st.sampled_from([0.05, 0.2, 0.5, 1.0]),
+)
 def test_what_is_kept_is_the_share_or_all_above_the_limit(
-        confidences: list, limit: int, share: float) -> None:
+    confidences: list, limit: int, share: float
+) -> None:
     threshold = int(class_thresholds(count(confidences), limit / 100, share)[0])
     minimum = share * len(confidences)
     assert threshold <= limit

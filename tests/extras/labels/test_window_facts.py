@@ -1,4 +1,5 @@
 """Measurements of windows, compared with a direct computation on the whole image."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -57,8 +58,9 @@ def shares(model: WithBackbone, images: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize('tta', [False, True])
-@pytest.mark.parametrize('classes, gives', [(4, False), (1, False), (4, True)],
-                         ids=['logits', 'binary', 'scores'])
+@pytest.mark.parametrize(
+    'classes, gives', [(4, False), (1, False), (4, True)], ids=['logits', 'binary', 'scores']
+)
 def test_doubt_and_disagreement(classes: int, gives: bool, tta: bool) -> None:
     model, images = WithBackbone(classes, gives), windows()
     count = max(2, classes)
@@ -77,13 +79,15 @@ def test_doubt_and_disagreement(classes: int, gives: bool, tta: bool) -> None:
         rows = np.s_[number, 5:]
         expected = [doubt[rows][winner[rows] == label].sum() / SIDE**2 for label in range(count)]
         assert np.allclose(facts.doubt, expected, atol=1e-5)
-        assert facts.pixels.tolist() == np.bincount(winner[rows].ravel(),
-                                                    minlength=count).tolist()
+        assert facts.pixels.tolist() == np.bincount(winner[rows].ravel(), minlength=count).tolist()
         assert np.isclose(facts.margin, margin[rows].mean(), atol=1e-5)
         assert np.isclose(facts.disagreement, disagreement[rows].mean(), atol=1e-6)
         assert (facts.disagreement > 0.01) == tta
-        pairs = {(a, b): doubt[rows][(winner[rows] == a) & (second[rows] == b)].sum()
-                 for a in range(count) for b in range(count)}
+        pairs = {
+            (a, b): doubt[rows][(winner[rows] == a) & (second[rows] == b)].sum()
+            for a in range(count)
+            for b in range(count)
+        }
         assert facts.rivals == max(pairs, key=pairs.__getitem__)
         assert np.allclose(facts.feature, images[number].mean((1, 2)), atol=1e-3)
         assert facts.place is BOXES[number]
@@ -101,6 +105,7 @@ def test_only_a_confident_model_contradicts_a_label() -> None:
     labels[:4], labels[4:6] = 1, 0
     valid = np.ones((SIDE, SIDE), bool)
     valid[0] = False
-    facts, = WindowJudge(model, predictor(model, False), 4, 0.9).measure(
-        colors, [valid], BOXES[:1], [labels])
+    (facts,) = WindowJudge(model, predictor(model, False), 4, 0.9).measure(
+        colors, [valid], BOXES[:1], [labels]
+    )
     assert (facts.labeled, facts.contradicted, facts.mistaken) == (5 * 16, 3 * 8, (1, 0))

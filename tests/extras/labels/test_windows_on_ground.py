@@ -1,4 +1,5 @@
 """Outlines, centers and overlaps of windows."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,8 +15,9 @@ UTM = pyproj.CRS.from_epsg(32633).to_wkt()
 
 def test_a_step_to_the_east_is_as_long_as_one_to_the_north() -> None:
     """At 60 degrees of latitude, where a degree of longitude is half as long."""
-    boxes = [shapely.box(x, y, x + 0.002, y + 0.001) for x, y in (
-        (15, 60), (15.002, 60), (15, 60.001))]
+    boxes = [
+        shapely.box(x, y, x + 0.002, y + 0.001) for x, y in ((15, 60), (15.002, 60), (15, 60.001))
+    ]
     first, east, north = middles_on_ground(boxes, DEGREES)
     assert np.allclose(east - first, [1, 0], atol=1e-3)
     assert np.allclose(north - first, [0, 1], atol=1e-3)
@@ -24,8 +26,11 @@ def test_a_step_to_the_east_is_as_long_as_one_to_the_north() -> None:
 
 
 def test_shares_and_middles_in_pixels() -> None:
-    boxes = [FileWindow('a', 0, 0, 64, 64), FileWindow('a', 32, 16, 64, 64),
-             FileWindow('b', 0, 0, 64, 64)]
+    boxes = [
+        FileWindow('a', 0, 0, 64, 64),
+        FileWindow('a', 32, 16, 64, 64),
+        FileWindow('b', 0, 0, 64, 64),
+    ]
     assert overlap(boxes[0], boxes[1]) == 0.375 and overlap(boxes[0], boxes[0]) == 1
     assert overlap(FileWindow('a', 0, 0, 32, 32), FileWindow('a', 0, 0, 64, 64)) == 1
     first, second, second_file = middles_in_files(boxes)

@@ -1,4 +1,5 @@
 """The names of ``torch.gcu`` that torch_gcu 2.10 has, and what they do."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -74,7 +75,10 @@ def test_efml_names_the_card_behind_a_mask(tmp_path: Path) -> None:
     """Row 20."""
     done = run_python(
         'print(torch.gcu._raw_device_uuid_efml(), torch.gcu._get_efml_device_index(1))',
-        tmp_path, MAPSAGE_SIM_DEVICES='3', TOPS_VISIBLE_DEVICES='0,2')
+        tmp_path,
+        MAPSAGE_SIM_DEVICES='3',
+        TOPS_VISIBLE_DEVICES='0,2',
+    )
     assert done.stdout.strip() == "['SIM-0', 'SIM-1', 'SIM-2'] 2"
 
 

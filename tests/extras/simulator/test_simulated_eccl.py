@@ -1,4 +1,5 @@
 """The simulated eccl: asynchronous, with the vendor's quirks, and silent about lost peers."""
+
 from __future__ import annotations
 
 import os
@@ -71,8 +72,10 @@ def run_collectives() -> Dict[str, Any]:
 
     told['int16'] = error(dist.broadcast, torch.zeros(2, dtype=torch.int16, device=device), 0)
     told['transposed'] = error(dist.all_reduce, torch.zeros(2, 3, device=device).t())
-    told['channels last'] = error(dist.all_reduce, torch.zeros(
-        2, 3, 4, 4, device=device).to(memory_format=torch.channels_last))
+    told['channels last'] = error(
+        dist.all_reduce,
+        torch.zeros(2, 3, 4, 4, device=device).to(memory_format=torch.channels_last),
+    )
     told['BAND'] = error(dist.all_reduce, ints, op=dist.ReduceOp.BAND)
     flags = torch.tensor([rank == 1, False], device=device)
     told['bool AVG'] = error(dist.all_reduce, flags.clone(), op=dist.ReduceOp.AVG)
@@ -103,6 +106,7 @@ def run_collectives() -> Dict[str, Any]:
 
     def reduce_elsewhere() -> None:
         told['other thread'] = error(eccl.allreduce, [floats])
+
     thread = threading.Thread(target=reduce_elsewhere)
     thread.start()
     thread.join()
@@ -111,8 +115,15 @@ def run_collectives() -> Dict[str, Any]:
 
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Dict[str, Any]]]:
-    return {profile: run_ranks(run_collectives, 2, tmp_path_factory.mktemp('eccl'),
-                               environ={'MAPSAGE_SIM_GCU': profile}) for profile in PROFILES}
+    return {
+        profile: run_ranks(
+            run_collectives,
+            2,
+            tmp_path_factory.mktemp('eccl'),
+            environ={'MAPSAGE_SIM_GCU': profile},
+        )
+        for profile in PROFILES
+    }
 
 
 @pytest.mark.parametrize('profile', PROFILES)
@@ -169,7 +180,7 @@ def test_what_eccl_does_otherwise(profile: str, answers: Any) -> None:
         assert told['barriers over gloo'] == 0 and told['barriers on the card'] == 1
 
 
-ALONE = '''
+ALONE = """
 import os, signal, time
 import torch, torch.distributed as dist
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
@@ -185,26 +196,42 @@ try:
     dist.all_reduce(tensor)
 finally:
     print('an exception, or the end of the wait')
-'''
-DESTROY = '''
+"""
+DESTROY = """
 import torch.distributed as dist
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed import init_process_group
 init_process_group(set_current_accelerator(resolve_accelerator('sim')), timeout=30)
 print('done')
-'''
+"""
 
 
 def run_scripts(script: str, folder: Path, **environ: str) -> List[Any]:
     """Return status and output of two ranks that run a script."""
     import subprocess
+
     path, port = folder / 'script.py', str(free_port())
     path.write_text(script)
-    ranks = [subprocess.Popen(
-        [warm_python(), str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2',
-             'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
-             'PYTHONPATH': str(Path(__file__).parents[4]), **environ}) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [warm_python(), str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                'RANK': str(rank),
+                'LOCAL_RANK': str(rank),
+                'WORLD_SIZE': '2',
+                'LOCAL_WORLD_SIZE': '2',
+                'MASTER_ADDR': '127.0.0.1',
+                'MASTER_PORT': port,
+                'PYTHONPATH': str(Path(__file__).parents[4]),
+                **environ,
+            },
+        )
+        for rank in range(2)
+    ]
     return [(rank.communicate(timeout=60)[0], rank.returncode)[::-1] for rank in ranks]
 
 
@@ -213,8 +240,10 @@ def test_survivors_hang_until_the_watchdog_aborts_them(tmp_path: Path) -> None:
     (status, output), (killed, _) = run_scripts(ALONE, tmp_path)
     assert (status, killed) == (-signal.SIGABRT, -signal.SIGKILL), output
     assert time.monotonic() - start >= 3
-    assert 'Watchdog caught collective operation timeout: WorkECCL(SeqNum=2, OpType=ALLREDUCE, ' \
+    assert (
+        'Watchdog caught collective operation timeout: WorkECCL(SeqNum=2, OpType=ALLREDUCE, '
         'NumelIn=5, NumelOut=5, Timeout(ms)=3000) ran for 3' in output
+    )
     assert 'an exception' not in output and 'Traceback' not in output
 
 
@@ -242,5 +271,7 @@ def read_timeouts() -> Any:
 
 def test_eccl_waits_longer_than_the_ranks(tmp_path: Path) -> None:
     [timeouts] = run_ranks(read_timeouts, 1, tmp_path)
-    assert timeouts == [(timedelta(seconds=60), timedelta(seconds=120)),
-                        (timedelta(seconds=10), timedelta(seconds=70))]
+    assert timeouts == [
+        (timedelta(seconds=60), timedelta(seconds=120)),
+        (timedelta(seconds=10), timedelta(seconds=70)),
+    ]

@@ -1,4 +1,5 @@
 """Simulated devices are PyTorch devices, with the errors and the accounts of real ones."""
+
 from __future__ import annotations
 
 import copy
@@ -33,14 +34,20 @@ def sim() -> Any:
 
 def run_python(code: str, folder: Path, **environ: str) -> subprocess.CompletedProcess:
     """Run ``code`` with a simulator of its own settings; the script is written to ``folder``."""
-    begin = ('import torch\nfrom mapsage.accelerator import resolve_accelerator\n'
-             'sim = resolve_accelerator("sim")\n')
+    begin = (
+        'import torch\nfrom mapsage.accelerator import resolve_accelerator\n'
+        'sim = resolve_accelerator("sim")\n'
+    )
     script = folder / 'script.py'
     script.write_text(begin + code)
     return subprocess.run(
-        [warm_python(), str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        universal_newlines=True, timeout=300,
-        env={**os.environ, 'PYTHONPATH': str(ROOT), **environ})
+        [warm_python(), str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=300,
+        env={**os.environ, 'PYTHONPATH': str(ROOT), **environ},
+    )
 
 
 def test_eight_devices_of_the_vendors_surface() -> None:
@@ -53,36 +60,46 @@ def test_eight_devices_of_the_vendors_surface() -> None:
     assert 'imulated' in torch.gcu.get_device_name(1)
 
 
-@pytest.mark.parametrize('mix', [
-    lambda: torch.ones(3, device='gcu:2') + torch.ones(3, device='gcu:1'),
-    lambda: torch.ones(3, device='gcu:2') * torch.ones(3),
-    lambda: torch.ones(3, 3) @ torch.ones(3, 3, device='gcu:2'),
-    lambda: torch.stack([torch.ones(3, device='gcu:2'), torch.ones(3, device='gcu:3')]),
-    lambda: F.conv2d(torch.ones(1, 1, 4, 4, device='gcu:2'), torch.ones(1, 1, 3, 3)),
-    lambda: F.batch_norm(torch.ones(2, 1, 4, 4, device='gcu:2'), torch.ones(1), torch.ones(1)),
-    lambda: F.cross_entropy(torch.ones(2, 3, device='gcu:2'), torch.tensor([0, 1])),
-])
+@pytest.mark.parametrize(
+    'mix',
+    [
+        lambda: torch.ones(3, device='gcu:2') + torch.ones(3, device='gcu:1'),
+        lambda: torch.ones(3, device='gcu:2') * torch.ones(3),
+        lambda: torch.ones(3, 3) @ torch.ones(3, 3, device='gcu:2'),
+        lambda: torch.stack([torch.ones(3, device='gcu:2'), torch.ones(3, device='gcu:3')]),
+        lambda: F.conv2d(torch.ones(1, 1, 4, 4, device='gcu:2'), torch.ones(1, 1, 3, 3)),
+        lambda: F.batch_norm(torch.ones(2, 1, 4, 4, device='gcu:2'), torch.ones(1), torch.ones(1)),
+        lambda: F.cross_entropy(torch.ones(2, 3, device='gcu:2'), torch.tensor([0, 1])),
+    ],
+)
 def test_mixing_devices_raises_pytorchs_words(mix: Callable[[], Any]) -> None:
     with pytest.raises(RuntimeError, match='Expected all tensors to be on the same device'):
         mix()
 
 
 def test_scalars_and_indices_may_stay_on_the_cpu() -> None:
-    values = torch.arange(4., device='gcu:2')
-    assert (values * torch.tensor(2.)).cpu().tolist() == [0, 2, 4, 6]
+    values = torch.arange(4.0, device='gcu:2')
+    assert (values * torch.tensor(2.0)).cpu().tolist() == [0, 2, 4, 6]
     assert values[torch.tensor([3, 1])].cpu().tolist() == [3, 1]
     assert values[torch.tensor([True, False, True, False])].cpu().tolist() == [0, 2]
 
 
 def test_views_share_memory_and_writes_go_through() -> None:
     base = torch.zeros(4, 6, device='gcu:1')
-    views = [base.view(24), base.t(), base[1:3, ::2], base.unfold(1, 3, 3), *base.split(2),
-             base.expand(2, 4, 6), base.as_strided((2, 2), (6, 1), 1)]
+    views = [
+        base.view(24),
+        base.t(),
+        base[1:3, ::2],
+        base.unfold(1, 3, 3),
+        *base.split(2),
+        base.expand(2, 4, 6),
+        base.as_strided((2, 2), (6, 1), 1),
+    ]
     before = torch.gcu.memory_allocated(1)
     for view in views:
         assert view.device == base.device
         assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
-    base[1:3, ::2].fill_(7.)
+    base[1:3, ::2].fill_(7.0)
     assert base.t().sum().item() == 42
     assert torch.gcu.memory_allocated(1) == before
 
@@ -90,8 +107,8 @@ def test_views_share_memory_and_writes_go_through() -> None:
 def test_outputs_are_resized_and_storages_exchanged() -> None:
     out = torch.empty(0, device='gcu:1')
     torch.add(torch.ones(2, 3, device='gcu:1'), 1, out=out)
-    assert out.cpu().tolist() == [[2.] * 3] * 2
-    grown = torch.arange(3., device='gcu:1').resize_(2, 4)
+    assert out.cpu().tolist() == [[2.0] * 3] * 2
+    grown = torch.arange(3.0, device='gcu:1').resize_(2, 4)
     assert grown.shape == (2, 4) and grown.flatten()[:3].cpu().tolist() == [0, 1, 2]
     other = torch.ones(5, device='gcu:1')
     exchanged = torch.zeros(1, device='gcu:1').set_(other)
@@ -101,12 +118,16 @@ def test_outputs_are_resized_and_storages_exchanged() -> None:
     assert parameter.sum().item() == 3
 
 
-@pytest.mark.parametrize('pin', [
-    lambda: torch.ones(3).pin_memory(),
-    lambda: torch.empty(3, pin_memory=True),
-    lambda: torch.empty(0, 3).pin_memory(),
-    lambda: next(iter(DataLoader([torch.ones(3)] * 2, batch_size=2, pin_memory=True))),
-], ids=['copied', 'allocated', 'empty', 'loaded'])
+@pytest.mark.parametrize(
+    'pin',
+    [
+        lambda: torch.ones(3).pin_memory(),
+        lambda: torch.empty(3, pin_memory=True),
+        lambda: torch.empty(0, 3).pin_memory(),
+        lambda: next(iter(DataLoader([torch.ones(3)] * 2, batch_size=2, pin_memory=True))),
+    ],
+    ids=['copied', 'allocated', 'empty', 'loaded'],
+)
 def test_pinned_memory_is_known_as_such(pin: Callable[[], torch.Tensor]) -> None:
     pinned = pin()
     assert pinned.device.type == 'cpu'
@@ -140,9 +161,16 @@ def test_memory_is_accounted_by_device() -> None:
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2), nn.GELU(), nn.Dropout2d(0.3),
-        nn.Upsample(scale_factor=2, mode='bilinear', align_corners=False), nn.Conv2d(8, 4, 1))
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2),
+        nn.GELU(),
+        nn.Dropout2d(0.3),
+        nn.Upsample(scale_factor=2, mode='bilinear', align_corners=False),
+        nn.Conv2d(8, 4, 1),
+    )
 
 
 @pytest.mark.parametrize('amp', [False, True])
@@ -161,7 +189,7 @@ def test_training_gives_the_cpus_numbers(amp: bool) -> None:
             loss = F.cross_entropy(logits.float(), labels, ignore_index=3)
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             curve.append(loss.item())
         losses.append(curve)
@@ -193,7 +221,8 @@ def test_copies_pickles_and_checkpoints() -> None:
 
 
 def test_a_full_device_is_an_out_of_memory_error(tmp_path: Path) -> None:
-    done = run_python('''
+    done = run_python(
+        """
 kept = torch.empty(12 * 2**20, dtype=torch.uint8, device='gcu:1')
 other = torch.empty(12 * 2**20, dtype=torch.uint8, device='gcu:2')
 try:
@@ -203,15 +232,21 @@ except torch.OutOfMemoryError as error:
 del kept
 torch.empty(8 * 2**20, dtype=torch.uint8, device='gcu:1')
 print('fits', sim.memory_total(), torch.gcu.mem_get_info(2))
-''', tmp_path, MAPSAGE_SIM_MEMORY='16M')
+""",
+        tmp_path,
+        MAPSAGE_SIM_MEMORY='16M',
+    )
     assert done.returncode == 0, done.stdout
-    assert 'GCU out of memory. Tried to allocate 8.00 MiB. gcu:1 has a total capacity of 16.00' \
+    assert (
+        'GCU out of memory. Tried to allocate 8.00 MiB. gcu:1 has a total capacity of 16.00'
         in done.stdout
+    )
     assert f'fits {2**24} ({2**22}, {2**24})' in done.stdout
 
 
 def test_faults_on_request(tmp_path: Path) -> None:
-    done = run_python('''
+    done = run_python(
+        """
 for number in (1, 2, 3):
     try:
         torch.empty(4, device='gcu:0')
@@ -226,7 +261,10 @@ for use in (lambda: torch.empty(1, device='gcu:3'), lambda: torch.ones(1).to('gc
         print('used')
     except (RuntimeError, ValueError) as error:
         print(type(error).__name__, error)
-''', tmp_path, MAPSAGE_SIM_FAULTS='allocation=2,absent=3')
+""",
+        tmp_path,
+        MAPSAGE_SIM_FAULTS='allocation=2,absent=3',
+    )
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     assert lines[0] == '1 fits' and 'MAPSAGE_SIM_FAULTS' in lines[1] and lines[2] == '3 fits'
@@ -237,7 +275,8 @@ for use in (lambda: torch.empty(1, device='gcu:3'), lambda: torch.ones(1).to('gc
 
 
 def test_strictness_refuses_what_the_card_cannot_do(tmp_path: Path) -> None:
-    done = run_python('''
+    done = run_python(
+        """
 import torch.nn.functional as F
 def attempt(name, call):
     try:
@@ -256,14 +295,27 @@ attempt('batch norm', lambda: torch.nn.BatchNorm2d(2).to('gcu:0')(torch.ones(2, 
 attempt('labels', lambda: F.cross_entropy(torch.ones(2, 3).gcu(0), torch.tensor([0, 1]).gcu(0)))
 attempt('sync_bn', lambda: torch.batch_norm_stats(torch.ones(2, 2, 2).gcu(0), 1e-5))
 attempt('relu', lambda: F.relu(torch.ones(2).gcu(0)))
-''', tmp_path, MAPSAGE_SIM_STRICT='float64,int64,sync_bn,aten::relu')
+""",
+        tmp_path,
+        MAPSAGE_SIM_STRICT='float64,int64,sync_bn,aten::relu',
+    )
     assert done.returncode == 0, done.stdout
-    found = {line.split(' refused:')[0].rsplit(' ran')[0]: 'refused' in line
-             for line in done.stdout.splitlines()
-             if line.endswith(' ran') or ' refused:' in line}
-    assert found == {'moving float64': False, 'float64': True, 'narrow int64': False,
-                     'wide int64': True, 'wide copy': True, 'batch norm': False,
-                     'labels': False, 'sync_bn': True, 'relu': True}, done.stdout
+    found = {
+        line.split(' refused:')[0].rsplit(' ran')[0]: 'refused' in line
+        for line in done.stdout.splitlines()
+        if line.endswith(' ran') or ' refused:' in line
+    }
+    assert found == {
+        'moving float64': False,
+        'float64': True,
+        'narrow int64': False,
+        'wide int64': True,
+        'wide copy': True,
+        'batch norm': False,
+        'labels': False,
+        'sync_bn': True,
+        'relu': True,
+    }, done.stdout
     assert '2147483648' in done.stdout and 'MAPSAGE_SIM_STRICT' in done.stdout
     assert 'TOPSATEN_STATUS_NOT_SUPPORT!\ntopsatenRelu (aten::relu): has no kernel' in done.stdout
 
@@ -286,28 +338,41 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
 
 # Both ranks ask at the same moment, the compiler takes a second, and what it gives is the library
 # that this process has loaded: a compilation takes half a minute, and loading it has tested one.
-TOGETHER = '''
+TOGETHER = """
 import os, time
 open(f'{os.environ["RANK"]}.asks', 'w').close()
 while not os.path.exists(f'{1 - int(os.environ["RANK"])}.asks'):
     time.sleep(0.01)
 from mapsage.accelerator import resolve_accelerator
 print('devices', resolve_accelerator('sim').device_count())
-'''
+"""
 
 
 def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
     compiler, script = tmp_path / 'slow-c++', tmp_path / 'script.py'
-    compiler.write_text('#!/bin/sh\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\n'
-                        f'exec cp "{library_path()}" "$2"\n')
+    compiler.write_text(
+        '#!/bin/sh\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\n'
+        f'exec cp "{library_path()}" "$2"\n'
+    )
     compiler.chmod(0o755)
     script.write_text(TOGETHER)
-    environ = {**os.environ, 'PYTHONPATH': str(ROOT), 'XDG_CACHE_HOME': str(tmp_path),
-               'CXX': str(compiler)}
-    ranks = [subprocess.Popen([warm_python(), str(script)], cwd=str(tmp_path),
-                              env={**environ, 'RANK': str(rank)}, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, universal_newlines=True)
-             for rank in range(2)]
+    environ = {
+        **os.environ,
+        'PYTHONPATH': str(ROOT),
+        'XDG_CACHE_HOME': str(tmp_path),
+        'CXX': str(compiler),
+    }
+    ranks = [
+        subprocess.Popen(
+            [warm_python(), str(script)],
+            cwd=str(tmp_path),
+            env={**environ, 'RANK': str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+        )
+        for rank in range(2)
+    ]
     said = ''.join(process.communicate(timeout=300)[0] for process in ranks)
     assert said.count('devices 8') == 2, said
     assert said.count('compiling the backend') == 1, said
@@ -321,7 +386,7 @@ def test_a_real_backend_in_its_place_is_respected(monkeypatch: pytest.MonkeyPatc
         simulator.load_simulator()
 
 
-STREAMS = '''
+STREAMS = """
 def draw(index):
     return torch.nn.functional.dropout(torch.ones(16, device=f'gcu:{index}'), 0.5).cpu().tolist()
 
@@ -356,10 +421,10 @@ try:
 except RuntimeError as error:
     assert 'offset must be a multiple of 4' in str(error)
     print('held')
-'''
+"""
 
 
-FORK = '''
+FORK = """
 import os
 def child(name):
     pid = os.fork()
@@ -380,14 +445,16 @@ child('unused')
 torch.ones(1, device='gcu:0')
 assert torch.gcu.is_initialized() and not torch.gcu._is_in_bad_fork()
 child('used')
-'''
+"""
 
 
 def test_a_fork_of_a_process_that_used_a_device_cannot(tmp_path: Path) -> None:
     done = run_python(FORK, tmp_path)
     assert 'unused 2.0\n' in done.stdout, done.stdout
-    assert 'used Cannot re-initialize GCU in forked subprocess. To use GCU with multiprocessing, ' \
-        "you must use the 'spawn' start method" in done.stdout, done.stdout
+    assert (
+        'used Cannot re-initialize GCU in forked subprocess. To use GCU with multiprocessing, '
+        "you must use the 'spawn' start method" in done.stdout
+    ), done.stdout
 
 
 def test_devices_with_generators_of_their_own(tmp_path: Path) -> None:

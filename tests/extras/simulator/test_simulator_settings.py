@@ -1,4 +1,5 @@
 """The simulator's settings are read or refused by name."""
+
 from __future__ import annotations
 
 import pytest
@@ -17,14 +18,21 @@ def test_nothing_set_is_eight_devices_without_limits() -> None:
 
 
 def test_a_mask_chooses_and_orders_the_cards() -> None:
-    seen = read_settings({'TOPS_VISIBLE_DEVICES': '5, 2', 'MAPSAGE_SIM_FAULTS': 'absent=2',
-                          'MAPSAGE_SIM_MODELS': 'A,A,B,A,A,C,A,A'})
+    seen = read_settings(
+        {
+            'TOPS_VISIBLE_DEVICES': '5, 2',
+            'MAPSAGE_SIM_FAULTS': 'absent=2',
+            'MAPSAGE_SIM_MODELS': 'A,A,B,A,A,C,A,A',
+        }
+    )
     assert (seen.devices, seen.cards, seen.models, seen.absent) == (2, (5, 2), ('C', 'B'), {1})
     assert read_settings({'MAPSAGE_SIM_MODELS': 'S60'}).models == ('S60',) * 8
 
 
-@pytest.mark.parametrize('text, expected', [
-    ('1048576', 2**20), ('64M', 64 * 2**20), ('2g', 2 * 2**30), ('3KB', 3 * 2**10)])
+@pytest.mark.parametrize(
+    'text, expected',
+    [('1048576', 2**20), ('64M', 64 * 2**20), ('2g', 2 * 2**30), ('3KB', 3 * 2**10)],
+)
 def test_memory(text: str, expected: int) -> None:
     assert read_settings({'MAPSAGE_SIM_MEMORY': text}).memory == expected
 
@@ -56,21 +64,24 @@ def test_strictness() -> None:
     assert read_settings({'MAPSAGE_SIM_STRICT': '0'}) == SimulatorSettings()
 
 
-@pytest.mark.parametrize('name, value, words', [
-    ('MAPSAGE_SIM_DEVICES', 'eight', ['eight', '1 to 64']),
-    ('MAPSAGE_SIM_DEVICES', '0', ["'0'", '1 to 64']),
-    ('MAPSAGE_SIM_MEMORY', '2T', ['2T', '64M']),
-    ('MAPSAGE_SIM_MEMORY', '0', ["'0'", '64M']),
-    ('MAPSAGE_SIM_FAULTS', 'alocation=3', ['alocation=3', 'Did you mean allocation']),
-    ('MAPSAGE_SIM_FAULTS', 'stall', ["'stall'", 'stall=N']),
-    ('MAPSAGE_SIM_STRICT', 'double', ['double', 'float64', 'cublas']),
-    ('MAPSAGE_SIM_RANDOM', 'own', ["'own'", 'cpu or device']),
-    ('MAPSAGE_SIM_GCU', '2.1', ["'2.1'", '2.10, 2.10-int64, 2.11', 'Did you mean 2.1']),
-    ('MAPSAGE_SIM_MODELS', 'A,B', ["'A,B'", 'or 8']),
-    ('TOPS_VISIBLE_DEVICES', '', ["''", '0 to 7']),
-    ('TOPS_VISIBLE_DEVICES', '8', ["'8'", '0 to 7']),
-    ('TOPS_VISIBLE_DEVICES', '1,1', ["'1,1'", 'different']),
-])
+@pytest.mark.parametrize(
+    'name, value, words',
+    [
+        ('MAPSAGE_SIM_DEVICES', 'eight', ['eight', '1 to 64']),
+        ('MAPSAGE_SIM_DEVICES', '0', ["'0'", '1 to 64']),
+        ('MAPSAGE_SIM_MEMORY', '2T', ['2T', '64M']),
+        ('MAPSAGE_SIM_MEMORY', '0', ["'0'", '64M']),
+        ('MAPSAGE_SIM_FAULTS', 'alocation=3', ['alocation=3', 'Did you mean allocation']),
+        ('MAPSAGE_SIM_FAULTS', 'stall', ["'stall'", 'stall=N']),
+        ('MAPSAGE_SIM_STRICT', 'double', ['double', 'float64', 'cublas']),
+        ('MAPSAGE_SIM_RANDOM', 'own', ["'own'", 'cpu or device']),
+        ('MAPSAGE_SIM_GCU', '2.1', ["'2.1'", '2.10, 2.10-int64, 2.11', 'Did you mean 2.1']),
+        ('MAPSAGE_SIM_MODELS', 'A,B', ["'A,B'", 'or 8']),
+        ('TOPS_VISIBLE_DEVICES', '', ["''", '0 to 7']),
+        ('TOPS_VISIBLE_DEVICES', '8', ["'8'", '0 to 7']),
+        ('TOPS_VISIBLE_DEVICES', '1,1', ["'1,1'", 'different']),
+    ],
+)
 def test_what_cannot_be_read(name: str, value: str, words: list) -> None:
     with pytest.raises(SimulatorError) as caught:
         read_settings({name: value})

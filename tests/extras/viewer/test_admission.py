@@ -1,4 +1,5 @@
 """Links that work once, and the cookie that a browser gets for one."""
+
 from __future__ import annotations
 
 from threading import Barrier, Thread
@@ -25,8 +26,9 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
         yield server
 
 
-def ask(server: ViewServer, path: str, method: str = 'GET', cookie: Optional[str] = None,
-        **headers: str) -> Any:
+def ask(
+    server: ViewServer, path: str, method: str = 'GET', cookie: Optional[str] = None, **headers: str
+) -> Any:
     if cookie is not None:
         headers['Cookie'] = cookie
     return request(server, method, path, headers)
@@ -43,17 +45,32 @@ def cookie_of(answer: Any) -> str:
 @pytest.mark.parametrize('method', ['GET', 'HEAD', 'POST'])
 def test_nothing_is_answered_without_the_cookie(viewer: ViewServer, method: str) -> None:
     session = viewer.session
-    paths = ['/', '/index.html', '/viewer.js', '/catalog.json', '/review.json', '/review', '/none',
-             '/maps/0/polygons?box=1,2,3,4', '/?token=', '/?token=guessed', '/?token=%FF%00',
-             *(f'/maps/0/{kind}/{session.stamp(0, kind)}.tif'
-               for kind in ('map', 'scene', 'truth'))]
+    paths = [
+        '/',
+        '/index.html',
+        '/viewer.js',
+        '/catalog.json',
+        '/review.json',
+        '/review',
+        '/none',
+        '/maps/0/polygons?box=1,2,3,4',
+        '/?token=',
+        '/?token=guessed',
+        '/?token=%FF%00',
+        *(f'/maps/0/{kind}/{session.stamp(0, kind)}.tif' for kind in ('map', 'scene', 'truth')),
+    ]
     names = [f'mapsage_view_{viewer.server_port}', 'mapsage_view_', 'other']
-    cookies = [None, '',
-               *(f'{name}={value}' for name in names for value in ('', 'x', '\xe9', '='))]
+    cookies = [None, '', *(f'{name}={value}' for name in names for value in ('', 'x', '\xe9', '='))]
     for path in paths:
         for cookie in cookies:
-            answer, body = ask(viewer, path, method, cookie, Range='bytes=0-9',
-                               Origin=f'http://127.0.0.1:{viewer.server_port}')
+            answer, body = ask(
+                viewer,
+                path,
+                method,
+                cookie,
+                Range='bytes=0-9',
+                Origin=f'http://127.0.0.1:{viewer.server_port}',
+            )
             assert answer.status == 403 and 'Set-Cookie' not in answer.headers, (path, cookie)
             assert body == b'' if method == 'HEAD' else SENTENCE in body
 

@@ -1,4 +1,5 @@
 """Which files are maps, and what belongs to each."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -74,8 +75,10 @@ def test_polygons_of_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     some = polygons_in(path, [300001, 3399978, 300002, 3399979])  # within one tile of 25 m
     assert len(everything['features']) == 96 > len(some['features']) == 1
     (found,) = some['features']
-    assert found['properties'] == dict(class_id=0, class_name='class 0', area_m2=pytest.approx(
-        (50 * 50 - 20 * 40) / 4, rel=0.01))
+    assert found['properties'] == dict(
+        class_id=0, class_name='class 0', area_m2=pytest.approx((50 * 50 - 20 * 40) / 4, rel=0.01)
+    )
     monkeypatch.setattr('mapsage.extras.viewer.polygons.MOST', 95)
     assert polygons_in(path, [-1e9, -1e9, 1e9, 1e9]) == dict(
-        type='FeatureCollection', features=[], too_many=95)
+        type='FeatureCollection', features=[], too_many=95
+    )

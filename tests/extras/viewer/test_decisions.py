@@ -1,4 +1,5 @@
 """Decisions in a GeoPackage: whole after a kill, shared by viewers, read by QGIS."""
+
 from __future__ import annotations
 
 import contextlib
@@ -29,8 +30,9 @@ from mapsage.extras.viewer.decisions import (
     read_windows,
 )
 
-FACTS: Dict[str, Any] = dict(score=0.25, measure='error', path='/scenes/影像.tif',
-                             checksum=2**32 - 1)
+FACTS: Dict[str, Any] = dict(
+    score=0.25, measure='error', path='/scenes/影像.tif', checksum=2**32 - 1
+)
 BOX = shapely.box(300000, 3399744, 300256, 3400000)
 
 
@@ -38,8 +40,13 @@ def key(column: int = 0, name: str = '影像.tif') -> ReviewKey:
     return ReviewKey(name, column, 0, 512, 512)
 
 
-def save(file: ReviewFile, where: ReviewKey, decision: Optional[str], outline: Any = BOX,
-         crs: str = 'EPSG:32631') -> None:
+def save(
+    file: ReviewFile,
+    where: ReviewKey,
+    decision: Optional[str],
+    outline: Any = BOX,
+    crs: str = 'EPSG:32631',
+) -> None:
     before = file.read().get(where)
     file.save(where, decision, before.state if before else '', FACTS, outline, crs)
 
@@ -47,8 +54,10 @@ def save(file: ReviewFile, where: ReviewKey, decision: Optional[str], outline: A
 def rows(path: Path) -> Any:
     """Return the fields of each row, with its polygon, as GDAL reads them."""
     meta, _, shapes, values = pyogrio.raw.read(str(path), layer='review')
-    return meta, [dict(zip(meta['fields'], each), polygon=shapely.from_wkb(shape))
-                  for shape, each in zip(shapes, zip(*values))]
+    return meta, [
+        dict(zip(meta['fields'], each), polygon=shapely.from_wkb(shape))
+        for shape, each in zip(shapes, zip(*values))
+    ]
 
 
 def test_gdal_reads_what_was_decided(tmp_path: Path) -> None:
@@ -60,7 +69,10 @@ def test_gdal_reads_what_was_decided(tmp_path: Path) -> None:
     save(file, key(), 'wrong label')
     meta, found = rows(file.path)
     assert meta['crs'] == 'EPSG:32631' and [each['decision'] for each in found] == [
-        'unsure', 'right', 'wrong label']
+        'unsure',
+        'right',
+        'wrong label',
+    ]
     last = found[2]
     assert {name: last[name] for name in FACTS} == FACTS and last['map'] == '影像.tif'
     assert [last[name] for name in ('column', 'row', 'width', 'height')] == [0, 0, 512, 512]
@@ -69,13 +81,16 @@ def test_gdal_reads_what_was_decided(tmp_path: Path) -> None:
     info = pyogrio.read_info(str(file.path), layer='review', force_total_bounds=True)
     assert info['features'] == 3 and info['total_bounds'][0] <= 300000
     with contextlib.closing(sqlite3.connect(str(file.path))) as base:
-        box = base.execute("SELECT min_x, min_y, max_x, max_y FROM gpkg_contents "
-                           "WHERE table_name = 'review'").fetchone()
+        box = base.execute(
+            "SELECT min_x, min_y, max_x, max_y FROM gpkg_contents WHERE table_name = 'review'"
+        ).fetchone()
         assert base.execute('PRAGMA integrity_check').fetchall() == [('ok',)]
     assert box == pytest.approx(shapely.total_bounds([found[0]['polygon'], BOX]))
     assert [each[:1] + each[2:] for each in read_windows(file.path)] == [
-        ('unsure', (512, 0, 512, 512), True), ('right', (0, 0, 512, 512), False),
-        ('wrong label', (0, 0, 512, 512), True)]
+        ('unsure', (512, 0, 512, 512), True),
+        ('right', (0, 0, 512, 512), False),
+        ('wrong label', (0, 0, 512, 512), True),
+    ]
 
 
 def test_qgis_shows_each_decision_in_its_color(tmp_path: Path) -> None:
@@ -83,10 +98,12 @@ def test_qgis_shows_each_decision_in_its_color(tmp_path: Path) -> None:
     for number, decision in enumerate(DECISIONS):
         save(file, key(number), decision)
     with contextlib.closing(sqlite3.connect(str(file.path))) as base:
-        (name, style), = base.execute('SELECT f_table_name, styleQML FROM layer_styles').fetchall()
+        ((name, style),) = base.execute(
+            'SELECT f_table_name, styleQML FROM layer_styles'
+        ).fetchall()
     assert name == 'review' and all(each in style for each in DECISIONS)
     if qgis_python():
-        legend, = read_legends(f'{file.path}|layername=review')
+        (legend,) = read_legends(f'{file.path}|layername=review')
         assert [label for label, _ in legend['entries']] == list(DECISIONS)
         assert legend['drawn'] == legend['features'] == len(DECISIONS)
 
@@ -110,16 +127,25 @@ def test_after_a_gis_has_edited_or_saved_it(tmp_path: Path) -> None:
     meta, _, shapes, values = pyogrio.raw.read(str(file.path), layer='review')
     values[list(meta['fields']).index('decision')][:] = 'unsure'
     again = ReviewFile(tmp_path / 'again.gpkg', '')
-    pyogrio.raw.write(str(again.path), shapes, values, list(meta['fields']), layer='review',
-                      geometry_type='Polygon', crs='EPSG:32631', driver='GPKG',
-                      SPATIAL_INDEX='YES')
+    pyogrio.raw.write(
+        str(again.path),
+        shapes,
+        values,
+        list(meta['fields']),
+        layer='review',
+        geometry_type='Polygon',
+        crs='EPSG:32631',
+        driver='GPKG',
+        SPATIAL_INDEX='YES',
+    )
     assert again.read()[key()].decision == 'unsure'
     with pytest.raises(StateChangedError):
         again.save(key(), 'right', file.read()[key()].state, FACTS)
     save(again, key(), 'right')  # its spatial index has triggers
     save(again, key(512), 'wrong map')
-    found = pyogrio.raw.read(str(again.path), layer='review',
-                             bbox=(299990, 3399990, 300010, 3400010))
+    found = pyogrio.raw.read(
+        str(again.path), layer='review', bbox=(299990, 3399990, 300010, 3400010)
+    )
     assert len(found[2]) == 2
     with contextlib.closing(sqlite3.connect(str(file.path))) as base, base:
         base.execute('UPDATE review SET decision = NULL')  # the field was emptied
@@ -130,13 +156,23 @@ def test_after_a_gis_has_edited_or_saved_it(tmp_path: Path) -> None:
 
 def test_files_that_are_no_review_stay_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / 'review.gpkg'
-    pyogrio.raw.write(str(path), shapely.to_wkb(np.array([BOX])), [np.array([1])], ['rank'],
-                      layer='tiles', geometry_type='Polygon', crs='EPSG:32631', driver='GPKG')
+    pyogrio.raw.write(
+        str(path),
+        shapely.to_wkb(np.array([BOX])),
+        [np.array([1])],
+        ['rank'],
+        layer='tiles',
+        geometry_type='Polygon',
+        crs='EPSG:32631',
+        driver='GPKG',
+    )
     for content in (path.read_bytes(), b'SQLite format 2, or so' * 99):
         path.write_bytes(content)
         assert not is_review(path) and not is_review(tmp_path) and not is_review(tmp_path / 'no')
-        for act in (lambda: ReviewFile(path, '').read(),
-                    lambda: ReviewFile(path, '').save(key(), 'right', '', FACTS)):
+        for act in (
+            lambda: ReviewFile(path, '').read(),
+            lambda: ReviewFile(path, '').save(key(), 'right', '', FACTS),
+        ):
             with pytest.raises(ViewError, match='is not a review.*--review'):
                 act()
         assert path.read_bytes() == content
@@ -144,8 +180,9 @@ def test_files_that_are_no_review_stay_as_they_are(tmp_path: Path) -> None:
         read_windows(tmp_path / 'no.gpkg')
 
 
-def test_a_lock_and_a_folder_that_cannot_be_written(tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_and_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr('mapsage.extras.viewer.decisions._PATIENCE', 0.1)
     file = ReviewFile(tmp_path / 'review.gpkg', 'EPSG:32631')
     save(file, key(), 'right')
@@ -161,7 +198,7 @@ def test_a_lock_and_a_folder_that_cannot_be_written(tmp_path: Path,
             ReviewFile(folder / 'review.gpkg', 'EPSG:32631').save(key(), 'right', '', FACTS)
 
 
-WRITER = '''
+WRITER = """
 import sys
 sys.path[:0] = [sys.argv[2]]
 sys.modules.update(dict.fromkeys(['torch', 'mmengine', 'mmcv', 'mmseg']))  # a viewer needs none
@@ -175,22 +212,28 @@ while True:
         score=0.5, measure='error', path='', checksum=7), shapely.box(0, 0, 9, 9), 'EPSG:32631')
     column += 1
     print(column, flush=True)
-'''
+"""
 
 
 def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
     """Each process is killed at another moment, the first perhaps while it makes the file."""
     path, moments = tmp_path / 'review.gpkg', random.Random(16)
     for run in range(6):
-        writer = subprocess.Popen([sys.executable, '-c', WRITER, str(path), str(ROOT)],
-                                  stdout=subprocess.PIPE, universal_newlines=True)
+        writer = subprocess.Popen(
+            [sys.executable, '-c', WRITER, str(path), str(ROOT)],
+            stdout=subprocess.PIPE,
+            universal_newlines=True,
+        )
         assert writer.stdout is not None
         for _ in range(1 + 2 * run):  # "deciding", and how many are answered
             last = writer.stdout.readline()
         time.sleep(moments.uniform(0, 0.02))
         writer.send_signal(signal.SIGKILL)
-        said = [int(line) for line in [last, *writer.communicate()[0].split('\n')]
-                if line.strip().isdigit()]
+        said = [
+            int(line)
+            for line in [last, *writer.communicate()[0].split('\n')]
+            if line.strip().isdigit()
+        ]
         there = ReviewFile(path, '').read()
         assert {each.column for each in there} == set(range(len(there)))
         assert len(there) >= max(said, default=0)

@@ -1,4 +1,5 @@
 """Scenes and labels as a browser reads them: on the grid of the map, and converted once."""
+
 from __future__ import annotations
 
 import os
@@ -33,8 +34,12 @@ from mapsage.geo import GeoError
 
 def to_degrees(points: np.ndarray) -> np.ndarray:
     """Return the degrees of points in UTM zone 31N."""
-    return np.stack(pyproj.Transformer.from_crs(32631, 4326, always_xy=True).transform(
-        points[:, 0], points[:, 1]), 1)
+    return np.stack(
+        pyproj.Transformer.from_crs(32631, 4326, always_xy=True).transform(
+            points[:, 0], points[:, 1]
+        ),
+        1,
+    )
 
 
 def quiet(share: float) -> None:
@@ -72,8 +77,9 @@ def test_a_cog_is_shown_as_it_is(tmp_path: Path) -> None:
     assert scene_for_display(entry, quiet) == scene
 
 
-@pytest.mark.parametrize('bands, dtype', [(1, np.uint8), (2, np.int16), (4, np.uint16),
-                                          (3, np.float32)])
+@pytest.mark.parametrize(
+    'bands, dtype', [(1, np.uint8), (2, np.int16), (4, np.uint16), (3, np.float32)]
+)
 def test_values_of_any_kind_become_colors(bands: int, dtype: Any, tmp_path: Path) -> None:
     where = folders(tmp_path)
     add_map(where, 'a')
@@ -116,8 +122,10 @@ def test_zero_may_be_unlabeled(tmp_path: Path) -> None:
     assert scores_of(truth_for_display(entry, quiet)[1])['accuracy'][0] < right
 
 
-@pytest.mark.parametrize('dtype, value', [
-    ('float32', 1.5), ('float32', np.nan), ('float64', np.inf), ('int16', 257), ('int16', -1)])
+@pytest.mark.parametrize(
+    'dtype, value',
+    [('float32', 1.5), ('float32', np.nan), ('float64', np.inf), ('int16', 257), ('int16', -1)],
+)
 def test_a_value_that_is_no_class_is_unlabeled(tmp_path: Path, dtype: str, value: float) -> None:
     where = folders(tmp_path)
     labels = add_map(where, 'a')
@@ -160,8 +168,13 @@ def test_other_files_among_the_copies_stay(name: str, tmp_path: Path) -> None:
     add_map(where, name)
     copies = where.maps / '.view'
     copies.mkdir()
-    others = ['photo_scene_2020.tif', 'a_scene_.tif', 'x_scene_0123456789ab.tif',
-              f'{name}_scene_2020.tif', f'{name}_scene_0123456789ab.tif.bak']
+    others = [
+        'photo_scene_2020.tif',
+        'a_scene_.tif',
+        'x_scene_0123456789ab.tif',
+        f'{name}_scene_2020.tif',
+        f'{name}_scene_0123456789ab.tif.bak',
+    ]
     for other in others:
         (copies / other).write_text('holiday')
     (entry,) = find_maps([where.maps], where.scenes)
@@ -186,8 +199,10 @@ def test_labels_may_be_the_polygons_of_the_training(named: str, tmp_path: Path) 
     labels = add_map(where, 'a', classes=2, polygons=False)
     (where.truth / 'a.tif').unlink()
     path = where.truth / ('a.gpkg' if named == 'a.gpkg' else 'buildings.gpkg')
-    shapes = [shapely.transform(rectangle(UTM, *box), to_degrees)
-              for box in ((100, 100, 200, 150), (300, 0, 350, 50))]
+    shapes = [
+        shapely.transform(rectangle(UTM, *box), to_degrees)
+        for box in ((100, 100, 200, 150), (300, 0, 350, 50))
+    ]
     write_areas(path, shapes, 'EPSG:4326', kind='Polygon')
     burnt = np.zeros_like(labels)
     burnt[100:150, 100:200] = burnt[:50, 300:350] = 1
@@ -197,19 +212,23 @@ def test_labels_may_be_the_polygons_of_the_training(named: str, tmp_path: Path) 
     copy, confusion = truth_for_display(entry, quiet, TruthSettings(default_class='class 1'))
     np.testing.assert_array_equal(values_of(copy)[0], burnt)
     known = labels != 255
-    expected = [[int((known & (burnt == row) & (labels == column)).sum()) for column in (0, 1)]
-                for row in (0, 1)]
+    expected = [
+        [int((known & (burnt == row) & (labels == column)).sum()) for column in (0, 1)]
+        for row in (0, 1)
+    ]
     assert confusion == expected and (labels[burnt == 1] == 0).any()
-    _, inside = truth_for_display(entry, quiet, TruthSettings(default_class=1, outside=255,
-                                                             reduce_zero_label=True))
+    _, inside = truth_for_display(
+        entry, quiet, TruthSettings(default_class=1, outside=255, reduce_zero_label=True)
+    )
     assert inside == [[0, 0], expected[1]]
 
 
 def test_polygons_of_another_place_are_said(tmp_path: Path) -> None:
     where = folders(tmp_path)
     add_map(where, 'a')
-    write_areas(where.truth / 'far.gpkg', [shapely.box(100, 10, 101, 11)], 'EPSG:4326',
-                kind='Polygon')
+    write_areas(
+        where.truth / 'far.gpkg', [shapely.box(100, 10, 101, 11)], 'EPSG:4326', kind='Polygon'
+    )
     (entry,) = find_maps([where.maps], truth=where.truth / 'far.gpkg')
     with pytest.raises(GeoError, match='no polygon of .*far.gpkg .*meets a scene'):
         truth_for_display(entry, quiet, TruthSettings(default_class=1))
@@ -227,5 +246,6 @@ def test_a_raster_goes_before_polygons_of_its_name(tmp_path: Path) -> None:
 
 def test_iou_by_class() -> None:
     assert scores_of([[6, 2, 0], [0, 2, 0], [0, 0, 0]]) == dict(
-        accuracy=[8, 10], iou=[6 / 8, 2 / 4, None])
+        accuracy=[8, 10], iou=[6 / 8, 2 / 4, None]
+    )
     assert scores_of(None) == dict(accuracy=None, iou=None)

@@ -1,4 +1,5 @@
 """Which tiles of a map come first in a review."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,15 +17,17 @@ from mapsage.maps.windows import window_starts
 @pytest.mark.parametrize('size', [(64, 64), (65, 1), (400, 600), (1, 129), (129, 128)])
 def test_windows_are_those_that_labels_are_suggested_for(size) -> None:
     found = list(windows_of(size, (64, 64)))
-    assert found == [(column, row, min(64, size[1]), min(64, size[0]))
-                     for row in window_starts(size[0], 64, 0)
-                     for column in window_starts(size[1], 64, 0)]
+    assert found == [
+        (column, row, min(64, size[1]), min(64, size[0]))
+        for row in window_starts(size[0], 64, 0)
+        for column in window_starts(size[1], 64, 0)
+    ]
     # The model saw the scene at half its size: its windows are twice as large on the map.
     seen = tuple(-(-side // 2) for side in size)
     covered = np.zeros(size, bool)
     for column, row, width, height in windows_of(size, (64, 64), seen):
         assert width in (size[1], 128) or size[1] % 2
-        covered[row:row + height, column:column + width] = True
+        covered[row : row + height, column : column + width] = True
     assert covered.all()
 
 
@@ -42,7 +45,7 @@ def test_errors_where_labels_are_else_uncertainty(tmp_path: Path) -> None:
     wrong = np.zeros((400, 600))
     wrong[WRONG] = 1
     for each in found:
-        here = np.s_[each.row:each.row + each.height, each.column:each.column + each.width]
+        here = np.s_[each.row : each.row + each.height, each.column : each.column + each.width]
         is_labeled = (truth[here] != 255).any()
         assert each.measure == ('error' if is_labeled else 'uncertainty')
         assert each.score == pytest.approx((wrong if is_labeled else doubt)[here].mean(), abs=6e-5)
@@ -78,9 +81,23 @@ def test_errors_come_before_uncertainty_and_equal_tiles_in_their_order() -> None
     def tile(column: int, score: float, measure: str) -> RankedTile:
         return RankedTile(column, 0, 9, 9, score, measure, 0)
 
-    tiles = [(1, tile(9, 0, '')), (0, tile(3, 0.9, 'uncertainty')), (2, tile(0, 0.3, 'error')),
-             (0, tile(9, 0.2, 'error')), (0, tile(0, 0, '')), (1, tile(0, 0.2, 'error')),
-             (0, tile(1, 0.2, 'error')), (0, tile(5, 0.1, 'error'))]
+    tiles = [
+        (1, tile(9, 0, '')),
+        (0, tile(3, 0.9, 'uncertainty')),
+        (2, tile(0, 0.3, 'error')),
+        (0, tile(9, 0.2, 'error')),
+        (0, tile(0, 0, '')),
+        (1, tile(0, 0.2, 'error')),
+        (0, tile(1, 0.2, 'error')),
+        (0, tile(5, 0.1, 'error')),
+    ]
     assert [(number, each.column, each.measure) for number, each in order(tiles)] == [
-        (2, 0, 'error'), (0, 1, 'error'), (0, 9, 'error'), (1, 0, 'error'), (0, 5, 'error'),
-        (0, 3, 'uncertainty'), (0, 0, ''), (1, 9, '')]
+        (2, 0, 'error'),
+        (0, 1, 'error'),
+        (0, 9, 'error'),
+        (1, 0, 'error'),
+        (0, 5, 'error'),
+        (0, 3, 'uncertainty'),
+        (0, 0, ''),
+        (1, 9, ''),
+    ]

@@ -1,4 +1,5 @@
 """Folders of somebody else, whose files name servers: none is asked unless the user says so."""
+
 from __future__ import annotations
 
 import json
@@ -28,8 +29,11 @@ def where(tmp_path: Path) -> Folders:
 
 
 def name_scenes(where: Folders, *names: str) -> None:
-    (where.maps / 'a.json').write_text(json.dumps(dict(
-        settings=dict(input=[[name, 1, 1] for name in names], mosaic=len(names) > 1))))
+    (where.maps / 'a.json').write_text(
+        json.dumps(
+            dict(settings=dict(input=[[name, 1, 1] for name in names], mosaic=len(names) > 1))
+        )
+    )
 
 
 def shown(where: Folders, allow_remote: bool = False, *given: Any) -> Any:
@@ -40,18 +44,32 @@ def shown(where: Folders, allow_remote: bool = False, *given: Any) -> Any:
     return entry
 
 
-@pytest.mark.parametrize('name', [
-    '{url}/ok/a.tif', '/vsicurl/{url}/ok/a.tif', '/vsizip//vsicurl/{url}/ok/a.zip/a.tif',
-    '/vsis3/ok/a.tif', 's3://ok/a.tif', 'vrt://{url}/ok/a.tif?bands=1', 'mosaic.vrt', 'other.tif',
-    'http://me:secret@{address}/ok/a.tif?signature=hidden'])
-def test_a_scene_on_a_server_is_not_asked_for(name: str, where: Folders, server: RangeServer
-                                              ) -> None:
+@pytest.mark.parametrize(
+    'name',
+    [
+        '{url}/ok/a.tif',
+        '/vsicurl/{url}/ok/a.tif',
+        '/vsizip//vsicurl/{url}/ok/a.zip/a.tif',
+        '/vsis3/ok/a.tif',
+        's3://ok/a.tif',
+        'vrt://{url}/ok/a.tif?bands=1',
+        'mosaic.vrt',
+        'other.tif',
+        'http://me:secret@{address}/ok/a.tif?signature=hidden',
+    ],
+)
+def test_a_scene_on_a_server_is_not_asked_for(
+    name: str, where: Folders, server: RangeServer
+) -> None:
     name = name.format(url=server.url, address=server.address)
     if '/' not in name:  # a mosaic, whatever its name ends in
         path = where.scenes / name
         rasterio.shutil.copy(str(where.scenes / 'a.tif'), str(path), driver='VRT')
-        path.write_text(path.read_text().replace('a.tif', f'/vsicurl/{server.url}/ok/a.tif')
-                        .replace('relativeToVRT="1"', 'relativeToVRT="0"'))
+        path.write_text(
+            path.read_text()
+            .replace('a.tif', f'/vsicurl/{server.url}/ok/a.tif')
+            .replace('relativeToVRT="1"', 'relativeToVRT="0"')
+        )
         name = str(path)
     name_scenes(where, name)
     before = server.requests()
@@ -70,8 +88,9 @@ def test_a_mosaic_of_which_one_scene_lies_on_a_server(where: Folders, server: Ra
     assert server.requests() == before
 
 
-def test_a_server_is_asked_when_the_user_says_so(where: Folders, server: RangeServer,
-                                                 tmp_path: Path) -> None:
+def test_a_server_is_asked_when_the_user_says_so(
+    where: Folders, server: RangeServer, tmp_path: Path
+) -> None:
     scene = Path(server._log).parent / 'scene.tif'
     scene.write_bytes((where.scenes / 'a.tif').read_bytes())
     name_scenes(where, f'{server.url}/ok/scene.tif')
@@ -82,9 +101,11 @@ def test_a_server_is_asked_when_the_user_says_so(where: Folders, server: RangeSe
 
 
 def test_maps_scenes_and_labels_that_name_a_server(where: Folders, server: RangeServer) -> None:
-    text = (f'<VRTDataset rasterXSize="9" rasterYSize="9"><VRTRasterBand dataType="Byte" band="1">'
-            f'<SimpleSource><SourceFilename>{server.url}/ok/a.tif</SourceFilename></SimpleSource>'
-            f'</VRTRasterBand></VRTDataset>')
+    text = (
+        f'<VRTDataset rasterXSize="9" rasterYSize="9"><VRTRasterBand dataType="Byte" band="1">'
+        f'<SimpleSource><SourceFilename>{server.url}/ok/a.tif</SourceFilename></SimpleSource>'
+        f'</VRTRasterBand></VRTDataset>'
+    )
     before = server.requests()
     (where.scenes / 'a.tif').write_text(text)  # the user has named the folder, not this file
     (where.truth / 'a.tif').write_text(text)
@@ -98,8 +119,9 @@ def test_maps_scenes_and_labels_that_name_a_server(where: Folders, server: Range
 
 def test_predict_asks_for_what_the_command_names(where: Folders, server: RangeServer) -> None:
     mosaic = where.scenes / 'm.vrt'
-    mosaic.write_text(f'<VRTDataset><SourceFilename>{server.url}/ok/a.tif</SourceFilename>'
-                      '</VRTDataset>')
+    mosaic.write_text(
+        f'<VRTDataset><SourceFilename>{server.url}/ok/a.tif</SourceFilename></VRTDataset>'
+    )
     url = f'{server.url}/ok/a.tif'
     before = server.requests()
     for find in (find_inputs, find_members):
@@ -116,12 +138,17 @@ def test_the_command_asks_no_server(where: Folders, server: RangeServer) -> None
     for suffix in ('', '_confidence'):
         Path(f'{where.maps}/a{suffix}.tif.aux.xml').write_text(
             '<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">/vsicurl/'
-            f'{server.url}/ok/o.tif</MDI></Metadata></PAMDataset>')
+            f'{server.url}/ok/o.tif</MDI></Metadata></PAMDataset>'
+        )
     name_scenes(where, f'{server.url}/ok/a.tif')
     before = server.requests()
     process = subprocess.Popen(
-        [warm_python(), 'tools/view.py', str(where.maps)], cwd=str(ROOT), stdout=subprocess.PIPE,
-        universal_newlines=True, env=dict(os.environ))
+        [warm_python(), 'tools/view.py', str(where.maps)],
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        env=dict(os.environ),
+    )
     try:
         assert process.stdout is not None
         lines = []
@@ -129,7 +156,7 @@ def test_the_command_asks_no_server(where: Folders, server: RangeServer) -> None
             lines.append(line)
             if 'The scene is not shown' in line:
                 break
-        link, = re.findall(r'http://127.0.0.1:\d+/\S+', lines[0])
+        (link,) = re.findall(r'http://127.0.0.1:\d+/\S+', lines[0])
         assert open_link(link)
         assert 'The next one: http://127.0.0.1' in process.stdout.readline()
         assert 'a.json names' in lines[-1] and '--allow-remote' in lines[-1]

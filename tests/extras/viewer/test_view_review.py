@@ -1,4 +1,5 @@
 """A review on the server: what is answered, to whom, and what the next viewer finds."""
+
 from __future__ import annotations
 
 import http.client
@@ -56,14 +57,18 @@ def opened(server: ViewServer) -> Opened:
     return Opened(port, server.admission.cookie(str(port)).partition(';')[0])
 
 
-def ask(viewer: Opened, content: Any = None, path: str = '/review', **headers: Optional[str]
-        ) -> Tuple[int, Any]:
+def ask(
+    viewer: Opened, content: Any = None, path: str = '/review', **headers: Optional[str]
+) -> Tuple[int, Any]:
     """Send content to a viewer, or read without any; return the status and what it answers."""
     port = viewer.port
     connection = http.client.HTTPConnection('127.0.0.1', port)
     body = json.dumps(content).encode() if isinstance(content, dict) else content
-    sent = dict(Origin=f'http://127.0.0.1:{port}', Cookie=viewer.cookie,
-                **{'Content-Type': 'application/json'})
+    sent = dict(
+        Origin=f'http://127.0.0.1:{port}',
+        Cookie=viewer.cookie,
+        **{'Content-Type': 'application/json'},
+    )
     sent.update({name.replace('_', '-'): value for name, value in headers.items() if value})
     for name in [name for name, value in headers.items() if value is None]:
         sent.pop(name.replace('_', '-'))
@@ -101,8 +106,12 @@ def test_tiles_come_worst_first_and_decisions_come_back(three: Any) -> None:
     kinds = [(each['map'], each['measure']) for each in answer['tiles']]
     assert kinds == [(0, 'error')] * 2 + [(1, 'uncertainty')] * 2 + [(2, '')] * 2
     assert first['score'] == pytest.approx(5000 / 512 / 400, abs=1e-4)  # in both, the first counts
-    assert first['corners'] == [[300000, 3400000], [300256, 3400000], [300256, 3399800],
-                                [300000, 3399800]]
+    assert first['corners'] == [
+        [300000, 3400000],
+        [300256, 3400000],
+        [300256, 3399800],
+        [300000, 3399800],
+    ]
     in_pixels = answer['tiles'][2]
     assert in_pixels['corners'] == [[0, 400], [512, 400], [512, 0], [0, 0]]
     assert not (where.maps / 'review.gpkg').exists()  # looking alone writes nothing
@@ -116,32 +125,52 @@ def test_tiles_come_worst_first_and_decisions_come_back(three: Any) -> None:
     assert status == 409 and answer['tile'] == tile and 'decided: wrong map' in answer['sentence']
     assert ask(viewer, decision(tile, None))[1]['tile']['decision'] is None
     assert [(each.path, each.has_place) for each in read_windows(where.maps / 'review.gpkg')] == [
-        (os.path.realpath(where.scenes / 'b.tif'), False)]
+        (os.path.realpath(where.scenes / 'b.tif'), False)
+    ]
 
 
-@pytest.mark.parametrize('headers, status', [
-    (dict(Origin='http://evil.example'), 403), (dict(Origin=None), 403),
-    (dict(Origin='null'), 403), (dict(Cookie=None), 403),
-    (dict(Cookie='mapsage_view_{port}=guessed'), 403),
-    (dict(Origin='https://127.0.0.1:{port}'), 403),
-    (dict(Origin='http://localhost:{port}'), 403),  # its Host says 127.0.0.1
-    (dict(Host='evil.example:{port}', Origin='http://evil.example:{port}'), 403),
-    (dict(Content_Type='text/plain'), 415), (dict(Content_Type=None), 415),
-    (dict(Content_Length='-1'), 411), (dict(Content_Length='5000'), 413),
-    (dict(Content_Length='9' * 5000), 413), (dict(Content_Length='0' * 5000), 400),
-    (dict(Host='localhost:{port}', Origin='http://localhost:{port}'), 400)])
+@pytest.mark.parametrize(
+    'headers, status',
+    [
+        (dict(Origin='http://evil.example'), 403),
+        (dict(Origin=None), 403),
+        (dict(Origin='null'), 403),
+        (dict(Cookie=None), 403),
+        (dict(Cookie='mapsage_view_{port}=guessed'), 403),
+        (dict(Origin='https://127.0.0.1:{port}'), 403),
+        (dict(Origin='http://localhost:{port}'), 403),  # its Host says 127.0.0.1
+        (dict(Host='evil.example:{port}', Origin='http://evil.example:{port}'), 403),
+        (dict(Content_Type='text/plain'), 415),
+        (dict(Content_Type=None), 415),
+        (dict(Content_Length='-1'), 411),
+        (dict(Content_Length='5000'), 413),
+        (dict(Content_Length='9' * 5000), 413),
+        (dict(Content_Length='0' * 5000), 400),
+        (dict(Host='localhost:{port}', Origin='http://localhost:{port}'), 400),
+    ],
+)
 def test_no_other_page_decides(headers: Dict[str, Optional[str]], status: int, three: Any) -> None:
     viewer = opened(three[0])
     filled = {name: value and value.format(port=viewer.port) for name, value in headers.items()}
     assert ask(viewer, {}, **filled)[0] == status
 
 
-@pytest.mark.parametrize('content, status', [
-    (b'', 400), (b'[1]', 400), (b'{', 400), (b'\xff', 400), (b'[' * 4000, 400), (b'7', 400),
-    (dict(tile='x', decision='good', before=''), 400),
-    (dict(tile=7, decision=None, before=''), 400),
-    (dict(tile='x', decision=['right'], before=''), 400), (dict(tile='x', decision='right'), 400),
-    (dict(tile='x', decision='right', before=''), 410)])
+@pytest.mark.parametrize(
+    'content, status',
+    [
+        (b'', 400),
+        (b'[1]', 400),
+        (b'{', 400),
+        (b'\xff', 400),
+        (b'[' * 4000, 400),
+        (b'7', 400),
+        (dict(tile='x', decision='good', before=''), 400),
+        (dict(tile=7, decision=None, before=''), 400),
+        (dict(tile='x', decision=['right'], before=''), 400),
+        (dict(tile='x', decision='right'), 400),
+        (dict(tile='x', decision='right', before=''), 410),
+    ],
+)
 def test_what_is_no_decision_is_refused(content: Any, status: int, three: Any) -> None:
     assert ask(opened(three[0]), content)[0] == status
 
@@ -171,7 +200,7 @@ def test_a_new_map_of_the_same_name_is_reviewed_again(tmp_path: Path) -> None:
     assert make_review(moved).as_json()['tiles'][0]['decision'] == 'wrong map'
     add_map(moved, 'a', classes=5, polygons=False, confidence=False)
     review = make_review(moved)
-    tile, = [each for each in review.as_json()['tiles'] if each['earlier']]
+    (tile,) = [each for each in review.as_json()['tiles'] if each['earlier']]
     assert tile['earlier'] == 'wrong map' and tile['decision'] is None
     assert review.decide(tile['id'], 'right', tile['before'])[0]
     assert [each.decision for each in read_windows(review.path)] == ['right']
@@ -187,7 +216,8 @@ def test_tiles_are_the_windows_that_the_map_was_made_with(tmp_path: Path) -> Non
     report.write_text(json.dumps(content))
     corners = [each['corners'] for each in make_review(where).as_json()['tiles']]
     assert len(corners) == 4 and all(
-        (each[1][0] - each[0][0], each[0][1] - each[2][1]) == (150, 100) for each in corners)
+        (each[1][0] - each[0][0], each[0][1] - each[2][1]) == (150, 100) for each in corners
+    )
     for bad in (dict(window=[0, 9]), dict(window='512'), dict(size=[1]), dict(size=None)):
         report.write_text(json.dumps(dict(content, settings=dict(content['settings'], **bad))))
         assert find_maps([where.maps])[0].windows == ()
@@ -214,9 +244,13 @@ def test_a_damaged_map_and_a_file_of_somebody_else_are_said(tmp_path: Path) -> N
         assert ask(opened(server), decision(answer['tiles'][0]))[0] == 200
 
 
-@pytest.mark.parametrize('options, words', [
-    (['--static', 'site', '--review', 'r.gpkg'], 'needs the server'),
-    (['--review', 'r.csv'], r"--review r.csv: expected a name that ends in .gpkg")])
+@pytest.mark.parametrize(
+    'options, words',
+    [
+        (['--static', 'site', '--review', 'r.gpkg'], 'needs the server'),
+        (['--review', 'r.csv'], r'--review r.csv: expected a name that ends in .gpkg'),
+    ],
+)
 def test_options_that_do_not_fit(options: Any, words: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         command.main(['maps', *options])
@@ -227,9 +261,11 @@ def start_viewer(where: Folders, *arguments: Any) -> Tuple[Any, Opened]:
     """Start the command and open its link; return both, once the tiles are ranked."""
     process = subprocess.Popen(
         [sys.executable, str(ROOT / 'tools/view.py'), str(where.maps), *map(str, arguments)],
-        stdout=subprocess.PIPE, universal_newlines=True)
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+    )
     assert process.stdout is not None
-    link, = re.findall(r'http://127.0.0.1:\d+/\S+', process.stdout.readline())
+    (link,) = re.findall(r'http://127.0.0.1:\d+/\S+', process.stdout.readline())
     viewer = Opened(urlsplit(link).port or 0, open_link(link))
     while ask(viewer, path='/review.json')[1]['doing']:
         time.sleep(0.05)

@@ -1,4 +1,5 @@
 """What the server answers, to whom, and the folder for other servers."""
+
 from __future__ import annotations
 
 import json
@@ -25,8 +26,9 @@ def served(tmp_path: Path) -> Iterator[Tuple[ViewServer, Folders]]:
 def ask(server: ViewServer, path: str, method: str = 'GET', **headers: str) -> Any:
     """Ask as a browser that has opened the link; with ``Cookie=''``, as one that has not."""
     host = headers.get('Host', f'127.0.0.1:{server.server_port}')
-    headers.setdefault('Cookie', server.admission.cookie(
-        host.partition(':')[2] or '80').partition(';')[0])
+    headers.setdefault(
+        'Cookie', server.admission.cookie(host.partition(':')[2] or '80').partition(';')[0]
+    )
     return request(server, method, path, headers)
 
 
@@ -54,18 +56,32 @@ def test_the_page_and_what_it_shows(served: Any) -> None:
     assert len(json.loads(body)['features']) == 1
 
 
-@pytest.mark.parametrize('path', [
-    '/maps/0/map/../../../catalog.py', '/%2e%2e/etc/passwd', '/../server.py',
-    '/maps/0/nothing/1.tif',
-    '/maps/7/map/1-1.tif', '/maps/7/polygons?box=1,2,3,4', '/package.json', '/src/main.js'])
+@pytest.mark.parametrize(
+    'path',
+    [
+        '/maps/0/map/../../../catalog.py',
+        '/%2e%2e/etc/passwd',
+        '/../server.py',
+        '/maps/0/nothing/1.tif',
+        '/maps/7/map/1-1.tif',
+        '/maps/7/polygons?box=1,2,3,4',
+        '/package.json',
+        '/src/main.js',
+    ],
+)
 def test_nothing_else_is_answered(path: str, served: Any) -> None:
     answer, body = ask(served[0], path)
     assert answer.status in (404, 410) and b'root:' not in body and body
 
 
 def test_a_name_that_points_here_is_refused(served: Any) -> None:
-    for host in ('evil.example', f'evil.example:{served[0].server_port}', '',
-                 '127.0.0.1.evil.example', 'evil.example:80:127.0.0.1'):
+    for host in (
+        'evil.example',
+        f'evil.example:{served[0].server_port}',
+        '',
+        '127.0.0.1.evil.example',
+        'evil.example:80:127.0.0.1',
+    ):
         answer, body = ask(served[0], '/catalog.json', Host=host)
         assert answer.status == 403 and b'maps' not in body
     # the port may be another: `ssh -L 9000:127.0.0.1:PORT`, where PORT is taken on the other side
@@ -101,8 +117,9 @@ def test_a_port_in_use_is_said(served: Any) -> None:
         ViewServer(served[0].session, 70000)
 
 
-def test_a_folder_for_any_server(served: Any, tmp_path: Path,
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_for_any_server(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = write_static(served[0].session, tmp_path / 'site')
     assert page.exists() and (page.parent / 'viewer.js').exists()
     (shown,) = json.loads((page.parent / 'catalog.json').read_text())['maps']
@@ -135,8 +152,12 @@ def test_one_bad_scene_does_not_hide_the_others(tmp_path: Path) -> None:
 def test_numbers_of_5000_digits_get_an_answer(served: Any) -> None:
     server, _ = served
     digits = '9' * 5000
-    for header, status in ((f'bytes={digits}-', 416), (f'bytes=0-{digits}', 206),
-                           (f'bytes=-{digits}', 206), (f'bytes={digits}-1', 200)):
+    for header, status in (
+        (f'bytes={digits}-', 416),
+        (f'bytes=0-{digits}', 206),
+        (f'bytes=-{digits}', 206),
+        (f'bytes={digits}-1', 200),
+    ):
         assert ask(server, '/viewer.css', Range=header)[0].status == status
     origin = f'http://127.0.0.1:{server.server_port}'
     for path in (f'/maps/{digits}/map/1-1.tif', f'/maps/0/polygons?box={digits},1,2,3'):

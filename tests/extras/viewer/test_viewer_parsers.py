@@ -1,4 +1,5 @@
 """Requests, and files of a map folder, with anything in them."""
+
 from __future__ import annotations
 
 import json
@@ -86,16 +87,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @given(st.data())
 def test_any_request_gets_an_answer_or_an_end(site: Site, data: st.DataObject) -> None:
     host = f'127.0.0.1:{site.server.server_port}'
-    valid = (f'GET /catalog.json HTTP/1.1\r\nHost: {host}\r\nCookie: {site.cookie()}\r\n'
-             f'Range: bytes=0-9\r\nOrigin: http://{host}\r\nContent-Length: 2\r\n\r\n{{}}').encode()
-    answer = site.send(data.draw(st.one_of(
-        st.binary(max_size=200), damaged(valid), damaged(valid.replace(b'GET', b'POST')),
-        damaged(valid.replace(b'/catalog.json', b'/maps/0/polygons?box=1,2,3,4')))))
+    valid = (
+        f'GET /catalog.json HTTP/1.1\r\nHost: {host}\r\nCookie: {site.cookie()}\r\n'
+        f'Range: bytes=0-9\r\nOrigin: http://{host}\r\nContent-Length: 2\r\n\r\n{{}}'
+    ).encode()
+    answer = site.send(
+        data.draw(
+            st.one_of(
+                st.binary(max_size=200),
+                damaged(valid),
+                damaged(valid.replace(b'GET', b'POST')),
+                damaged(valid.replace(b'/catalog.json', b'/maps/0/polygons?box=1,2,3,4')),
+            )
+        )
+    )
     # HTTP/0.9 has no headers
     assert re.match(rb'(HTTP/1\.[01] [2-5]\d\d |$)', answer) or b'HTTP/' not in answer[:20], answer
 
 
-@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7e), max_size=60))
+@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=60))
 @example('//[')
 @example('http://[')
 @example('/?' + '&' * 5000)
@@ -106,10 +116,21 @@ def test_any_path(site: Site, path: str) -> None:
     assert 200 <= site.ask(path or '/') < 500
 
 
-@given(st.one_of(
-    st.lists(st.one_of(st.floats().map(str), st.integers().map(str), st.text(max_size=6),
-                       st.sampled_from(['1e999', '-inf', 'nan', '1_0', '٣', '9' * 5000])),
-             min_size=3, max_size=5).map(','.join), st.text()))
+@given(
+    st.one_of(
+        st.lists(
+            st.one_of(
+                st.floats().map(str),
+                st.integers().map(str),
+                st.text(max_size=6),
+                st.sampled_from(['1e999', '-inf', 'nan', '1_0', '٣', '9' * 5000]),
+            ),
+            min_size=3,
+            max_size=5,
+        ).map(','.join),
+        st.text(),
+    )
+)
 @example('5,5,1,1')
 @example('-1e308,-1e308,1e308,1e308')
 def test_any_box(site: Site, box: str) -> None:
@@ -119,25 +140,38 @@ def test_any_box(site: Site, box: str) -> None:
 
 @given(documents(dict(tile='x', decision='right', before='')))
 def test_any_decision(site: Site, body: bytes) -> None:
-    status = site.ask('/review', 'POST', body[:5000], **{
-        'Content-Type': 'application/json', 'Content-Length': str(len(body[:5000]))})
+    status = site.ask(
+        '/review',
+        'POST',
+        body[:5000],
+        **{'Content-Type': 'application/json', 'Content-Length': str(len(body[:5000]))},
+    )
     assert status in (400, 410, 413)
 
 
-@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7e), max_size=40))
+@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=40))
 @example('9' * 5000)
 @example('²')
 @example('1' + '0' * 8)
 def test_any_content_length(site: Site, length: str) -> None:
-    status = site.ask('/review', 'POST', b'{}', **{
-        'Content-Type': 'application/json', 'Content-Length': length})
+    status = site.ask(
+        '/review', 'POST', b'{}', **{'Content-Type': 'application/json', 'Content-Length': length}
+    )
     assert status in (400, 411, 413)
 
 
 REPORT = dict(
-    settings=dict(input=[['/none/a.tif', 1, 1], ['s3://b/a.tif', 1, 1]], mosaic='m',
-                  window=[64, 64], size=[600, 400]),
-    width=600, height=400, pixels={f'class {number}': 7 for number in range(6)}, files=['a.tif'])
+    settings=dict(
+        input=[['/none/a.tif', 1, 1], ['s3://b/a.tif', 1, 1]],
+        mosaic='m',
+        window=[64, 64],
+        size=[600, 400],
+    ),
+    width=600,
+    height=400,
+    pixels={f'class {number}': 7 for number in range(6)},
+    files=['a.tif'],
+)
 
 
 @given(documents(REPORT))
@@ -159,8 +193,16 @@ CLASSES = [dict(value=number, name=f'class {number}', color=[number, 0, 255]) fo
 @given(documents(CLASSES))
 def test_any_classes_in_a_tag(tmp_path_factory: Any, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / 'classes.tif'
-    with rasterio.open(path, 'w', driver='GTiff', width=2, height=2, count=1, dtype='uint8',
-                       transform=rasterio.Affine(1, 0, 5, 0, -1, 5)) as file:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        width=2,
+        height=2,
+        count=1,
+        dtype='uint8',
+        transform=rasterio.Affine(1, 0, 5, 0, -1, 5),
+    ) as file:
         file.write(np.zeros((1, 2, 2), np.uint8))
         file.update_tags(MAPSAGE_CLASSES=content.decode('latin-1').replace('\0', ''))
     try:
@@ -217,5 +259,9 @@ def test_the_changes_reach_the_values() -> None:
 
     draw()
     assert sum(isinstance(value, dict) and value != REPORT for value in seen) > len(seen) / 2
-    assert any(isinstance(value, dict) and isinstance(value.get('settings'), dict)
-               and value['settings'] != REPORT['settings'] for value in seen)
+    assert any(
+        isinstance(value, dict)
+        and isinstance(value.get('settings'), dict)
+        and value['settings'] != REPORT['settings']
+        for value in seen
+    )

@@ -1,4 +1,5 @@
 """Hides the MM packages from processes with this folder in PYTHONPATH: users of TRL lack them."""
+
 import sys
 
 

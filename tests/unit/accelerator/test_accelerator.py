@@ -1,4 +1,5 @@
 """What every accelerator of this machine answers, and the CPU's arithmetic."""
+
 from __future__ import annotations
 
 from typing import List
@@ -76,7 +77,11 @@ def test_derived_seed_is_a_function_into_32_bits(entropy: List[int]) -> None:
 
 
 def test_near_entropy_gives_other_seeds() -> None:
-    seeds = {derived_seed(seed, rank, step)
-             for seed in range(5) for rank in range(8) for step in range(50)}
+    seeds = {
+        derived_seed(seed, rank, step)
+        for seed in range(5)
+        for rank in range(8)
+        for step in range(50)
+    }
     assert len(seeds) == 5 * 8 * 50
     assert derived_seed(1, 2, 3) != derived_seed(3, 2, 1)

@@ -3,6 +3,7 @@
 Every test runs in processes of its own: importing the double here would make torch_gcu "installed"
 for the rest of the session.
 """
+
 from __future__ import annotations
 
 import os
@@ -40,6 +41,7 @@ pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg
 def check_double() -> None:
     """The double has the traps of the real package, so that passing here means avoiding them."""
     import torch_gcu
+
     tensor, optimizer = torch.ones(2), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)
     with torch_gcu.device(1):
         assert torch_gcu.current_device() == 1
@@ -49,20 +51,22 @@ def check_double() -> None:
     assert torch_gcu.gcu_device(1) == torch.device('xla:1') and not hasattr(torch, 'gcu')
     assert not hasattr(torch_gcu, 'empty_cache') and not hasattr(torch_gcu, 'max_memory_allocated')
     for error, trap in (
-            (TypeError, lambda: tensor.to(torch_gcu.device(0))),
-            (RuntimeError, lambda: torch.device('gcu')),
-            (RuntimeError, lambda: tensor.to(torch_gcu.gcu_device(99))),
-            (IndexError, lambda: torch_gcu.sync_lived_tensor(99)),
-            (ValueError, lambda: torch_gcu.manual_seed_all(2**32)),
-            (TypeError, lambda: torch_gcu.optimizer_step(OptimWrapper(optimizer))),
-            (TypeError, lambda: torch_gcu.unlazy([tensor])),
-            (RuntimeError, lambda: torch_gcu.amp.autocast(dtype=torch.float64))):
+        (TypeError, lambda: tensor.to(torch_gcu.device(0))),
+        (RuntimeError, lambda: torch.device('gcu')),
+        (RuntimeError, lambda: tensor.to(torch_gcu.gcu_device(99))),
+        (IndexError, lambda: torch_gcu.sync_lived_tensor(99)),
+        (ValueError, lambda: torch_gcu.manual_seed_all(2**32)),
+        (TypeError, lambda: torch_gcu.optimizer_step(OptimWrapper(optimizer))),
+        (TypeError, lambda: torch_gcu.unlazy([tensor])),
+        (RuntimeError, lambda: torch_gcu.amp.autocast(dtype=torch.float64)),
+    ):
         with pytest.raises(error):
             trap()
 
 
 def check_double_scaler() -> None:
     import torch_gcu
+
     for use_zero_grad in (False, True):
         weight = torch.ones(2, device=torch_gcu.gcu_device(0), requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=1)
@@ -160,8 +164,12 @@ def wrap_and_train() -> Dict[str, Any]:
         log = wrapped.train_step(dict(inputs=data(rank, step)), optim)
         if step == 0:
             alone = to_host((n, p.grad) for n, p in wrapped.module.named_parameters())
-    return dict(first=first, alone=alone, loss=float(log['loss']),
-                last=to_host(wrapped.module.named_parameters()))
+    return dict(
+        first=first,
+        alone=alone,
+        loss=float(log['loss']),
+        last=to_host(wrapped.module.named_parameters()),
+    )
 
 
 def refuse() -> None:
@@ -171,8 +179,12 @@ def refuse() -> None:
     with pytest.raises(WeightsDifferError, match=r'rank\(s\) \[1\] built another model .*idle'):
         MMDistributedDataParallel(Model(0, idle=dist.get_rank() == 1))
     wrapped = MMDistributedDataParallel(
-        Model(0, idle=True), find_unused_parameters=True, broadcast_buffers=True,
-        gradient_as_bucket_view=False, detect_anomalous_params=True)
+        Model(0, idle=True),
+        find_unused_parameters=True,
+        broadcast_buffers=True,
+        gradient_as_bucket_view=False,
+        detect_anomalous_params=True,
+    )
     optim = OptimWrapper(torch.optim.SGD(wrapped.parameters(), lr=0.1))
     wrapped.train_step(dict(inputs=data(dist.get_rank())), optim)
     with torch.no_grad():
@@ -185,6 +197,7 @@ def use_vendor_group() -> List[float]:
     """What the vendor's own group does in the double, told apart from torch's."""
     import torch_gcu
     import torch_gcu.distributed as eccl
+
     rank, device = dist.get_rank(), current_accelerator().device(dist.get_rank())
     assert eccl.is_initialized() and torch_gcu.current_device() == rank
     assert dist.get_backend() == 'gloo' and eccl.get_backend() == 'eccl'
@@ -235,8 +248,9 @@ def test_two_ranks_take_the_step_of_one(two_ranks: List[dict]) -> None:
     # while accumulating, ranks keep gradients of their own
     assert not torch.equal(ranks[0]['alone']['layer.weight'], ranks[1]['alone']['layer.weight'])
     model = Model(0)
-    torch.stack([model(data(rank, step))['loss'] for rank in range(2)
-                 for step in range(2)]).mean().backward()
+    torch.stack(
+        [model(data(rank, step))['loss'] for rank in range(2) for step in range(2)]
+    ).mean().backward()
     for name, parameter in model.named_parameters():
         want = parameter.detach() - 0.1 * parameter.grad
         for rank in ranks:
@@ -245,7 +259,9 @@ def test_two_ranks_take_the_step_of_one(two_ranks: List[dict]) -> None:
 
 def test_the_vendors_group_in_the_double(two_ranks: List[dict]) -> None:
     assert [rank['collectives'] for rank in two_ranks] == [
-        [1, 1, 2, 2, 3, 0, 10, 3, 3, 0], [1, 1, 2, 2, 3, 1, 11, 3, 3, 1]]
+        [1, 1, 2, 2, 3, 0, 10, 3, 3, 0],
+        [1, 1, 2, 2, 3, 1, 11, 3, 3, 1],
+    ]
 
 
 def check_too_few_cards() -> None:
@@ -263,18 +279,21 @@ def check_too_few_cards() -> None:
 def check_one_port() -> None:
     """Why the vendor's group gets a port of its own: MASTER_PORT already serves torch's."""
     import torch_gcu.distributed as eccl
+
     dist.init_process_group('gloo')
     with pytest.raises(RuntimeError, match='EADDRINUSE|in use'):
         eccl.init_process_group('eccl', init_method='env://')
     with pytest.raises(AcceleratorError, match='rank 0 of 1 cannot start the eccl group at udp:'):
-        resolve_accelerator('gcu_t20').init_native_group('udp://127.0.0.1:1', 0, 1,
-                                                         timedelta(seconds=60))
+        resolve_accelerator('gcu_t20').init_native_group(
+            'udp://127.0.0.1:1', 0, 1, timedelta(seconds=60)
+        )
     dist.destroy_process_group()
 
 
 def check_staged() -> None:
     """The vendor's group can be left out: gradients then go through host memory."""
     import torch_gcu
+
     start(backend='staged')
     wrapped = MMDistributedDataParallel(Model(dist.get_rank()))
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
@@ -283,8 +302,15 @@ def check_staged() -> None:
 
 
 def in_one_process() -> None:
-    for check in (check_double, check_double_scaler, check_accelerator, check_mixed_precision,
-                  check_too_few_cards, check_one_port, check_staged):
+    for check in (
+        check_double,
+        check_double_scaler,
+        check_accelerator,
+        check_mixed_precision,
+        check_too_few_cards,
+        check_one_port,
+        check_staged,
+    ):
         print('now', check.__name__, flush=True)
         check()
 

@@ -1,4 +1,5 @@
 """A device of any make: found, named and asked, in processes that load a double of its plugin."""
+
 from __future__ import annotations
 
 import functools
@@ -17,7 +18,7 @@ from mapsage.accelerator import AcceleratorError, resolve_accelerator
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_no_make()), reason=why_no_make())]
 
-ASK = '''
+ASK = """
 import json, sys
 import torch
 from mapsage.accelerator import *
@@ -43,15 +44,20 @@ print(json.dumps(dict(
     card=accelerator.card(1), amp=str(accelerator.amp_dtype),
     current=int(torch.zeros(1, device=accelerator.device_type).device.index),
     supports=vars(accelerator.supports), probes=accelerator.describe_probes())))
-'''
+"""
 
 
 def ask(names: str, environ: Dict[str, str], folder: Path) -> Dict[str, Any]:
     script = folder / 'ask.py'
     script.write_text(ASK)
     finished = subprocess.run(
-        [warm_python(), str(script), *names.split()], env={**os.environ, **environ},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=120)
+        [warm_python(), str(script), *names.split()],
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=120,
+    )
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)
 
@@ -60,17 +66,27 @@ def ask(names: str, environ: Dict[str, str], folder: Path) -> Dict[str, Any]:
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @functools.lru_cache(maxsize=None)
     def of_make(name: str) -> Dict[str, Any]:
-        return ask(f'auto {name} plugin tpu xpu_{name} mlu', {
-            **make(name), 'ASCEND_RT_VISIBLE_DEVICES': '5,2', 'FLAGOS_VISIBLE_DEVICES': '4,3,2'},
-            tmp_path_factory.mktemp(name))
+        return ask(
+            f'auto {name} plugin tpu xpu_{name} mlu',
+            {**make(name), 'ASCEND_RT_VISIBLE_DEVICES': '5,2', 'FLAGOS_VISIBLE_DEVICES': '4,3,2'},
+            tmp_path_factory.mktemp(name),
+        )
+
     return of_make
 
 
-@pytest.mark.parametrize('name, communication, mask, count', [
-    ('npu', 'hccl', 'ASCEND_RT_VISIBLE_DEVICES', 2), ('mlu', 'cncl', 'MLU_VISIBLE_DEVICES', 8),
-    ('musa', 'mccl', 'MUSA_VISIBLE_DEVICES', 8), ('flagos', 'flagos', 'FLAGOS_VISIBLE_DEVICES', 3)])
-def test_auto_chooses_the_device_of_the_plugin(name: str, communication: str, mask: str,
-                                               count: int, answer: Any) -> None:
+@pytest.mark.parametrize(
+    'name, communication, mask, count',
+    [
+        ('npu', 'hccl', 'ASCEND_RT_VISIBLE_DEVICES', 2),
+        ('mlu', 'cncl', 'MLU_VISIBLE_DEVICES', 8),
+        ('musa', 'mccl', 'MUSA_VISIBLE_DEVICES', 8),
+        ('flagos', 'flagos', 'FLAGOS_VISIBLE_DEVICES', 3),
+    ],
+)
+def test_auto_chooses_the_device_of_the_plugin(
+    name: str, communication: str, mask: str, count: int, answer: Any
+) -> None:
     found = answer(name)
     assert (found['name'], found['communication']) == (name, communication)
     assert (found['masks'], found['count']) == ([mask], count)
@@ -83,8 +99,14 @@ def test_auto_chooses_the_device_of_the_plugin(name: str, communication: str, ma
 @pytest.mark.parametrize('name', MAKES)
 def test_the_card_is_tried(name: str, answer: Any) -> None:
     found = answer(name)
-    assert found['supports'] == dict(sync_bn=False, float64=True, int64=True, compile=False,
-                                     fused_optimizer=False, foreach_optimizer=True)
+    assert found['supports'] == dict(
+        sync_bn=False,
+        float64=True,
+        int64=True,
+        compile=False,
+        fused_optimizer=False,
+        foreach_optimizer=True,
+    )
     assert found['probes'].startswith(f'{name}, tried on the card: int64 yes, float64 yes, ')
     assert found['amp'] == 'torch.bfloat16' and found['repeats'] and found['current'] == 1
 
@@ -101,33 +123,54 @@ def test_other_names_are_explained(answer: Any) -> None:
     said = answer('npu')['answers']
     assert said['tpu'].startswith("unknown accelerator 'tpu': expected auto, cuda, gcu, gcu_t20, ")
     assert 'plugin of PyTorch (npu, mlu, musa, flagos, or' in said['tpu']
-    assert said['mlu'].startswith("accelerator 'mlu' cannot be used here: PyTorch holds one such "
-                                  "device in a process, and 'npu' is loaded. Present: ")
+    assert said['mlu'].startswith(
+        "accelerator 'mlu' cannot be used here: PyTorch holds one such "
+        "device in a process, and 'npu' is loaded. Present: "
+    )
 
 
 BARE = 'import torch\ntorch.utils.rename_privateuse1_backend("opt")\n'
-WITH = BARE + '''
+WITH = (
+    BARE
+    + """
 import types
 module = types.ModuleType('torch.opt')
 {lines}
 torch._register_device_module('opt', module)
-'''
+"""
+)
 
 
-@pytest.mark.parametrize('package, lines, expected', [
-    (None, None, "unknown accelerator 'opt'"),
-    ('torch_opt', 'raise OSError("libopt.so: cannot open")',
-     'torch_opt is installed but its import fails: OSError: libopt.so: cannot open. Repair it'),
-    ('torch_opt', WITH.format(lines='module.device_count = lambda: 0'),
-     "accelerator 'opt' cannot be used here: torch_opt is installed and shows no device"),
-    ('torch_opt', WITH.format(lines='module.device_count = lambda: 1 // 0'),
-     'torch_opt is installed but cannot reach its devices: ZeroDivisionError'),
-    ('torch_opt', 'def _autoload():\n    ' + WITH.format(
-        lines='module.device_count = lambda: 2').replace('\n', '\n    '),
-     'opt (2 device(s), gradients through host memory over gloo)'),
-])
-def test_another_plugin_by_its_entry_point(package: Optional[str], lines: Optional[str],
-                                           expected: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'package, lines, expected',
+    [
+        (None, None, "unknown accelerator 'opt'"),
+        (
+            'torch_opt',
+            'raise OSError("libopt.so: cannot open")',
+            'torch_opt is installed but its import fails: OSError: libopt.so: cannot open. Repair it',
+        ),
+        (
+            'torch_opt',
+            WITH.format(lines='module.device_count = lambda: 0'),
+            "accelerator 'opt' cannot be used here: torch_opt is installed and shows no device",
+        ),
+        (
+            'torch_opt',
+            WITH.format(lines='module.device_count = lambda: 1 // 0'),
+            'torch_opt is installed but cannot reach its devices: ZeroDivisionError',
+        ),
+        (
+            'torch_opt',
+            'def _autoload():\n    '
+            + WITH.format(lines='module.device_count = lambda: 2').replace('\n', '\n    '),
+            'opt (2 device(s), gradients through host memory over gloo)',
+        ),
+    ],
+)
+def test_another_plugin_by_its_entry_point(
+    package: Optional[str], lines: Optional[str], expected: str, tmp_path: Path
+) -> None:
     """A plugin of no table, which registers its device when its entry point is called."""
     if package is not None and lines is not None:
         (tmp_path / f'{package}.py').write_text(lines)
@@ -135,14 +178,22 @@ def test_another_plugin_by_its_entry_point(package: Optional[str], lines: Option
         info.mkdir()
         (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n')
         (info / 'entry_points.txt').write_text(
-            f'[torch.backends]\n{package} = {package}:_autoload\n')
+            f'[torch.backends]\n{package} = {package}:_autoload\n'
+        )
     script = tmp_path / 'say.py'
-    script.write_text('from mapsage.accelerator import *\ntry:\n'
-                      '    print(resolve_accelerator("opt").describe())\n'
-                      'except AcceleratorError as error:\n    print(error)\n')
-    said = subprocess.run([warm_python(), str(script)], stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, universal_newlines=True, timeout=120,
-                          env={**os.environ, 'PYTHONPATH': str(tmp_path)}).stdout
+    script.write_text(
+        'from mapsage.accelerator import *\ntry:\n'
+        '    print(resolve_accelerator("opt").describe())\n'
+        'except AcceleratorError as error:\n    print(error)\n'
+    )
+    said = subprocess.run(
+        [warm_python(), str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=120,
+        env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+    ).stdout
     assert said.startswith(expected), said
 
 

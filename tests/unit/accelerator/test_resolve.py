@@ -1,4 +1,5 @@
 """Which accelerator is chosen, and what is said about the others: each in a process of its own."""
+
 from __future__ import annotations
 
 import functools
@@ -21,31 +22,31 @@ from mapsage.accelerator import (
 
 ROOT = Path(__file__).resolve().parents[3]
 
-S60 = '''
+S60 = """
 import types, torch
 torch.gcu = types.ModuleType('torch.gcu')
 torch.gcu.device_count = lambda: {devices}
 torch.gcu.set_device = lambda index: None
 def device_count():
     return {devices}
-'''
-T20 = '''
+"""
+T20 = """
 import torch
 def device_count():
     return {devices}
 def gcu_device(index):
     return torch.device('cpu', index)
-'''
+"""
 BROKEN = "raise OSError('libtopsrt.so.3: cannot open shared object file')"
-BROKEN_LATER = '''
+BROKEN_LATER = """
 import types, torch
 torch.gcu = types.ModuleType('torch.gcu')
 def device_count():
     raise RuntimeError('efdrv: driver version is insufficient')
 torch.gcu.device_count = device_count
 gcu_device = None
-'''
-SAY = '''
+"""
+SAY = """
 import traceback
 from mapsage.accelerator import *
 for name in ('auto', 'gcu', 'gcu_t20', 'xla', 'cpu'):
@@ -58,7 +59,7 @@ for name in ('auto', 'gcu', 'gcu_t20', 'xla', 'cpu'):
         print('AcceleratorError:', error)
     except Exception:
         traceback.print_exc()
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -79,10 +80,19 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         script.write_text(SAY)
         fresh = vendor == BROKEN or package == 'torch_xla'
         return subprocess.run(
-            [sys.executable if fresh else warm_python(), str(script)], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, cwd=str(ROOT), universal_newlines=True, timeout=200, env={
-                **os.environ, 'PYTHONPATH': f'{folder}:{ROOT}', 'CUDA_VISIBLE_DEVICES': '',
-                'PJRT_DEVICE': 'CPU'}).stdout
+            [sys.executable if fresh else warm_python(), str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=str(ROOT),
+            universal_newlines=True,
+            timeout=200,
+            env={
+                **os.environ,
+                'PYTHONPATH': f'{folder}:{ROOT}',
+                'CUDA_VISIBLE_DEVICES': '',
+                'PJRT_DEVICE': 'CPU',
+            },
+        ).stdout
 
     def one_name(name: str, vendor: str = '', package: str = 'torch_gcu') -> str:
         parts = all_names(vendor, package).split('asked for ')
@@ -91,32 +101,38 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return one_name
 
 
-@pytest.mark.parametrize('name, vendor, words', [
-    ('gcu', S60.format(devices=8), ['chose gcu', 'gcu (8 device(s), gradients over eccl)']),
-    ('gcu', S60.format(devices=0), ['torch_gcu is installed and shows no device']),
-    ('gcu', T20.format(devices=8), ['torch_gcu is the T20 line: use accelerator=gcu_t20']),
-    ('gcu_t20', T20.format(devices=8), ['chose gcu_t20', 'chosen by name']),
-    ('gcu_t20', T20.format(devices=0), ['torch_gcu is installed and shows no device']),
-    ('gcu_t20', S60.format(devices=8), ['torch_gcu is the S60 line: use accelerator=gcu']),
-    ('auto', S60.format(devices=2), ['chose gcu\n']),
-    ('auto', T20.format(devices=2), ['chose gcu_t20\n', 'gcu: torch_gcu is the T20 line']),
-    ('cpu', S60.format(devices=2), ['chose cpu', 'chosen by name']),
-    ('gcu', BROKEN, ['AcceleratorError', 'libtopsrt.so.3: cannot open', 'accelerator=cpu']),
-    ('auto', BROKEN, ['AcceleratorError', 'libtopsrt.so.3: cannot open']),
-    ('cpu', BROKEN, ['chose cpu', 'chosen by name']),
-    ('gcu', BROKEN_LATER, ['AcceleratorError:', 'driver version is insufficient']),
-    ('auto', BROKEN_LATER, ['AcceleratorError:', 'driver version is insufficient']),
-    ('cpu', BROKEN_LATER, ['chose cpu', 'chosen by name']),
-])
+@pytest.mark.parametrize(
+    'name, vendor, words',
+    [
+        ('gcu', S60.format(devices=8), ['chose gcu', 'gcu (8 device(s), gradients over eccl)']),
+        ('gcu', S60.format(devices=0), ['torch_gcu is installed and shows no device']),
+        ('gcu', T20.format(devices=8), ['torch_gcu is the T20 line: use accelerator=gcu_t20']),
+        ('gcu_t20', T20.format(devices=8), ['chose gcu_t20', 'chosen by name']),
+        ('gcu_t20', T20.format(devices=0), ['torch_gcu is installed and shows no device']),
+        ('gcu_t20', S60.format(devices=8), ['torch_gcu is the S60 line: use accelerator=gcu']),
+        ('auto', S60.format(devices=2), ['chose gcu\n']),
+        ('auto', T20.format(devices=2), ['chose gcu_t20\n', 'gcu: torch_gcu is the T20 line']),
+        ('cpu', S60.format(devices=2), ['chose cpu', 'chosen by name']),
+        ('gcu', BROKEN, ['AcceleratorError', 'libtopsrt.so.3: cannot open', 'accelerator=cpu']),
+        ('auto', BROKEN, ['AcceleratorError', 'libtopsrt.so.3: cannot open']),
+        ('cpu', BROKEN, ['chose cpu', 'chosen by name']),
+        ('gcu', BROKEN_LATER, ['AcceleratorError:', 'driver version is insufficient']),
+        ('auto', BROKEN_LATER, ['AcceleratorError:', 'driver version is insufficient']),
+        ('cpu', BROKEN_LATER, ['chose cpu', 'chosen by name']),
+    ],
+)
 def test_torch_gcu(name: str, vendor: str, words: list, say: Callable[..., str]) -> None:
     said = say(name, vendor)
     assert all(word in said for word in words) and 'Traceback' not in said, said
 
 
-@pytest.mark.parametrize('name, words', [
-    ('xla', ['AcceleratorError', 'undefined symbol: _ZN5torch3xla']),
-    ('cpu', ['chose cpu', 'chosen by name']),
-])
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('xla', ['AcceleratorError', 'undefined symbol: _ZN5torch3xla']),
+        ('cpu', ['chose cpu', 'chosen by name']),
+    ],
+)
 def test_broken_torch_xla(name: str, words: list, say: Callable[..., str]) -> None:
     said = say(name, "raise ImportError('undefined symbol: _ZN5torch3xla')", 'torch_xla')
     assert all(word in said for word in words) and 'Traceback' not in said, said
@@ -148,7 +164,14 @@ def test_unknown_name() -> None:
 
 def test_auto_looks_in_the_documented_order() -> None:
     assert [kind.name for kind in ACCELERATORS] == [
-        'cuda', 'gcu', 'gcu_t20', 'xla', 'plugin', 'cpu', 'sim']
+        'cuda',
+        'gcu',
+        'gcu_t20',
+        'xla',
+        'plugin',
+        'cpu',
+        'sim',
+    ]
 
 
 def test_the_one_in_force() -> None:

@@ -1,4 +1,5 @@
 """Seeds derived from integers."""
+
 from __future__ import annotations
 
 from mapsage.accelerator import derived_seed

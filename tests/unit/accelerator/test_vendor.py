@@ -1,4 +1,5 @@
 """The typed view of a vendor's module where the module lacks functions, on simulated cards."""
+
 from __future__ import annotations
 
 import types
@@ -36,7 +37,10 @@ def test_what_nobody_tells_is_unknown(bare: DeviceModule) -> None:
     with pytest.raises(RuntimeError):
         torch.accelerator.memory_allocated()
     assert (bare.memory_allocated(), bare.max_memory_allocated(), bare.memory_total()) == (
-        None, None, None)
+        None,
+        None,
+        None,
+    )
     assert (bare.device_name(0), bare.uuid(0), bare.bfloat16()) == ('gcu', None, None)
 
 

@@ -1,4 +1,5 @@
 """Batch norm with running statistics trains on an XLA device as on the CPU."""
+
 from __future__ import annotations
 
 import copy
@@ -47,8 +48,12 @@ def compare(here: nn.Module, images: torch.Tensor, frozen: bool, torch_xla: obje
         torch_xla.sync()
         # torch_xla's own running variance is the biased one, so that is compared where it stays
         statistics = [module.running_mean, module.running_var] if frozen else []
-        found = [output, inputs.grad, *statistics,
-                 *(parameter.grad for parameter in module.parameters())]
+        found = [
+            output,
+            inputs.grad,
+            *statistics,
+            *(parameter.grad for parameter in module.parameters()),
+        ]
         outcomes.append([each.detach().cpu() for each in found])
     for expected, got in zip(*outcomes):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

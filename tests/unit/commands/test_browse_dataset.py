@@ -1,4 +1,5 @@
 """Pictures of a config's samples, by the program that users start."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,14 +33,18 @@ def tile(path: Any, column: int, row_pixels: int = 0) -> np.ndarray:
     """Return a tile of a sheet, RGB; image and overlay take turns."""
     picture = cv2.imread(str(path))[:, :, ::-1]
     left, top = LEFT + column * STEP, TOP + row_pixels
-    return picture[top:top + TILE_WIDTH, left:left + TILE_WIDTH].astype(int)
+    return picture[top : top + TILE_WIDTH, left : left + TILE_WIDTH].astype(int)
 
 
 def test_a_stock_dataset(tiny_config: Path, tiny_data: Path, capsys: Any, tmp_path: Path) -> None:
     """Colors in their order, one sheet in the work dir, and the same one again."""
-    tiny_config.write_text(tiny_config.read_text().replace(
-        "dict(type='RandomFlip', prob=0.5),\n    dict(type='PhotoMetricDistortion')",
-        "dict(type='RandomFlip', prob=1.0)") + f'\nwork_dir = {str(tmp_path / "work")!r}\n')
+    tiny_config.write_text(
+        tiny_config.read_text().replace(
+            "dict(type='RandomFlip', prob=0.5),\n    dict(type='PhotoMetricDistortion')",
+            "dict(type='RandomFlip', prob=1.0)",
+        )
+        + f'\nwork_dir = {str(tmp_path / "work")!r}\n'
+    )
     program(tiny_config, '--not-show')
     (path,) = capsys.readouterr().out.split()
     assert path == str(tmp_path / 'work/browse/train.png')
@@ -51,7 +56,8 @@ def test_a_stock_dataset(tiny_config: Path, tiny_data: Path, capsys: Any, tmp_pa
     assert (tmp_path / 'again/train.png').read_bytes() == before
     program(tiny_config, '--split', 'val', '--each', '--output-dir', tmp_path / 'each')
     assert sorted(each.name for each in (tmp_path / 'each').iterdir()) == [
-        f'val_{number}.png' for number in range(4)]
+        f'val_{number}.png' for number in range(4)
+    ]
 
 
 def test_augmentation_is_drawn_and_nothing_else_is(tiny_config: Path, tmp_path: Path) -> None:
@@ -59,15 +65,25 @@ def test_augmentation_is_drawn_and_nothing_else_is(tiny_config: Path, tmp_path: 
     np.random.seed(3)
     torch.manual_seed(3)
     states = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    pictures = [Path(browse(config(tiny_config, seed), folder=str(tmp_path / str(seed)))[0])
-                .read_bytes() for seed in (1, 2)]
+    pictures = [
+        Path(browse(config(tiny_config, seed), folder=str(tmp_path / str(seed)))[0]).read_bytes()
+        for seed in (1, 2)
+    ]
     assert pictures[0] != pictures[1]
     assert states == (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 def config(path: Path, seed: int = 0, **changes: Any) -> Any:
-    cfg = cli.load_config(ConfigDict(config=str(path), launcher='none', local_rank=None,
-                                     accelerator=None, work_dir=None, cfg_options=None))
+    cfg = cli.load_config(
+        ConfigDict(
+            config=str(path),
+            launcher='none',
+            local_rank=None,
+            accelerator=None,
+            work_dir=None,
+            cfg_options=None,
+        )
+    )
     cfg.randomness = dict(seed=seed)
     for key, value in changes.items():
         cfg[key] = value
@@ -82,11 +98,22 @@ def scenes(root: Path, dtype: str, **changes: Any) -> Any:
     values[:, :4] = 0
     write_raster(root / 'scenes/a.tif', values.astype(dtype), nodata=0, photometric='minisblack')
     write_vector(root / 'labels.gpkg', [rectangle(UTM, 32, 32, 96, 96)], [CLASSES[1]], 'EPSG:32650')
-    steps = [dict(type=name) for name in ('LoadGeoTiffWindow', 'LoadGeoTiffLabels',
-                                          'PackSegInputs')]
-    return dict(dict(type='GeoTiffDataset', data_root=str(root), scenes='scenes', window=128,
-                     labels='labels.gpkg', bands=[1, 2, 3, 4], pipeline=steps,
-                     metainfo=dict(classes=CLASSES, palette=PALETTE)), **changes)
+    steps = [
+        dict(type=name) for name in ('LoadGeoTiffWindow', 'LoadGeoTiffLabels', 'PackSegInputs')
+    ]
+    return dict(
+        dict(
+            type='GeoTiffDataset',
+            data_root=str(root),
+            scenes='scenes',
+            window=128,
+            labels='labels.gpkg',
+            bands=[1, 2, 3, 4],
+            pipeline=steps,
+            metainfo=dict(classes=CLASSES, palette=PALETTE),
+        ),
+        **changes,
+    )
 
 
 @pytest.mark.parametrize('dtype', ['uint8', 'uint16', 'float32'])
@@ -100,7 +127,7 @@ def test_scenes_of_any_type(dtype: str, tiny_config: Path, tmp_path: Path) -> No
     red, green = image[300, 60], image[300, 400]
     assert red[0] > 150 and red[1] < 60 and green[1] > 150 and green[0] < 60
     assert overlay[225, 225].tolist() != image[225, 225].tolist()
-    edge = overlay[225, 225 - 120:225 - 100]
+    edge = overlay[225, 225 - 120 : 225 - 100]
     assert PALETTE[1] in edge.tolist()  # the outline of the polygon
     assert not image[:10].any()  # no data
     (path,) = browse(cfg, folder=str(tmp_path / 'out'), say=said.append, bands=[4, 3, 2])
@@ -122,8 +149,10 @@ def test_random_windows(tiny_config: Path, tmp_path: Path) -> None:
     dataset['metainfo'] = dict(classes=CLASSES[:2], palette=PALETTE[:2])
     cfg = config(tiny_config, train_dataloader=dict(dataset=dataset))
     said: List[str] = []
-    pictures = [Path(browse(cfg, folder=str(tmp_path / name), say=said.append)[0]).read_bytes()
-                for name in 'ab']
+    pictures = [
+        Path(browse(cfg, folder=str(tmp_path / name), say=said.append)[0]).read_bytes()
+        for name in 'ab'
+    ]
     assert pictures[0] == pictures[1] and '4 windows of 64' in said[0]
 
 

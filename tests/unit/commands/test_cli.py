@@ -1,4 +1,5 @@
 """Options of the entry points and how errors end."""
+
 from __future__ import annotations
 
 import os
@@ -33,17 +34,21 @@ def write(path: Path, text: str = 'model = dict(a=1)\n') -> Path:
     return path
 
 
-@pytest.mark.parametrize('env_cfg, options, backend', [
-    (None, {}, 'auto'),
-    ({}, {}, 'auto'),
-    (dict(dist_cfg=None), {}, 'auto'),
-    (dict(dist_cfg=dict(backend='nccl')), {}, 'auto'),
-    (dict(accelerator='gcu', dist_cfg=dict(backend='eccl')), {}, 'auto'),
-    (dict(accelerator='cpu', dist_cfg=dict(backend='gloo')), {}, 'gloo'),
-    (dict(dist_cfg=dict(backend='gloo')), {'env_cfg.dist_cfg.backend': 'gloo'}, 'gloo'),
-])
+@pytest.mark.parametrize(
+    'env_cfg, options, backend',
+    [
+        (None, {}, 'auto'),
+        ({}, {}, 'auto'),
+        (dict(dist_cfg=None), {}, 'auto'),
+        (dict(dist_cfg=dict(backend='nccl')), {}, 'auto'),
+        (dict(accelerator='gcu', dist_cfg=dict(backend='eccl')), {}, 'auto'),
+        (dict(accelerator='cpu', dist_cfg=dict(backend='gloo')), {}, 'gloo'),
+        (dict(dist_cfg=dict(backend='gloo')), {'env_cfg.dist_cfg.backend': 'gloo'}, 'gloo'),
+    ],
+)
 def test_the_command_lines_accelerator_takes_its_own_backend(
-        env_cfg: Any, options: dict, backend: str) -> None:
+    env_cfg: Any, options: dict, backend: str
+) -> None:
     cfg = Config({} if env_cfg is None else dict(env_cfg=env_cfg))
     cli.choose_accelerator(cfg, 'cpu', options)
     assert (cfg.env_cfg.accelerator, cfg.env_cfg.dist_cfg.backend) == ('cpu', backend)
@@ -63,14 +68,19 @@ def test_work_dir_of_the_command_line_comes_first(tmp_path: Path) -> None:
     assert cli.load_config(arguments(path, '--work-dir', 'b')).work_dir == 'b'
 
 
-@pytest.mark.parametrize('options, before, want', [
-    ([], None, None), (['--local_rank', '1'], None, None),
-    (['--launcher', 'pytorch'], None, None),
-    (['--launcher', 'pytorch', '--local-rank', '1'], None, '1'),
-    (['--launcher', 'pytorch', '--local_rank', '1'], '2', '2'),
-])
-def test_local_rank_is_set_by_a_launcher_only(options: list, before: Any, want: Any,
-                                              monkeypatch: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'options, before, want',
+    [
+        ([], None, None),
+        (['--local_rank', '1'], None, None),
+        (['--launcher', 'pytorch'], None, None),
+        (['--launcher', 'pytorch', '--local-rank', '1'], None, '1'),
+        (['--launcher', 'pytorch', '--local_rank', '1'], '2', '2'),
+    ],
+)
+def test_local_rank_is_set_by_a_launcher_only(
+    options: list, before: Any, want: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.setenv('LOCAL_RANK', '')  # notes what to restore
     monkeypatch.delenv('LOCAL_RANK')
     if before is not None:
@@ -95,13 +105,25 @@ def test_openmim_adds_no_options() -> None:
 
 
 def tested() -> Config:
-    return Config(dict(
-        model=dict(type='M'), test_dataloader=dict(dataset=dict(pipeline=[1])),
-        test_evaluator=dict(type='IoUMetric')))
+    return Config(
+        dict(
+            model=dict(type='M'),
+            test_dataloader=dict(dataset=dict(pipeline=[1])),
+            test_evaluator=dict(type='IoUMetric'),
+        )
+    )
 
 
-@pytest.mark.parametrize('metric', ['IoUMetric', 'ConfusionMatrixMetric', 'CityscapesMetric',
-                                    'mmseg.IoUMetric', ConfusionMatrixMetric])
+@pytest.mark.parametrize(
+    'metric',
+    [
+        'IoUMetric',
+        'ConfusionMatrixMetric',
+        'CityscapesMetric',
+        'mmseg.IoUMetric',
+        ConfusionMatrixMetric,
+    ],
+)
 def test_masks_go_to_the_metric_that_writes_them(metric: Any) -> None:
     cfg = Config(dict(tested(), default_scope='mmseg'))
     cfg.test_evaluator = [dict(type='SingleClassBaseline'), dict(type=metric)]
@@ -109,7 +131,8 @@ def test_masks_go_to_the_metric_that_writes_them(metric: Any) -> None:
     assert 'output_dir' not in cfg.test_evaluator[0]
     assert cfg.test_evaluator[1].output_dir == 'out'
     assert cfg.test_evaluator[1].get('keep_results') is (
-        True if metric == 'CityscapesMetric' else None)
+        True if metric == 'CityscapesMetric' else None
+    )
     cfg.test_evaluator = dict(type='SingleClassBaseline')
     with pytest.raises(ConfigError, match='--out needs a metric with an output_dir'):
         cli.write_masks_to(cfg, 'out')
@@ -129,7 +152,8 @@ def test_pictures_are_shown_by_the_configs_own_hook(monkeypatch: Any) -> None:
     monkeypatch.setenv('DISPLAY', ':0')
     cli.draw_predictions(cfg, None, True, 0.5)
     assert cfg.default_hooks.visualization == dict(
-        type='Mine', interval=7, draw=True, show=True, wait_time=0.5)
+        type='Mine', interval=7, draw=True, show=True, wait_time=0.5
+    )
     assert cfg.default_hooks.timer.type == 'T' and cfg.visualizer.save_dir == 'before'
 
 
@@ -141,10 +165,18 @@ def test_a_window_needs_a_display(monkeypatch: Any) -> None:
         cli.draw_predictions(tested(), None, True, 2)
 
 
-@pytest.mark.parametrize('given, mode', [
-    (['c.py'], None), (['c.py', '--resume'], 'auto'), (['--resume', 'c.py'], 'auto'),
-    (['c.py', '--resume', 'must'], 'must'), (['--resume', 'must', 'c.py', '--amp'], 'must'),
-    (['c.py', '--resume=must'], 'must'), (['c.py', '--resume', '--amp'], 'auto')])
+@pytest.mark.parametrize(
+    'given, mode',
+    [
+        (['c.py'], None),
+        (['c.py', '--resume'], 'auto'),
+        (['--resume', 'c.py'], 'auto'),
+        (['c.py', '--resume', 'must'], 'must'),
+        (['--resume', 'must', 'c.py', '--amp'], 'must'),
+        (['c.py', '--resume=must'], 'must'),
+        (['c.py', '--resume', '--amp'], 'auto'),
+    ],
+)
 def test_resume_stands_anywhere_with_or_without_a_mode(given: list, mode: Any) -> None:
     parser = cli.build_parser('test')
     parser.add_argument('--amp', action='store_true')
@@ -162,7 +194,7 @@ def test_a_test_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert cli.test_folder(cfg, str(tmp_path / 'gone' / 'w.pth')) == os.path.join('mine', 'test')
 
 
-FAIL = '''
+FAIL = """
 from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
 from mapsage.distributed import RankError
@@ -171,15 +203,19 @@ from mapsage.engine import ConfigError
 def main(argv):
     raise {error}
 cli.run(main)
-'''
+"""
 
 
 def fail(folder: Path, error: str, **environ: str) -> subprocess.CompletedProcess:
     script = folder / 'fail.py'
     script.write_text(FAIL.format(error=error))
     return subprocess.run(
-        [warm_python(), str(script)], stderr=subprocess.PIPE, timeout=60,
-        universal_newlines=True, env={**os.environ, 'PYTHONPATH': str(ROOT), **environ})
+        [warm_python(), str(script)],
+        stderr=subprocess.PIPE,
+        timeout=60,
+        universal_newlines=True,
+        env={**os.environ, 'PYTHONPATH': str(ROOT), **environ},
+    )
 
 
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
@@ -205,25 +241,38 @@ def test_a_workers_traceback_is_taken_off() -> None:
     assert cli._without_worker_traceback(plain) is plain
 
 
-@pytest.mark.parametrize('error, kind', [
-    (AcceleratorError('no card'), BROKEN_FILE), (ConfigError('no key'), FINAL_FILE),
-    (RankError(1, 'ValueError', 'training'), ''), (ZeroDivisionError(), ''),
-    # node 1 of three has ranks 2 and 3
-    (DeviceCheckError('', {2: ['']}), BROKEN_FILE), (DeviceCheckError('', {2: [''], 3: ['']}),
-                                                     BROKEN_FILE),
-    (DeviceCheckError('', {1: ['']}), ''), (DeviceCheckError('', {5: ['']}), ''),
-    (DeviceCheckError('', {3: [''], 4: ['']}), FINAL_FILE),
-    (DeviceCheckError('', {2: ['']}, compared=True), FINAL_FILE),
-    # Either of two cards may be faulty: the machines of both leave.
-    (CrossCheckError('', {3: [''], 4: ['']}), BROKEN_FILE), (CrossCheckError('', {4: ['']}), ''),
-    (CrossCheckError('', {0: [''], 5: ['']}), '')])
+@pytest.mark.parametrize(
+    'error, kind',
+    [
+        (AcceleratorError('no card'), BROKEN_FILE),
+        (ConfigError('no key'), FINAL_FILE),
+        (RankError(1, 'ValueError', 'training'), ''),
+        (ZeroDivisionError(), ''),
+        # node 1 of three has ranks 2 and 3
+        (DeviceCheckError('', {2: ['']}), BROKEN_FILE),
+        (DeviceCheckError('', {2: [''], 3: ['']}), BROKEN_FILE),
+        (DeviceCheckError('', {1: ['']}), ''),
+        (DeviceCheckError('', {5: ['']}), ''),
+        (DeviceCheckError('', {3: [''], 4: ['']}), FINAL_FILE),
+        (DeviceCheckError('', {2: ['']}, compared=True), FINAL_FILE),
+        # Either of two cards may be faulty: the machines of both leave.
+        (CrossCheckError('', {3: [''], 4: ['']}), BROKEN_FILE),
+        (CrossCheckError('', {4: ['']}), ''),
+        (CrossCheckError('', {0: [''], 5: ['']}), ''),
+    ],
+)
 def test_whose_fault_an_error_is(error: Exception, kind: str) -> None:
     assert cli._kind(error, dict(GROUP_RANK='1', LOCAL_WORLD_SIZE='2')) == kind
 
 
-@pytest.mark.parametrize('given, kinds', [
-    (dict(type='IoUMetric'), ['IoUMetric', 'CalibrationError']), (None, ['CalibrationError']),
-    ([dict(type='A'), dict(type='CalibrationError', bins=10)], ['A', 'CalibrationError'])])
+@pytest.mark.parametrize(
+    'given, kinds',
+    [
+        (dict(type='IoUMetric'), ['IoUMetric', 'CalibrationError']),
+        (None, ['CalibrationError']),
+        ([dict(type='A'), dict(type='CalibrationError', bins=10)], ['A', 'CalibrationError']),
+    ],
+)
 def test_calibration_is_measured_once_and_drawn_in_the_work_dir(given: Any, kinds: Any) -> None:
     cfg = Config(dict(test_evaluator=given, work_dir='w'))
     cli.test_calibration(cfg)

@@ -1,4 +1,5 @@
 """tools/export_eomt.py: every number of a checkpoint, as transformers reads it."""
+
 from __future__ import annotations
 
 import json
@@ -30,8 +31,8 @@ def trained(folder: Path, kind: str = 'eomt', **backbone: Any) -> Tuple[Path, Pa
     with torch.no_grad():
         for name, value in model.named_parameters():
             if '.lora_B.' in name:
-                value.normal_(std=.3)
-    model.decode_head.attn_mask_probs.copy_(torch.tensor([.3, .7]))
+                value.normal_(std=0.3)
+    model.decode_head.attn_mask_probs.copy_(torch.tensor([0.3, 0.7]))
     torch.save(dict(state_dict=model.state_dict(), meta={}), str(folder / 'eomt.pth'))
     return folder / 'eomt.py', folder / 'eomt.pth', model.eval()
 
@@ -40,10 +41,14 @@ def run(*arguments: Any) -> int:
     return command.main([*map(str, arguments), '--accelerator', 'cpu'])
 
 
-@pytest.mark.parametrize('backbone', [
-    dict(normalization='sat493m'), dict(normalization='web', lora=ADAPTERS)], ids=['sat', 'lora'])
-def test_transformers_computes_what_the_checkpoint_does(backbone: Dict[str, Any], tmp_path: Path,
-                                                        capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    'backbone',
+    [dict(normalization='sat493m'), dict(normalization='web', lora=ADAPTERS)],
+    ids=['sat', 'lora'],
+)
+def test_transformers_computes_what_the_checkpoint_does(
+    backbone: Dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     config, checkpoint, model = trained(tmp_path, **backbone)
     assert run(config, checkpoint, tmp_path / 'out') == 0
     state = load_file(str(tmp_path / 'out' / 'model.safetensors'))
@@ -53,7 +58,8 @@ def test_transformers_computes_what_the_checkpoint_does(backbone: Dict[str, Any]
     pixels = json.loads((tmp_path / 'out' / 'preprocessor_config.json').read_text())
     assert pixels['size']['shortest_edge'] == 64
     assert pixels['image_mean'][0] == pytest.approx(
-        .43 if backbone['normalization'] == 'sat493m' else .485)
+        0.43 if backbone['normalization'] == 'sat493m' else 0.485
+    )
     own = {name: value for name, value in model.state_dict().items() if '.lora_' not in name}
     numbers = sum(value.numel() for value in own.values())
     left_out = ('pixel_mean', 'pixel_std', 'rope.periods')
@@ -66,16 +72,18 @@ def test_transformers_computes_what_the_checkpoint_does(backbone: Dict[str, Any]
 def compare_with_transformers(folder: Path, model: Any) -> None:
     transformers = pytest.importorskip('transformers')
     theirs, loading = transformers.EomtDinov3ForUniversalSegmentation.from_pretrained(
-        str(folder), output_loading_info=True)
-    assert not any(loading[name] for name in ('missing_keys', 'unexpected_keys',
-                                              'mismatched_keys'))
+        str(folder), output_loading_info=True
+    )
+    assert not any(loading[name] for name in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
     assert theirs.config.id2label[1] == LoveDADataset.METAINFO['classes'][1]
     image = images_of(1, seed=4)[0]  # bands as OpenCV has them
     pixels = json.loads((folder / 'preprocessor_config.json').read_text())
     mean, std = (torch.tensor(pixels[f'image_{name}']).view(3, 1, 1) for name in ('mean', 'std'))
     x = (image.flip(0).float() * pixels['rescale_factor'] - mean) / std
-    data = model.data_preprocessor(dict(
-        inputs=[image], data_samples=samples_of(torch.zeros(1, 64, 64, dtype=torch.long))), False)
+    data = model.data_preprocessor(
+        dict(inputs=[image], data_samples=samples_of(torch.zeros(1, 64, 64, dtype=torch.long))),
+        False,
+    )
     with torch.no_grad():
         expected = model(data['inputs'], mode='tensor')[-1]
         found = theirs.eval()(pixel_values=x[None])
@@ -97,9 +105,15 @@ def test_what_is_not_in_the_file_is_an_error(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setattr(huggingface_folder.published, 'to_huggingface', broken)
     with pytest.raises(WeightsError, match='blocks.1.attn.qkv.weight.* differ'):
         huggingface_folder.write_huggingface(model, tmp_path / 'a', 64, 'abcde')
-    monkeypatch.setattr(huggingface_folder.published, 'to_huggingface',
-                        lambda state: {key: value for key, value in to_huggingface(state).items()
-                                       if key != 'embeddings.register_tokens'})
+    monkeypatch.setattr(
+        huggingface_folder.published,
+        'to_huggingface',
+        lambda state: {
+            key: value
+            for key, value in to_huggingface(state).items()
+            if key != 'embeddings.register_tokens'
+        },
+    )
     with pytest.raises(WeightsError, match='backbone.register_tokens.* are missing'):
         huggingface_folder.write_huggingface(model, tmp_path / 'b', 64, 'abcde')
 
@@ -116,8 +130,9 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     gated = config_of('eomt', tmp_path / 'data', tmp_path / 'gated')
     gated.model.backbone.arch = dict(ARCH, gated_mlp=True)
     gated.dump(str(tmp_path / 'gated.py'))
-    torch.save(dict(state_dict=build(gated.model.to_dict()).state_dict()),
-               str(tmp_path / 'gated.pth'))
+    torch.save(
+        dict(state_dict=build(gated.model.to_dict()).state_dict()), str(tmp_path / 'gated.pth')
+    )
     with pytest.raises(ConfigError, match='cannot be exported: .*one activation'):
         run(tmp_path / 'gated.py', tmp_path / 'gated.pth', out)
     config_of('pmt', tmp_path / 'data', tmp_path / 'pmt').dump(str(tmp_path / 'pmt.py'))

@@ -1,4 +1,5 @@
 """The size of a pixel that an exported file states, from any dataset."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,13 +23,22 @@ FEET = dict(crs=CRS.from_epsg(2263), transform=from_origin(980000.0, 200000.0, 1
 
 
 def images(folder: Path) -> Any:
-    return BaseSegDataset(data_root=str(folder), data_prefix=dict(img_path=''), pipeline=[],
-                          img_suffix='.tif')
+    return BaseSegDataset(
+        data_root=str(folder), data_prefix=dict(img_path=''), pipeline=[], img_suffix='.tif'
+    )
 
 
-@pytest.mark.parametrize('place, meters', [
-    (TEN_METERS, 10), (UTM, .5), (FEET, .3048), (PIXELS, None),
-    (DEGREES, pytest.approx(21.91, abs=.01))], ids=['10 m', '0.5 m', 'feet', 'pixels', 'degrees'])
+@pytest.mark.parametrize(
+    'place, meters',
+    [
+        (TEN_METERS, 10),
+        (UTM, 0.5),
+        (FEET, 0.3048),
+        (PIXELS, None),
+        (DEGREES, pytest.approx(21.91, abs=0.01)),
+    ],
+    ids=['10 m', '0.5 m', 'feet', 'pixels', 'degrees'],
+)
 def test_windows_of_scenes(place: Any, meters: Any, tmp_path: Path) -> None:
     write_scene(tmp_path, place=place)
     found = pixel_meters(build_dataset(tmp_path))
@@ -38,8 +48,11 @@ def test_windows_of_scenes(place: Any, meters: Any, tmp_path: Path) -> None:
 def test_datasets_in_wrappers(tmp_path: Path) -> None:
     write_scene(tmp_path, place=TEN_METERS)
     scenes = build_dataset(tmp_path)
-    for dataset in (RepeatDataset(scenes, 2), ConcatDataset([scenes, scenes]),
-                    Subset(RepeatDataset(scenes, 2), [3])):
+    for dataset in (
+        RepeatDataset(scenes, 2),
+        ConcatDataset([scenes, scenes]),
+        Subset(RepeatDataset(scenes, 2), [3]),
+    ):
         assert pixel_meters(dataset) == 10
 
 

@@ -1,4 +1,5 @@
 """What a checkpoint may hold, and what is said about one that holds anything else."""
+
 from __future__ import annotations
 
 import collections
@@ -46,9 +47,11 @@ def genuine() -> dict:
     optimizer.step()
     return dict(
         meta=dict(seed=1, iter=7, epoch=0, dataset_meta=dict(palette=np.arange(6).reshape(2, 3))),
-        state_dict=model.state_dict(), message_hub=hub.state_dict(),
-        optimizer=optimizer.state_dict(), extra=[torch.ones(2, dtype=torch.bfloat16),
-                                                 torch.empty(0), torch.tensor(True)])
+        state_dict=model.state_dict(),
+        message_hub=hub.state_dict(),
+        optimizer=optimizer.state_dict(),
+        extra=[torch.ones(2, dtype=torch.bfloat16), torch.empty(0), torch.tensor(True)],
+    )
 
 
 def save(path: Path, content: Any, legacy: bool = False) -> str:
@@ -105,8 +108,12 @@ def attacks(mark: str) -> List[Any]:
         Call(getattr, Call(getattr, HistoryBuffer, 'mean'), '__globals__'),
         Call(Call(getattr, Call(getattr, HistoryBuffer, 'mean'), '__globals__').__class__, touch),
         Call(collections.defaultdict, Call(functools.partial, os.system, touch)),
-        Call(torch.load, mark), Call(torch.hub.load, 'a/b', 'c'), Call(pickle.loads, b'.'),
-        Call(np.load, mark), Call(np.fromfile, mark), Call(torch.save, 1, mark),
+        Call(torch.load, mark),
+        Call(torch.hub.load, 'a/b', 'c'),
+        Call(pickle.loads, b'.'),
+        Call(np.load, mark),
+        Call(np.fromfile, mark),
+        Call(torch.save, 1, mark),
         Call(torch.FloatStorage.from_file, mark, True, 10),
     ]
 
@@ -133,8 +140,10 @@ def test_attack_without_torch_is_refused(tmp_path: Path) -> None:
 # Pickles no Python object gives: a call of what a call returned, and an attribute of an allowed
 # class in one dotted name (protocol 4).
 CHAIN = b"\x80\x02cbuiltins\ngetattr\n(cbuiltins\n__import__\n(S'os'\ntRS'system'\ntR(S'%s'\ntR."
-DOTTED = (b'\x80\x04\x8c\x1fmmengine.logging.history_buffer'
-          b'\x8c\x22HistoryBuffer.__init__.__globals__\x93.')
+DOTTED = (
+    b'\x80\x04\x8c\x1fmmengine.logging.history_buffer'
+    b'\x8c\x22HistoryBuffer.__init__.__globals__\x93.'
+)
 
 
 @pytest.mark.parametrize('evil', [CHAIN, DOTTED], ids=['chain', 'dotted'])
@@ -166,10 +175,18 @@ def test_home_is_expanded_as_by_the_host(tmp_path: Path, monkeypatch: Any) -> No
     assert CheckpointLoader.load_checkpoint('~/a.pth', 'cpu') == dict(a=1)
 
 
-@pytest.mark.parametrize('content', [
-    b'', b'\0' * 1000, b'version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n',
-    b'<!DOCTYPE html><html></html>', b'hello world', b'{"message": "Not Found"}',
-], ids=['empty', 'zeros', 'lfs', 'html', 'text', 'json'])
+@pytest.mark.parametrize(
+    'content',
+    [
+        b'',
+        b'\0' * 1000,
+        b'version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n',
+        b'<!DOCTYPE html><html></html>',
+        b'hello world',
+        b'{"message": "Not Found"}',
+    ],
+    ids=['empty', 'zeros', 'lfs', 'html', 'text', 'json'],
+)
 def test_no_checkpoint_at_all(tmp_path: Path, content: bytes) -> None:
     """A download that went wrong is damaged; nobody is told to trust its author."""
     (tmp_path / 'a.pth').write_bytes(content)
@@ -206,8 +223,9 @@ def test_flipped_bytes_end_in_one_of_two_errors(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize('content', [genuine, lambda: dict(state_dict=dict(a=torch.ones(9, 9)))],
-                         ids=['run', 'weights'])
+@pytest.mark.parametrize(
+    'content', [genuine, lambda: dict(state_dict=dict(a=torch.ones(9, 9)))], ids=['run', 'weights']
+)
 def test_one_flipped_bit_is_noticed(content: Any, tmp_path: Path) -> None:
     path = tmp_path / 'a.pth'
     whole = Path(save(path, content())).read_bytes()
@@ -215,8 +233,11 @@ def test_one_flipped_bit_is_noticed(content: Any, tmp_path: Path) -> None:
         entries = archive.infolist()
     for entry in entries:
         # The local header has 30 bytes, the name, and an extra field.
-        start = entry.header_offset + 30 + sum(
-            struct.unpack('<HH', whole[entry.header_offset + 26:entry.header_offset + 30]))
+        start = (
+            entry.header_offset
+            + 30
+            + sum(struct.unpack('<HH', whole[entry.header_offset + 26 : entry.header_offset + 30]))
+        )
         damaged = bytearray(whole)
         damaged[start + entry.file_size // 2] ^= 0x10
         path.write_bytes(bytes(damaged))
@@ -225,8 +246,10 @@ def test_one_flipped_bit_is_noticed(content: Any, tmp_path: Path) -> None:
                 CheckpointLoader.load_checkpoint(str(path), 'cpu')
 
 
-@pytest.mark.skipif(not hasattr(torch.serialization, 'set_crc32_options'),
-                    reason='this torch always writes the checksums')
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, 'set_crc32_options'),
+    reason='this torch always writes the checksums',
+)
 def test_a_file_without_checksums_comes_back(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
@@ -276,13 +299,13 @@ def served(tmp_path: Path) -> Any:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
 
 
-def test_downloads_are_read_as_local_files_are(served: Any, tmp_path: Path,
-                                               monkeypatch: Any) -> None:
+def test_downloads_are_read_as_local_files_are(
+    served: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     folder, address = served
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     mark = tmp_path / 'executed'
@@ -296,9 +319,13 @@ def test_downloads_are_read_as_local_files_are(served: Any, tmp_path: Path,
 
 
 OPTIONS: Dict[str, Dict[str, Any]] = dict(
-    Cosine=dict(T_max=5), CosineRestart=dict(periods=[3, 3], restart_weights=[1, .5], eta_min=0),
-    Exponential=dict(gamma=.9), MultiStep=dict(milestones=[2, 2, 4]), Step=dict(step_size=2),
-    OneCycle=dict(eta_max=.1, total_steps=9))
+    Cosine=dict(T_max=5),
+    CosineRestart=dict(periods=[3, 3], restart_weights=[1, 0.5], eta_min=0),
+    Exponential=dict(gamma=0.9),
+    MultiStep=dict(milestones=[2, 2, 4]),
+    Step=dict(step_size=2),
+    OneCycle=dict(eta_max=0.1, total_steps=9),
+)
 
 
 def schedulers() -> Iterator[Any]:
@@ -307,14 +334,26 @@ def schedulers() -> Iterator[Any]:
         if not kind.__module__.startswith('mmengine.'):
             continue
         weight = torch.nn.Parameter(torch.ones(1))
-        options = next((OPTIONS[key] for key in (
-            'CosineRestart', 'Cosine', 'Exponential', 'MultiStep', 'OneCycle', 'Step')
-            if key in name), {})
+        options = next(
+            (
+                OPTIONS[key]
+                for key in (
+                    'CosineRestart',
+                    'Cosine',
+                    'Exponential',
+                    'MultiStep',
+                    'OneCycle',
+                    'Step',
+                )
+                if key in name
+            ),
+            {},
+        )
         if name.endswith('ParamScheduler'):
             options = dict(options, param_name='lr')
-        scheduler = kind(torch.optim.SGD([weight], lr=.1, momentum=.9), **options)
+        scheduler = kind(torch.optim.SGD([weight], lr=0.1, momentum=0.9), **options)
         scheduler.optimizer.step()
-        scheduler.step(*([dict(loss=1.)] if 'Plateau' in name else []))
+        scheduler.step(*([dict(loss=1.0)] if 'Plateau' in name else []))
         yield scheduler
 
 
@@ -331,12 +370,22 @@ def test_every_scheduler_of_the_host_comes_back(tmp_path: Path) -> None:
 def hosts_own() -> Dict[str, Any]:
     return dict(
         config=ConfigDict(sensor=dict(name='S2', bands=[dict(gain=1.5)], size=(2, 3))),
-        counter=collections.Counter(a=2), ordered=collections.OrderedDict(a=1), some={1, 'a'},
-        fixed=frozenset([1]), number=1 + 2j, raw=b'abc', no_bytes=b'',
-        empty=np.zeros((0, 3)), buffer=bytearray(b'abc'),
+        counter=collections.Counter(a=2),
+        ordered=collections.OrderedDict(a=1),
+        some={1, 'a'},
+        fixed=frozenset([1]),
+        number=1 + 2j,
+        raw=b'abc',
+        no_bytes=b'',
+        empty=np.zeros((0, 3)),
+        buffer=bytearray(b'abc'),
         element=BaseDataElement(metainfo=dict(path='a.png'), label=torch.ones(2)),
-        pixels=PixelData(data=torch.ones(1, 2, 2)), instances=InstanceData(boxes=torch.ones(1, 4)),
-        label=LabelData(item=torch.ones(1)), size=torch.Size([2, 3]), dtype=torch.float32)
+        pixels=PixelData(data=torch.ones(1, 2, 2)),
+        instances=InstanceData(boxes=torch.ones(1, 4)),
+        label=LabelData(item=torch.ones(1)),
+        size=torch.Size([2, 3]),
+        dtype=torch.float32,
+    )
 
 
 @pytest.mark.parametrize('legacy', [False, True])
@@ -357,8 +406,11 @@ def without_address(value: Any) -> str:
 
 
 def test_nothing_of_the_hosts_schedulers_can_be_called(tmp_path: Path) -> None:
-    for evil in (Call(OneCycleParamScheduler, 1, 2), Call(getattr, OneCycleParamScheduler, 'step'),
-                 Call(getattr, HistoryBuffer, '_annealing_cos')):
+    for evil in (
+        Call(OneCycleParamScheduler, 1, 2),
+        Call(getattr, OneCycleParamScheduler, 'step'),
+        Call(getattr, HistoryBuffer, '_annealing_cos'),
+    ):
         with pytest.raises((UnsafeCheckpointError, RuntimeError)):
             load_from_local(save(tmp_path / 'a.pth', evil))
 
@@ -371,20 +423,32 @@ def nested(value: Any) -> Any:
     return ConfigDict(parts=[0, dict(deep=value)])
 
 
-@pytest.mark.parametrize('checkpoint, words', [
-    (dict(meta=dict(dataset_meta=dict(root=Path('a')))),
-     r"\['meta'\]\['dataset_meta'\]\['root'\] is a pathlib.*metainfo of the dataset"),
-    (dict(message_hub=dict(runtime_info=collections.OrderedDict(tracker=[1, Tracker()]))),
-     r"\['message_hub'\]\['runtime_info'\]\['tracker'\]\[1\] is a .*Tracker.*resumed=False"),
-    (dict(param_schedulers=[dict(), dict(rule=lambda: 1)]),
-     r"\['param_schedulers'\]\[1\]\['rule'\] is a .*function.*state_dict"),
-    (dict(meta={}, extra=nested(datetime.date(2026, 1, 1))),
-     r"\['extra'\]\['parts'\]\[1\]\['deep'\] is a datetime.date"),
-    (dict(extra={Path('a'): 1}), r"\['extra'\] has a key that is a pathlib"),
-    (dict(optimizer=np.array([Tracker()])), r"\['optimizer'\] is a numpy.ndarray"),
-])
+@pytest.mark.parametrize(
+    'checkpoint, words',
+    [
+        (
+            dict(meta=dict(dataset_meta=dict(root=Path('a')))),
+            r"\['meta'\]\['dataset_meta'\]\['root'\] is a pathlib.*metainfo of the dataset",
+        ),
+        (
+            dict(message_hub=dict(runtime_info=collections.OrderedDict(tracker=[1, Tracker()]))),
+            r"\['message_hub'\]\['runtime_info'\]\['tracker'\]\[1\] is a .*Tracker.*resumed=False",
+        ),
+        (
+            dict(param_schedulers=[dict(), dict(rule=lambda: 1)]),
+            r"\['param_schedulers'\]\[1\]\['rule'\] is a .*function.*state_dict",
+        ),
+        (
+            dict(meta={}, extra=nested(datetime.date(2026, 1, 1))),
+            r"\['extra'\]\['parts'\]\[1\]\['deep'\] is a datetime.date",
+        ),
+        (dict(extra={Path('a'): 1}), r"\['extra'\] has a key that is a pathlib"),
+        (dict(optimizer=np.array([Tracker()])), r"\['optimizer'\] is a numpy.ndarray"),
+    ],
+)
 def test_a_type_that_would_not_come_back_is_an_error_before_it_is_written(
-        checkpoint: Any, words: str, tmp_path: Path) -> None:
+    checkpoint: Any, words: str, tmp_path: Path
+) -> None:
     state = dict(genuine(), **checkpoint)
     path = tmp_path / 'iter_1.pth'
     path.write_bytes(b'the one before')

@@ -1,4 +1,5 @@
 """Checkpoints with anything in them: read, or an error that names the file."""
+
 from __future__ import annotations
 
 import io
@@ -20,9 +21,16 @@ from mapsage.engine.checkpoints.resume import UNREADABLE, read_choice
 from mapsage.maps.errors import PredictError
 from mapsage.maps.model import find_classes, load_weights, training_days
 
-META = dict(seed=1, iter=7, epoch=0, virtual_ranks=2, dataset_meta=dict(
-    classes=['a', 'b'], palette=[[0, 0, 0], [1, 1, 1]], stack_days=dict(s2=[100])),
-    weights_licenses=[dict(name='L', link='https://l', forbids='sale')])
+META = dict(
+    seed=1,
+    iter=7,
+    epoch=0,
+    virtual_ranks=2,
+    dataset_meta=dict(
+        classes=['a', 'b'], palette=[[0, 0, 0], [1, 1, 1]], stack_days=dict(s2=[100])
+    ),
+    weights_licenses=[dict(name='L', link='https://l', forbids='sale')],
+)
 LEFT_OUT = dict(META, left_out_weights=dict(names=['bias'], digest='0', source='a.pth'))
 
 
@@ -32,8 +40,11 @@ def weights() -> Any:
 
 def checkpoint_bytes(meta: Any, legacy: bool = False) -> bytes:
     stream = io.BytesIO()
-    torch.save(dict(meta=meta, state_dict=weights(), message_hub={}), stream,
-               _use_new_zipfile_serialization=not legacy)
+    torch.save(
+        dict(meta=meta, state_dict=weights(), message_hub={}),
+        stream,
+        _use_new_zipfile_serialization=not legacy,
+    )
     return stream.getvalue()
 
 
@@ -47,23 +58,33 @@ def load_for_maps(name: str) -> None:
 
 def try_all(path: Path) -> None:
     """Read a file as training, resuming and predicting do."""
-    for read, errors in ((load_from_local, (UnsafeCheckpointError, RuntimeError)),
-                         (read_choice, UNREADABLE),
-                         (load_for_maps, PredictError)):
+    for read, errors in (
+        (load_from_local, (UnsafeCheckpointError, RuntimeError)),
+        (read_choice, UNREADABLE),
+        (load_for_maps, PredictError),
+    ):
         try:
             read(str(path))
         except errors as error:  # type: ignore[misc]
-            assert any(text in str(error) for text in (
-                path.name, 'names classes', "checkpoint's dataset_meta", 'no backbone'))
+            assert any(
+                text in str(error)
+                for text in (path.name, 'names classes', "checkpoint's dataset_meta", 'no backbone')
+            )
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_bytes(tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / 'iter_7.pth'
-    path.write_bytes(data.draw(st.one_of(
-        st.binary(max_size=60), damaged(checkpoint_bytes(META)),
-        damaged(checkpoint_bytes(META, True)))))
+    path.write_bytes(
+        data.draw(
+            st.one_of(
+                st.binary(max_size=60),
+                damaged(checkpoint_bytes(META)),
+                damaged(checkpoint_bytes(META, True)),
+            )
+        )
+    )
     try_all(path)
 
 
@@ -96,11 +117,18 @@ def test_any_meta_of_safetensors(tmp_path_factory: Any, meta: bytes) -> None:
 def test_any_header_of_safetensors(tmp_path_factory: Any, data: st.DataObject) -> None:
     content = pytest.importorskip('safetensors.torch').save(weights())
     length = int.from_bytes(content[:8], 'little')
-    header = data.draw(documents(json.loads(content[8:8 + length])))
+    header = data.draw(documents(json.loads(content[8 : 8 + length])))
     path = tmp_path_factory.getbasetemp() / 'a.safetensors'
-    path.write_bytes(data.draw(st.sampled_from([
-        len(header).to_bytes(8, 'little') + header + content[8 + length:],
-        (1 << 62).to_bytes(8, 'little') + header])))
+    path.write_bytes(
+        data.draw(
+            st.sampled_from(
+                [
+                    len(header).to_bytes(8, 'little') + header + content[8 + length :],
+                    (1 << 62).to_bytes(8, 'little') + header,
+                ]
+            )
+        )
+    )
     try_all(path)
 
 

@@ -1,4 +1,5 @@
 """Configs inherit from MMSegmentation's, by package in our tools and by path in any tool."""
+
 from __future__ import annotations
 
 import re
@@ -42,9 +43,14 @@ def test_the_documented_base_works_without_mapsage(tmp_path: Path) -> None:
     script = tmp_path / 'stock.py'
     script.write_text(
         'import sys\nfrom mmengine.config import Config\n'
-        "print(Config.fromfile(sys.argv[1]).model.type, 'mapsage' in sys.modules)\n")
+        "print(Config.fromfile(sys.argv[1]).model.type, 'mapsage' in sys.modules)\n"
+    )
     # Not the process that has MapSage and its changes to MMEngine in it.
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / 'inherits.py')],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
-                          universal_newlines=True)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / 'inherits.py')],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        universal_newlines=True,
+    )
     assert done.stdout.splitlines()[-1:] == ['EncoderDecoder False'], done.stdout

@@ -1,4 +1,5 @@
 """A training starts git before it forks workers, and not at its checkpoints."""
+
 from __future__ import annotations
 
 import subprocess
@@ -12,7 +13,8 @@ from toy_runs import toy_train
 
 
 def test_no_git_is_started_during_a_training(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: List[Any] = []
     popen = subprocess.Popen
 

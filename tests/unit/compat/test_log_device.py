@@ -1,4 +1,5 @@
 """A logger is built whatever cards the process sees."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,10 +9,13 @@ import torch
 from mmengine.logging import MMLogger
 
 
-@pytest.mark.parametrize('mask, local_rank', [
-    (None, 1), ('0', 1), ('', 0), ('', 1), ('-1', 3), ('3,5', 2), ('GPU-5a5a', 1), (None, 0)])
-def test_ranks_that_outnumber_the_cards(mask: str, local_rank: int, tmp_path: Path,
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    'mask, local_rank',
+    [(None, 1), ('0', 1), ('', 0), ('', 1), ('-1', 3), ('3,5', 2), ('GPU-5a5a', 1), (None, 0)],
+)
+def test_ranks_that_outnumber_the_cards(
+    mask: str, local_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What mmengine asks PyTorch on a machine with one card.
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)

@@ -1,4 +1,5 @@
 """Log files on a full disk: the run continues, and a warning names the file."""
+
 from __future__ import annotations
 
 import json
@@ -54,8 +55,9 @@ def test_a_log_that_cannot_be_written_is_named_once(tmp_path: Path, capfd: Any) 
     captured = capfd.readouterr()
     assert captured.err.count('/dev/full cannot be written: No space left on device') == 1
     assert 'Traceback' not in captured.err and 'line 2' in captured.out
-    handler = next(handler for handler in logger.handlers
-                   if isinstance(handler, logging.FileHandler))
+    handler = next(
+        handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)
+    )
     logger.handlers.remove(handler)
     with pytest.raises(OSError):
         handler.close()

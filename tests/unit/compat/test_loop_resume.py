@@ -1,4 +1,5 @@
 """A resumed loop loads what an uninterrupted one would have loaded next, and nothing else."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List
@@ -48,10 +49,15 @@ def run(folder: Any, start: int, resumable: bool, monkeypatch: Any) -> Any:
     monkeypatch.setattr(loops.time, 'sleep', lambda _: None)  # two seconds an epoch
     dataset, model = Recorded(), Model()
     runner = Runner(
-        model, str(folder), train_dataloader=loader(dataset, resumable),
-        train_cfg=dict(by_epoch=False, max_iters=8), experiment_name=f'{start}{resumable}',
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)), default_scope='mmengine',
-        log_level='ERROR')
+        model,
+        str(folder),
+        train_dataloader=loader(dataset, resumable),
+        train_cfg=dict(by_epoch=False, max_iters=8),
+        experiment_name=f'{start}{resumable}',
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+        default_scope='mmengine',
+        log_level='ERROR',
+    )
     runner._train_loop = runner.build_train_loop(runner._train_loop)
     assert isinstance(runner.train_loop, IterBasedTrainLoop) and dataset.loaded == []
     runner.train_loop._iter = start

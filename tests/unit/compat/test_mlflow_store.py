@@ -1,4 +1,5 @@
 """MLflowVisBackend works without arguments, with a real MLflow."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -27,12 +28,17 @@ def logged(uri: str) -> List[Any]:
 
 
 def train(folder: Path, **changes: Any) -> Any:
-    return toy_train(folder, visualizer=dict(type='Visualizer', vis_backends=[
-        dict(dict(type='MLflowVisBackend'), **changes)]))[0]
+    return toy_train(
+        folder,
+        visualizer=dict(
+            type='Visualizer', vis_backends=[dict(dict(type='MLflowVisBackend'), **changes)]
+        ),
+    )[0]
 
 
 def test_two_runs_of_a_folder_go_into_its_database(tmp_path: Path) -> None:
     import time
+
     work_dir = tmp_path / 'my work 地图'
     for _ in range(2):
         runner = train(work_dir)
@@ -56,8 +62,9 @@ def test_two_runs_of_a_folder_go_into_its_database(tmp_path: Path) -> None:
     assert not [path for path in Path().rglob('*') if path.is_file()]
 
 
-def test_the_environments_store_and_the_configs(tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_store_and_the_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, named = (f'sqlite:///{tmp_path}/{name}.db' for name in ('given', 'named'))
     monkeypatch.setenv('MLFLOW_TRACKING_URI', given)
     train(tmp_path / 'one')

@@ -1,4 +1,5 @@
 """mmseg imports without compiled ops, and a called op says what to install."""
+
 from __future__ import annotations
 
 import os
@@ -17,6 +18,7 @@ STAND_IN = isinstance(sys.modules.get(mmcv_ops.EXTENSION), mmcv_ops._MissingOps)
 
 def test_mmseg_models_import() -> None:
     import mmseg.models
+
     assert mmseg.models.EncoderDecoder.__name__ == 'EncoderDecoder'
 
 
@@ -28,6 +30,7 @@ def test_a_called_op_says_what_to_install() -> None:
     with pytest.raises(mmcv_ops.MissingOpError, match='pip install "mmcv<2.2.0"'):
         import torch
         from mmcv.ops import sigmoid_focal_loss
+
         sigmoid_focal_loss(torch.ones(2, 2), torch.zeros(2, dtype=torch.long))
 
 
@@ -45,7 +48,7 @@ def test_applying_twice_changes_nothing() -> None:
 
 
 # Modules that have tried to import ops before MapSage: the fork's guard them, upstream's fail.
-IMPORTED_BEFORE = '''
+IMPORTED_BEFORE = """
 import contextlib, importlib, sys
 import mmengine
 for name in ('mmcv.ops', 'mmseg.models', 'mmseg.apis'):
@@ -70,8 +73,8 @@ missing = [name for module, names in {
     of_a_user: ['nms', 'renamed', 'ops'],
 }.items() for name in names if getattr(module, name, None) is None]
 print(missing, of_a_user.roi_align, of_a_user.no_op)
-'''
-OF_A_USER = '''
+"""
+OF_A_USER = """
 try:
     from mmcv import ops
     from mmcv.ops import nms, point_sample as renamed
@@ -85,7 +88,7 @@ try:
     from mmcv.ops import no_op
 except ImportError:
     no_op = None
-'''
+"""
 
 
 @pytest.mark.skipif(not STAND_IN, reason=f'mmcv {mmcv.__version__} has compiled ops')
@@ -93,7 +96,13 @@ def test_models_imported_before_mapsage_have_the_ops(tmp_path: Path) -> None:
     """A notebook imports the host packages first, in any order."""
     (tmp_path / 'of_a_user.py').write_text(OF_A_USER)
     printed = subprocess.check_output(
-        [sys.executable, '-W', 'ignore', '-c', IMPORTED_BEFORE], timeout=PATIENT, cwd=str(tmp_path),
-        env=dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}')).decode()
+        [sys.executable, '-W', 'ignore', '-c', IMPORTED_BEFORE],
+        timeout=PATIENT,
+        cwd=str(tmp_path),
+        env=dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{tmp_path}'),
+    ).decode()
     assert printed.splitlines()[-3:] == [
-        'torch.Size([1, 3, 6, 6])', 'torch.Size([1, 8, 5])', '[] a replacement None']
+        'torch.Size([1, 3, 6, 6])',
+        'torch.Size([1, 8, 5])',
+        '[] a replacement None',
+    ]

@@ -1,4 +1,5 @@
 """The merged prediction of test-time augmentation: the mean probability, in every field."""
+
 from __future__ import annotations
 
 import copy
@@ -34,8 +35,12 @@ def view(logits: torch.Tensor, name: str) -> SegDataSample:
     """What ``EncoderDecoder.postprocess_result`` leaves in a sample."""
     sample = SegDataSample(metainfo=dict(img_path=name))
     scores = logits.sigmoid() if len(logits) == 1 else logits
-    sample.set_data(dict(seg_logits=PixelData(data=scores),
-                         gt_sem_seg=PixelData(data=torch.full((1, 4, 5), len(name)))))
+    sample.set_data(
+        dict(
+            seg_logits=PixelData(data=scores),
+            gt_sem_seg=PixelData(data=torch.full((1, 4, 5), len(name))),
+        )
+    )
     return sample
 
 
@@ -45,8 +50,10 @@ def test_labels_and_scores_are_those_of_the_mean_probability(channels: int) -> N
     logits = torch.randn(3, 2, channels, 4, 5, generator=random) * 4  # views of two images
     probabilities = logits.sigmoid() if channels == 1 else logits.softmax(2)
     mean = probabilities.mean(0)
-    images = [[view(logits[number, image], f'image {image}'[:5 + image]) for number in range(3)]
-              for image in range(2)]
+    images = [
+        [view(logits[number, image], f'image {image}'[: 5 + image]) for number in range(3)]
+        for image in range(2)
+    ]
     merged = SegTTAModel(Segmentor(channels)).merge_preds(copy.deepcopy(images))
     for image, sample in enumerate(merged):
         wanted = mean[image] > 0.3 if channels == 1 else mean[image].argmax(0, keepdim=True)
@@ -61,7 +68,7 @@ def test_labels_and_scores_are_those_of_the_mean_probability(channels: int) -> N
 
 def test_certain_predictions_have_finite_logits() -> None:
     logits = torch.zeros(3, 4, 5)
-    logits[0] = 500.
+    logits[0] = 500.0
     merged = SegTTAModel(Segmentor(3)).merge_preds([[view(logits, 'a'), view(logits, 'a')]])
     assert torch.isfinite(merged[0].seg_logits.data).all()
 
@@ -76,10 +83,15 @@ def augmented(model: Any, image: torch.Tensor) -> Any:
         sample.set_metainfo(dict(flip=flip, flip_direction='horizontal' if flip else None))
         view = image.flip(2) if flip else image
         views.append(dict(inputs=[view], data_samples=[sample]))
-        alone.append(model.test_step(dict(
-            inputs=[view.clone()], data_samples=[sample.clone()]))[0].seg_logits.data)
-    data = dict(inputs=[each['inputs'] for each in views],
-                data_samples=[each['data_samples'] for each in views])
+        alone.append(
+            model.test_step(dict(inputs=[view.clone()], data_samples=[sample.clone()]))[
+                0
+            ].seg_logits.data
+        )
+    data = dict(
+        inputs=[each['inputs'] for each in views],
+        data_samples=[each['data_samples'] for each in views],
+    )
     return tta.test_step(data)[0], alone
 
 

@@ -1,4 +1,5 @@
 """Normalization of a batch at once gives the bits of MMSegmentation's, which does it by image."""
+
 from __future__ import annotations
 
 import copy
@@ -25,8 +26,7 @@ def preprocessors(config: Dict[str, Any]) -> Tuple[Any, Any]:
     """Return MMSegmentation's own preprocessor of a config, and what the config builds here."""
     if len(config.get('mean') or ()) == 4:  # which MMSegmentation does not take everywhere
         ours = BandDataPreProcessor(**config)
-        stock = Stock(**{key: value for key, value in config.items()
-                         if key not in ('mean', 'std')})
+        stock = Stock(**{key: value for key, value in config.items() if key not in ('mean', 'std')})
         stock._enable_normalize = True
         for name in ('mean', 'std'):
             stock.register_buffer(name, torch.tensor(config[name]).view(-1, 1, 1), False)
@@ -35,8 +35,12 @@ def preprocessors(config: Dict[str, Any]) -> Tuple[Any, Any]:
         return Stock(**config), MODELS.build(dict(config, type='SegDataPreProcessor'))
 
 
-def make_batch(channels: int, sizes: List[Tuple[int, int]], dtype: torch.dtype = torch.uint8,
-               labels: Tuple[str, ...] = ('gt_sem_seg', 'gt_depth_map')) -> Dict[str, Any]:
+def make_batch(
+    channels: int,
+    sizes: List[Tuple[int, int]],
+    dtype: torch.dtype = torch.uint8,
+    labels: Tuple[str, ...] = ('gt_sem_seg', 'gt_depth_map'),
+) -> Dict[str, Any]:
     """Return what a loader hands out: random images, and data samples with labels."""
     draw = torch.Generator().manual_seed(0)
     images, samples = [], []
@@ -59,46 +63,74 @@ def outcome(prepare: Any, batch: Dict[str, Any], training: bool) -> Dict[str, An
     except (AssertionError, IndexError, RuntimeError, TypeError) as error:
         return dict(error=type(error))
     images = data['inputs']
-    samples = [(sorted(sample.metainfo.items()), sorted(
-        (key, value.data.tolist()) for key, value in sample.items()))
-        for sample in data['data_samples'] or ()]
-    return dict(shape=images.shape, dtype=images.dtype, strides=images.stride(), samples=samples,
-                bits=images.reshape(-1).view(torch.int32 if images.dtype == torch.float32
-                                             else torch.int64).tolist())
+    samples = [
+        (
+            sorted(sample.metainfo.items()),
+            sorted((key, value.data.tolist()) for key, value in sample.items()),
+        )
+        for sample in data['data_samples'] or ()
+    ]
+    return dict(
+        shape=images.shape,
+        dtype=images.dtype,
+        strides=images.stride(),
+        samples=samples,
+        bits=images.reshape(-1)
+        .view(torch.int32 if images.dtype == torch.float32 else torch.int64)
+        .tolist(),
+    )
 
 
-def check(config: Dict[str, Any], batch: Dict[str, Any], training: bool,
-          at_once: Optional[bool] = True) -> None:
+def check(
+    config: Dict[str, Any], batch: Dict[str, Any], training: bool, at_once: Optional[bool] = True
+) -> None:
     """Check that both preprocessors end alike, and whether ours took the batch at once."""
     stock, ours = preprocessors(config)
     assert type(ours) in (SegDataPreProcessor, BandDataPreProcessor)
     untouched = copy.deepcopy(batch)
     assert outcome(ours, batch, training) == outcome(stock, batch, training)
-    assert all(torch.equal(one, other) for one, other in
-               zip(batch['inputs'], untouched['inputs']))
+    assert all(torch.equal(one, other) for one, other in zip(batch['inputs'], untouched['inputs']))
     if at_once is not None:
         assert (ours._stack(batch['inputs']) is not None) == at_once
 
 
-@pytest.mark.parametrize('normalization, channels', [
-    (IMAGENET, 3), (INTEGERS, 3), (ONE, 1), (ONE, 3), (ONE, 4), (FOUR, 4), ({}, 3), ({}, 5)])
-@pytest.mark.parametrize('padding', [
-    dict(size=(16, 16)), dict(size=(5, 16)), dict(size_divisor=8), dict(size_divisor=1),
-    dict(size=(16, 17), pad_val=-3.5, seg_pad_val=7)])
+@pytest.mark.parametrize(
+    'normalization, channels',
+    [(IMAGENET, 3), (INTEGERS, 3), (ONE, 1), (ONE, 3), (ONE, 4), (FOUR, 4), ({}, 3), ({}, 5)],
+)
+@pytest.mark.parametrize(
+    'padding',
+    [
+        dict(size=(16, 16)),
+        dict(size=(5, 16)),
+        dict(size_divisor=8),
+        dict(size_divisor=1),
+        dict(size=(16, 17), pad_val=-3.5, seg_pad_val=7),
+    ],
+)
 @pytest.mark.parametrize('order', [{}, dict(bgr_to_rgb=True), dict(rgb_to_bgr=True)])
 def test_a_training_batch_has_the_bits_of_the_host(
-        normalization: Dict[str, Any], channels: int, padding: Dict[str, Any],
-        order: Dict[str, Any]) -> None:
+    normalization: Dict[str, Any], channels: int, padding: Dict[str, Any], order: Dict[str, Any]
+) -> None:
     for dtype in DTYPES if not order else (torch.uint8, torch.float32):
         check({**normalization, **padding, **order}, make_batch(channels, EVEN, dtype), True)
 
 
-@pytest.mark.parametrize('test_cfg', [
-    None, {}, dict(size=(16, 16)), dict(size=(8, 8)), dict(size_divisor=8),
-    dict(size=(16, 16), size_divisor=8)])
+@pytest.mark.parametrize(
+    'test_cfg',
+    [
+        None,
+        {},
+        dict(size=(16, 16)),
+        dict(size=(8, 8)),
+        dict(size_divisor=8),
+        dict(size=(16, 16), size_divisor=8),
+    ],
+)
 @pytest.mark.parametrize('labels', [(), ('gt_sem_seg',)])
 def test_a_test_batch_has_the_bits_and_metainfo_of_the_host(
-        test_cfg: Optional[Dict[str, Any]], labels: Tuple[str, ...]) -> None:
+    test_cfg: Optional[Dict[str, Any]], labels: Tuple[str, ...]
+) -> None:
     config = dict(IMAGENET, bgr_to_rgb=True, size=(99, 9), test_cfg=test_cfg)
     for sizes in (EVEN[:1], EVEN):  # one view of a list for test-time augmentation, and a batch
         check(config, make_batch(3, sizes, labels=labels), False)
@@ -130,11 +162,16 @@ def test_a_tensor_or_tuple_is_taken_as_a_list_is(dtype: torch.dtype) -> None:
     batch = make_batch(3, EVEN, dtype)
     tensor = torch.stack(batch['inputs'])
     for config in (dict(IMAGENET, size_divisor=8), dict(size_divisor=1)):
-        for images in (tensor, tuple(batch['inputs']), tensor.flip(0).transpose(2, 3),
-                       tensor.contiguous(memory_format=torch.channels_last)):
+        for images in (
+            tensor,
+            tuple(batch['inputs']),
+            tensor.flip(0).transpose(2, 3),
+            tensor.contiguous(memory_format=torch.channels_last),
+        ):
             check(config, dict(inputs=images, data_samples=[]), False)
-    training = dict(batch, inputs=tensor[:, :, :7, :7], data_samples=make_batch(
-        3, [(7, 7)] * 3)['data_samples'])
+    training = dict(
+        batch, inputs=tensor[:, :, :7, :7], data_samples=make_batch(3, [(7, 7)] * 3)['data_samples']
+    )
     check(dict(IMAGENET, size=(8, 8)), training, True)
 
 
@@ -158,6 +195,7 @@ def test_autocast_changes_nothing() -> None:
 def test_on_an_xla_device() -> None:
     pytest.importorskip('torch_xla')
     from mapsage.accelerator import resolve_accelerator
+
     device = resolve_accelerator('xla').device(0)
     for config in (dict(IMAGENET, bgr_to_rgb=True, size=(16, 16)), dict(INTEGERS, size_divisor=1)):
         prepared = [each.to(device)(make_batch(3, EVEN), True) for each in preprocessors(config)]
@@ -167,6 +205,7 @@ def test_on_an_xla_device() -> None:
 
 def test_users_classes_keep_their_own_way() -> None:
     """A subclass that was written for MMSegmentation's class is left alone."""
+
     class Doubled(Stock):
         def forward(self, data: Dict[str, Any], training: bool = False) -> Any:
             data = super().forward(data, training)

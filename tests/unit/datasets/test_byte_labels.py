@@ -1,4 +1,5 @@
 """Label maps travel as uint8 where that loses nothing, and come back as they were packed."""
+
 from __future__ import annotations
 
 import copy
@@ -35,14 +36,21 @@ def test_all_bytes_come_back_also_from_another_process() -> None:
         assert torch.equal(widened.gt_sem_seg.data, labels) and widened.img_path == '0.png'
 
 
-@pytest.mark.parametrize('sample', [
-    packed(torch.tensor([[[0, -100]]])), packed(torch.tensor([[[0, 256]]])),
-    packed(torch.zeros(1, 0, 4, dtype=torch.int64)), packed(torch.zeros(1, 2, 2)),
-    packed(torch.zeros(1, 2, 2, dtype=torch.uint8)),
-    packed(torch.zeros(1, 1, 2, dtype=torch.int64), weights=torch.ones(1, 1, 2)),
-    packed(torch.zeros(1, 1, 2, dtype=torch.int64), metainfo=dict(source='a')),
-    dict(inputs=torch.zeros(3, 2, 2), data_samples=SegDataSample()),
-    dict(inputs=torch.zeros(3, 2, 2)), (torch.zeros(3, 2, 2), 1)])
+@pytest.mark.parametrize(
+    'sample',
+    [
+        packed(torch.tensor([[[0, -100]]])),
+        packed(torch.tensor([[[0, 256]]])),
+        packed(torch.zeros(1, 0, 4, dtype=torch.int64)),
+        packed(torch.zeros(1, 2, 2)),
+        packed(torch.zeros(1, 2, 2, dtype=torch.uint8)),
+        packed(torch.zeros(1, 1, 2, dtype=torch.int64), weights=torch.ones(1, 1, 2)),
+        packed(torch.zeros(1, 1, 2, dtype=torch.int64), metainfo=dict(source='a')),
+        dict(inputs=torch.zeros(3, 2, 2), data_samples=SegDataSample()),
+        dict(inputs=torch.zeros(3, 2, 2)),
+        (torch.zeros(3, 2, 2), 1),
+    ],
+)
 def test_what_would_lose_something_stays(sample: Any) -> None:
     before = copy.deepcopy(sample)
     narrowed = narrow_labels(sample)
@@ -58,13 +66,16 @@ def test_the_preprocessor_gives_the_bits_of_a_loader_that_does_not_narrow(worker
     batches = []
     for narrow in (False, True):
         draw = torch.Generator().manual_seed(0)
-        samples: Any = [packed(torch.randint(0, 9, (1, 5 + n, 6), generator=draw))
-                        for n in range(3)]
+        samples: Any = [
+            packed(torch.randint(0, 9, (1, 5 + n, 6), generator=draw)) for n in range(3)
+        ]
         loader: Any = KeyedLoader.adopt(
             DataLoader(samples, 3, collate_fn=pseudo_collate, num_workers=workers),
-            lambda *_: None, lambda *_: _[-1])
+            lambda *_: None,
+            lambda *_: _[-1],
+        )
         loader.samples.narrow = narrow
-        batch, = loader
+        (batch,) = loader
         dtypes = {sample.gt_sem_seg.data.dtype for sample in batch['data_samples']}
         assert dtypes == {torch.uint8 if narrow else torch.int64}
         batches.append(SegDataPreProcessor(size=(8, 8))(batch, True))

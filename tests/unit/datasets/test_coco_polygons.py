@@ -1,4 +1,5 @@
 """COCO polygons as masks."""
+
 from __future__ import annotations
 
 import copy
@@ -17,9 +18,7 @@ from mapsage.datasets import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPol
 
 ROOT = Path(__file__).resolve().parents[3]
 NWPU = ROOT.parent / 'shared' / 'data' / 'nwpu_polygons'
-PIPELINE = [
-    dict(type=t) for t in ('LoadImageFromFile', 'LoadPolygonAnnotations', 'PackSegInputs')
-]
+PIPELINE = [dict(type=t) for t in ('LoadImageFromFile', 'LoadPolygonAnnotations', 'PackSegInputs')]
 METAINFO = dict(classes=('background', 'ship', 'tank'), palette=[[0] * 3, [9] * 3, [7] * 3])
 
 
@@ -37,10 +36,15 @@ SOURCE: Dict[str, List[Dict[str, Any]]] = dict(
     annotations=[
         dict(id=1, image_id=7, category_id=30, segmentation=[_box(2, 2, 4, 4)]),
         dict(id=2, image_id=7, category_id=4, segmentation=[_box(0, 0, 9, 9)]),
-        dict(id=3, image_id=7, category_id=4,
-             segmentation=[_box(20, 10, 25, 15), _box(22, 12, 27, 17)]),
+        dict(
+            id=3,
+            image_id=7,
+            category_id=4,
+            segmentation=[_box(20, 10, 25, 15), _box(22, 12, 27, 17)],
+        ),
         dict(id=4, image_id=7, category_id=4, segmentation=[_box(8, 8, 14, 14)], iscrowd=1),
-    ])
+    ],
+)
 
 
 def _build(root: Path, source: Any = SOURCE, **arguments: Any) -> CocoPolygonDataset:
@@ -53,8 +57,15 @@ def _build(root: Path, source: Any = SOURCE, **arguments: Any) -> CocoPolygonDat
     arguments = dict(dict(metainfo=METAINFO), **arguments)
     with DefaultScope.overwrite_default_scope('mmseg'):
         return DATASETS.build(
-            dict(type='CocoPolygonDataset', data_root=str(root), ann_file='train.json',
-                 data_prefix=dict(img_path='images'), pipeline=PIPELINE, **arguments))
+            dict(
+                type='CocoPolygonDataset',
+                data_root=str(root),
+                ann_file='train.json',
+                data_prefix=dict(img_path='images'),
+                pipeline=PIPELINE,
+                **arguments,
+            )
+        )
 
 
 def _mask(dataset: CocoPolygonDataset, index: int) -> np.ndarray:
@@ -72,14 +83,20 @@ def test_values_overlap_parts_and_crowds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('side', [1, 8, 16, 32])
-@pytest.mark.parametrize('offset', [0, .3, -.3])
+@pytest.mark.parametrize('offset', [0, 0.3, -0.3])
 def test_pixel_centers_decide(side: int, offset: float) -> None:
     box = np.reshape(_box(3, 5, 3 + side, 5 + side), (-1, 2)) + offset
-    mask = LoadPolygonAnnotations().transform(dict(
-        img_path='a.png', mask_shape=(40, 50), polygons=[(2, [box])], label_map=None,
-        seg_fields=[]))['gt_seg_map']
+    mask = LoadPolygonAnnotations().transform(
+        dict(
+            img_path='a.png',
+            mask_shape=(40, 50),
+            polygons=[(2, [box])],
+            label_map=None,
+            seg_fields=[],
+        )
+    )['gt_seg_map']
     expected = np.zeros((40, 50), np.uint8)
-    expected[5:5 + side, 3:3 + side] = 2
+    expected[5 : 5 + side, 3 : 3 + side] = 2
     np.testing.assert_array_equal(mask, expected)
 
 
@@ -88,8 +105,9 @@ def test_image_without_annotations_is_background(tmp_path: Path) -> None:
     assert len(dataset) == 2
     assert _mask(dataset, 1).shape == (16, 16) and not _mask(dataset, 1).any()
     assert count_class_pixels(dataset).tolist() == [
-        int((_mask(dataset, 0) == 0).sum()) + 256, *[int((_mask(dataset, 0) == c).sum())
-                                                     for c in (1, 2)]]
+        int((_mask(dataset, 0) == 0).sum()) + 256,
+        *[int((_mask(dataset, 0) == c).sum()) for c in (1, 2)],
+    ]
 
 
 def test_subset_of_a_subclass_ignores_the_rest(tmp_path: Path) -> None:
@@ -101,8 +119,12 @@ def test_subset_of_a_subclass_ignores_the_rest(tmp_path: Path) -> None:
     (tmp_path / 'train.json').write_text(json.dumps(source))
     with DefaultScope.overwrite_default_scope('mmseg'):
         dataset = NWPUPolygonDataset(
-            ann_file='train.json', data_root=str(tmp_path), pipeline=PIPELINE,
-            data_prefix=dict(img_path='images'), metainfo=dict(classes=('background', 'ship')))
+            ann_file='train.json',
+            data_root=str(tmp_path),
+            pipeline=PIPELINE,
+            data_prefix=dict(img_path='images'),
+            metainfo=dict(classes=('background', 'ship')),
+        )
     mask = _mask(dataset, 0)
     assert mask[3, 3] == 255 and mask[0, 0] == 1 and mask[19, 0] == 0
 
@@ -118,23 +140,38 @@ def _set(*path: Any) -> Callable[[Any], None]:
     return change
 
 
-@pytest.mark.parametrize('change, message', [
-    (_set('images', []), 'annotation 1 belongs to image 7'),
-    (_set('images', 0, 'file_name', 'c.png'), r'image 7 is .*c\.png, which does not exist'),
-    (_set('images', 1, 'id', 7), 'two images have id 7'),
-    (_set('images', 0, dict(id=7)), r"images\[0\] \(id 7\) lacks \['file_name', 'height'"),
-    (_set('categories', 0, 'name', 'train'), "category 'train' .id 30.*'ship', 'tank'"),
-    (_set('categories', 0, 'id', 4), r'category ids \[4\] occur twice'),
-    (_set('categories', None), "no list 'categories'"),
-    (_set('annotations', 1, 'category_id', 5), r'annotation 2 of image 7 has category_id 5.*4, 30'),
-    (_set('annotations', 1, 'segmentation', []), r'annotation 2 of image 7 has segmentation \[\]'),
-    (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4]]), r'malformed polygon \[1, 2, 3, 4\]'),
-    (_set('annotations', 1, 'segmentation', [[1] * 7]), 'malformed polygon'),
-    (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4, 5, 'x']]), 'malformed polygon'),
-    (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4, 5, float('nan')]]), 'malformed'),
-    (_set('annotations', 1, 'segmentation', dict(counts='x')), 'run-length'),
-    (_set('annotations', 1, 'segmentation', [_box(2, 22, 9, 29)]), 'y 22..29, outside.*30 x 20'),
-])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (_set('images', []), 'annotation 1 belongs to image 7'),
+        (_set('images', 0, 'file_name', 'c.png'), r'image 7 is .*c\.png, which does not exist'),
+        (_set('images', 1, 'id', 7), 'two images have id 7'),
+        (_set('images', 0, dict(id=7)), r"images\[0\] \(id 7\) lacks \['file_name', 'height'"),
+        (_set('categories', 0, 'name', 'train'), "category 'train' .id 30.*'ship', 'tank'"),
+        (_set('categories', 0, 'id', 4), r'category ids \[4\] occur twice'),
+        (_set('categories', None), "no list 'categories'"),
+        (
+            _set('annotations', 1, 'category_id', 5),
+            r'annotation 2 of image 7 has category_id 5.*4, 30',
+        ),
+        (
+            _set('annotations', 1, 'segmentation', []),
+            r'annotation 2 of image 7 has segmentation \[\]',
+        ),
+        (
+            _set('annotations', 1, 'segmentation', [[1, 2, 3, 4]]),
+            r'malformed polygon \[1, 2, 3, 4\]',
+        ),
+        (_set('annotations', 1, 'segmentation', [[1] * 7]), 'malformed polygon'),
+        (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4, 5, 'x']]), 'malformed polygon'),
+        (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4, 5, float('nan')]]), 'malformed'),
+        (_set('annotations', 1, 'segmentation', dict(counts='x')), 'run-length'),
+        (
+            _set('annotations', 1, 'segmentation', [_box(2, 22, 9, 29)]),
+            'y 22..29, outside.*30 x 20',
+        ),
+    ],
+)
 def test_bad_files(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
     source = copy.deepcopy(SOURCE)
     change(source)
@@ -171,15 +208,21 @@ def test_image_of_another_size(tmp_path: Path) -> None:
 def test_real_images() -> None:
     with DefaultScope.overwrite_default_scope('mmseg'):
         dataset = NWPUPolygonDataset(
-            ann_file='val.json', data_root=str(NWPU), data_prefix=dict(img_path='images'),
-            pipeline=PIPELINE)
+            ann_file='val.json',
+            data_root=str(NWPU),
+            data_prefix=dict(img_path='images'),
+            pipeline=PIPELINE,
+        )
     assert len(dataset) == 40
     counts = count_class_pixels(dataset)
     # The areas of the polygons; only overlaps make a difference. Those that the annotators give
     # count the outline as well and are up to a tenth larger.
     source = json.loads((NWPU / 'val.json').read_text())
     for category in source['categories']:
-        area = sum(shapely.Polygon(np.reshape(part, (-1, 2))).area
-                   for annotation in source['annotations'] for part in annotation['segmentation']
-                   if annotation['category_id'] == category['id'])
-        assert counts[category['id']] == pytest.approx(area, rel=.002)
+        area = sum(
+            shapely.Polygon(np.reshape(part, (-1, 2))).area
+            for annotation in source['annotations']
+            for part in annotation['segmentation']
+            if annotation['category_id'] == category['id']
+        )
+        assert counts[category['id']] == pytest.approx(area, rel=0.002)

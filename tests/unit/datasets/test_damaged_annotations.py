@@ -1,4 +1,5 @@
 """Files of annotations and of prepared folders with anything in them."""
+
 from __future__ import annotations
 
 import json
@@ -19,11 +20,19 @@ from mapsage.extras.demo.prepare.archives import LEDGER, PrepareError, _open_led
 COCO: Dict[str, Any] = dict(
     categories=[dict(id=30, name='tank'), dict(id=4, name='ship')],
     images=[dict(id=7, file_name='a.png', height=20, width=30)],
-    annotations=[dict(id=1, image_id=7, category_id=30,
-                      segmentation=[[2, 2, 4, 2, 4, 4, 2, 4]], iscrowd=0)])
-RECORDS = [dict(image='a.png', conversations=[
-    {'from': 'human', 'value': 'where? [0.1,0.2,0.3,0.4]'},
-    {'from': 'gpt', 'value': 'There are <p>2 ships</p>[0.1,0.1,0.2,0.2;0,0,1,1]'}])]
+    annotations=[
+        dict(id=1, image_id=7, category_id=30, segmentation=[[2, 2, 4, 2, 4, 4, 2, 4]], iscrowd=0)
+    ],
+)
+RECORDS = [
+    dict(
+        image='a.png',
+        conversations=[
+            {'from': 'human', 'value': 'where? [0.1,0.2,0.3,0.4]'},
+            {'from': 'gpt', 'value': 'There are <p>2 ships</p>[0.1,0.1,0.2,0.2;0,0,1,1]'},
+        ],
+    )
+]
 ASKED = dict(version=1, layout='loveda')
 ENTRY = dict(image='a', files=['img_dir/a.png'])
 
@@ -40,8 +49,12 @@ def test_any_coco_file(folder: Path, content: bytes) -> None:
     (folder / 'a.json').write_bytes(content)
     try:
         dataset = CocoPolygonDataset(
-            ann_file='a.json', data_root=str(folder), pipeline=[], data_prefix=dict(img_path=''),
-            metainfo=dict(classes=('background', 'ship', 'tank'), palette=[[0] * 3] * 3))
+            ann_file='a.json',
+            data_root=str(folder),
+            pipeline=[],
+            data_prefix=dict(img_path=''),
+            metainfo=dict(classes=('background', 'ship', 'tank'), palette=[[0] * 3] * 3),
+        )
         assert len(dataset) == 1
     except ValueError as error:
         assert 'a.json' in str(error)

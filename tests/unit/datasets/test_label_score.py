@@ -1,4 +1,5 @@
 """What a tile's labels alone say about it, and views of one tile."""
+
 from __future__ import annotations
 
 import math
@@ -26,13 +27,19 @@ ONE_CLASS = packed([[2, 2], [2, 255]])
 NO_LABEL = packed([[255, 255]])
 
 
-@pytest.mark.parametrize('score, sample, expected', [
-    (LabelScore(), HALVES, math.log(2)), (LabelScore(), ONE_CLASS, 0.0),
-    (LabelScore(), NO_LABEL, 0.0),
-    (LabelScore('valid_pixels'), ONE_CLASS, 0.75), (LabelScore('valid_pixels'), NO_LABEL, 0.0),
-    (LabelScore('rare_classes', classes=[3, 9]), HALVES, 0.5),
-    (LabelScore('rare_classes', classes=[2]), ONE_CLASS, 1.0),
-    (LabelScore('rare_classes', classes=[2]), NO_LABEL, 0.0)])
+@pytest.mark.parametrize(
+    'score, sample, expected',
+    [
+        (LabelScore(), HALVES, math.log(2)),
+        (LabelScore(), ONE_CLASS, 0.0),
+        (LabelScore(), NO_LABEL, 0.0),
+        (LabelScore('valid_pixels'), ONE_CLASS, 0.75),
+        (LabelScore('valid_pixels'), NO_LABEL, 0.0),
+        (LabelScore('rare_classes', classes=[3, 9]), HALVES, 0.5),
+        (LabelScore('rare_classes', classes=[2]), ONE_CLASS, 1.0),
+        (LabelScore('rare_classes', classes=[2]), NO_LABEL, 0.0),
+    ],
+)
 def test_scores(score: LabelScore, sample: dict, expected: float) -> None:
     assert score.score(sample) == pytest.approx(expected)
 
@@ -51,10 +58,14 @@ def test_as_a_transform_it_leaves_its_score_in_the_metainfo() -> None:
     assert sample['data_samples'].metainfo['label_score'] == 0.5
 
 
-@pytest.mark.parametrize('arguments, words', [
-    (dict(metric='entropy'), "metric='entropy', expected one of class_entropy, rare_classes"),
-    (dict(metric='rare_classes'), 'needs class indices'),
-    (dict(classes=[1]), "metric='class_entropy' with classes=\\[1\\]")])
+@pytest.mark.parametrize(
+    'arguments, words',
+    [
+        (dict(metric='entropy'), "metric='entropy', expected one of class_entropy, rare_classes"),
+        (dict(metric='rare_classes'), 'needs class indices'),
+        (dict(classes=[1]), "metric='class_entropy' with classes=\\[1\\]"),
+    ],
+)
 def test_bad_arguments(arguments: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LabelScore(**arguments)

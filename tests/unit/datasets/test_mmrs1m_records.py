@@ -1,4 +1,5 @@
 """Records of MMRS-1M: answers, phrases, and boxes in pixels."""
+
 from __future__ import annotations
 
 from typing import Any, Tuple
@@ -28,11 +29,17 @@ def test_padding_is_undone(width: int, height: int, data: Any) -> None:
     np.testing.assert_allclose(undo_padding(stored, width, height, ''), (x0, y0, x1, y1), atol=1e-8)
 
 
-@pytest.mark.parametrize('size, edges', [((200, 100), (0, .25, 1, .75)),
-                                         ((100, 200), (.25, 0, .75, 1)),
-                                         ((101, 200), (49 / 200, 0, 150 / 200, 1))])
+@pytest.mark.parametrize(
+    'size, edges',
+    [
+        ((200, 100), (0, 0.25, 1, 0.75)),
+        ((100, 200), (0.25, 0, 0.75, 1)),
+        ((101, 200), (49 / 200, 0, 150 / 200, 1)),
+    ],
+)
 def test_the_whole_image_fills_its_part_of_the_square(
-        size: Tuple[int, int], edges: Tuple[float, float, float, float]) -> None:
+    size: Tuple[int, int], edges: Tuple[float, float, float, float]
+) -> None:
     assert undo_padding(Box(*edges), *size, '') == (0, 0, *size)
 
 
@@ -41,17 +48,34 @@ def _answers(*turns: Tuple[str, str]) -> Conversation:
 
 
 def test_phrases_and_boxes_of_detection_and_grounding() -> None:
-    objects = read_objects(_answers(
-        ('Find ships.', 'There are <p>2 ships</p>[0.1,0.2,0.3,0.4;0,0,1,1;] and <p>a tank</p>'
-                        '[0.5,0.5,0.6,0.6].'),
-        ('What is here: [0.2,0.1,0.4,0.3]', 'Bridge.')), 'x')
-    assert objects == [('2 ships', Box(.1, .2, .3, .4)), ('2 ships', Box(0, 0, 1, 1)),
-                       ('a tank', Box(.5, .5, .6, .6)), ('Bridge', Box(.2, .1, .4, .3))]
+    objects = read_objects(
+        _answers(
+            (
+                'Find ships.',
+                'There are <p>2 ships</p>[0.1,0.2,0.3,0.4;0,0,1,1;] and <p>a tank</p>'
+                '[0.5,0.5,0.6,0.6].',
+            ),
+            ('What is here: [0.2,0.1,0.4,0.3]', 'Bridge.'),
+        ),
+        'x',
+    )
+    assert objects == [
+        ('2 ships', Box(0.1, 0.2, 0.3, 0.4)),
+        ('2 ships', Box(0, 0, 1, 1)),
+        ('a tank', Box(0.5, 0.5, 0.6, 0.6)),
+        ('Bridge', Box(0.2, 0.1, 0.4, 0.3)),
+    ]
 
 
-@pytest.mark.parametrize('box, words', [
-    ('0.3,0,0.1,1', 'x0 <= x1'), ('0,0,1.2,1', 'x0 <= x1'), ('0,0,1', 'x0 <= x1'),
-    ('0,0,1,0,1,1,0,1', 'oriented box')])
+@pytest.mark.parametrize(
+    'box, words',
+    [
+        ('0.3,0,0.1,1', 'x0 <= x1'),
+        ('0,0,1.2,1', 'x0 <= x1'),
+        ('0,0,1', 'x0 <= x1'),
+        ('0,0,1,0,1,1,0,1', 'oriented box'),
+    ],
+)
 def test_malformed_boxes_are_refused(box: str, words: str) -> None:
     with pytest.raises(ValueError, match=f'record 7 has .*{words}'):
         read_objects(_answers(('Find ships.', f'<p>ship</p>[{box}]')), 'record 7')
@@ -59,14 +83,21 @@ def test_malformed_boxes_are_refused(box: str, words: str) -> None:
 
 def test_the_class_is_the_only_answer() -> None:
     assert read_class(_answers(('Which class?', ' harbor. ')), 'x') == 'harbor'
-    for answers in ((('?', 'a'), ('?', 'b')), (('?', ''), ), (('?', '<p>ship</p>'), )):
+    for answers in ((('?', 'a'), ('?', 'b')), (('?', ''),), (('?', '<p>ship</p>'),)):
         with pytest.raises(ValueError, match='record 7 answers .*expected one class name'):
             read_class(_answers(*answers), 'record 7')
 
 
 def test_names_are_found_without_count_case_or_plural() -> None:
     assert [object_name(phrase) for phrase in ('13 Ships', 'a Storage Tank', 'anchor')] == [
-        'ships', 'storage tank', 'anchor']
+        'ships',
+        'storage tank',
+        'anchor',
+    ]
     classes = ('Ship', 'storage tank')
     assert [find_class(name, classes) for name in ('ships', 'storage tank', 'shi', 'bus')] == [
-        0, 1, -1, -1]
+        0,
+        1,
+        -1,
+        -1,
+    ]

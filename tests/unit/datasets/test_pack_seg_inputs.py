@@ -1,4 +1,5 @@
 """MapSage's PackSegInputs against MMSegmentation's: equal bits for every kind of image."""
+
 import numpy as np
 import pytest
 import torch
@@ -22,9 +23,14 @@ def test_a_packed_sample_has_the_bits_of_mmsegmentation(dtype, bands, view):
     if dtype == 'uint16' and not hasattr(torch, 'uint16'):
         pytest.skip('this torch has no uint16')
     image = np.random.RandomState(0).randint(0, 255, (10, 14, bands)).astype(dtype)
-    image = {'whole': image, 'mirrored': np.flip(image, 1), 'upside down': np.flip(image, 0),
-             'turned': np.rot90(np.flip(image, (0, 1))), 'cut': image[2:7, 1:9:2],
-             'gray': image[..., 0]}[view]
+    image = {
+        'whole': image,
+        'mirrored': np.flip(image, 1),
+        'upside down': np.flip(image, 0),
+        'turned': np.rot90(np.flip(image, (0, 1))),
+        'cut': image[2:7, 1:9:2],
+        'gray': image[..., 0],
+    }[view]
     labels = np.arange(image.shape[0] * image.shape[1], dtype=np.uint8).reshape(image.shape[:2])
     sample = dict(img=image, gt_seg_map=labels, img_path='a.png', img_shape=image.shape[:2])
     before = image.copy()
@@ -38,7 +44,7 @@ def test_a_packed_sample_has_the_bits_of_mmsegmentation(dtype, bands, view):
     assert np.array_equal(image, before) or view == 'gray' or bands == 1
 
 
-@pytest.mark.parametrize('value', [1.5, np.nan, np.inf, 256.])
+@pytest.mark.parametrize('value', [1.5, np.nan, np.inf, 256.0])
 def test_labels_that_a_conversion_would_turn_into_a_class(value):
     labels = np.array([[0, 1], [value, 255]])
     sample = dict(img=np.zeros((2, 2, 3), np.uint8), gt_seg_map=labels, seg_map_path='a.npy')

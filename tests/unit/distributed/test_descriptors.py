@@ -1,4 +1,5 @@
 """The limit of open files, checked before the connections are made."""
+
 from __future__ import annotations
 
 import errno

@@ -1,4 +1,5 @@
 """Each check finds the fault it is for, and nothing in what is sound."""
+
 from __future__ import annotations
 
 from typing import Any, Callable, Optional
@@ -131,15 +132,21 @@ def test_large_finite_numbers_are_finite() -> None:
 
 
 def test_batches_of_a_mixed_dataset_are_alike() -> None:
-    uint8, float32, deep = (f'torch.{kind} of shape (3, H, W)' for kind in (
-        'uint8', 'float32', 'float64'))
+    uint8, float32, deep = (
+        f'torch.{kind} of shape (3, H, W)' for kind in ('uint8', 'float32', 'float64')
+    )
     found = [{'inputs': f'2 x {kinds}'} for kinds in (f'{float32} / {uint8}', uint8, float32, deep)]
     assert [len(each) for each in compare_batches(found[:2] * 2)] == [0, 0, 0, 0]
     assert [len(each) for each in compare_batches([found[1], found[1], found[3]])] == [0, 0, 1]
-    assert [len(each) for each in compare_batches(
-        [found[1], found[1], {'inputs': f'3 x {uint8}'}])] == [0, 0, 1]
-    assert [len(each) for each in compare_batches(
-        [{'inputs': 'torch.uint8 of shape (2, 3)'}] * 2 + [{'inputs': 'int'}])] == [0, 0, 1]
+    assert [
+        len(each) for each in compare_batches([found[1], found[1], {'inputs': f'3 x {uint8}'}])
+    ] == [0, 0, 1]
+    assert [
+        len(each)
+        for each in compare_batches(
+            [{'inputs': 'torch.uint8 of shape (2, 3)'}] * 2 + [{'inputs': 'int'}]
+        )
+    ] == [0, 0, 1]
 
 
 def test_ranks_on_one_card() -> None:
@@ -156,15 +163,20 @@ def test_card_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     assert card_identity(cards, 0) != seen
 
 
-@pytest.mark.parametrize('error, advice', [
-    ('CUDA out of memory. Tried to allocate 2 GiB', 'Free its memory'),
-    ('to enable it you must set CUBLAS_WORKSPACE_CONFIG=:4096:8', 'The card is sound'),
-    ('an illegal memory access was encountered', 'tool of its vendor'),
-])
-def test_the_advice_fits_the_error(error: str, advice: str,
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    'error, advice',
+    [
+        ('CUDA out of memory. Tried to allocate 2 GiB', 'Free its memory'),
+        ('to enable it you must set CUBLAS_WORKSPACE_CONFIG=:4096:8', 'The card is sound'),
+        ('an illegal memory access was encountered', 'tool of its vendor'),
+    ],
+)
+def test_the_advice_fits_the_error(
+    error: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError(error)
+
     monkeypatch.setattr(torch.Tensor, '__matmul__', fail)
     (problem,) = check_device(CpuAccelerator(), 0)
     assert error in problem and advice in problem
@@ -182,18 +194,29 @@ def sample(height: int = 8, dtype: torch.dtype = torch.int64, **more: Any) -> Ba
     return made
 
 
-def batch(height: int = 8, channels: int = 3, count: int = 2, dtype: torch.dtype = torch.uint8,
-          label: torch.dtype = torch.int64, **more: Any) -> dict:
-    return dict(inputs=[torch.zeros(channels, height, 8, dtype=dtype)] * count,
-                data_samples=[sample(height, label)] * count, **more)
+def batch(
+    height: int = 8,
+    channels: int = 3,
+    count: int = 2,
+    dtype: torch.dtype = torch.uint8,
+    label: torch.dtype = torch.int64,
+    **more: Any,
+) -> dict:
+    return dict(
+        inputs=[torch.zeros(channels, height, 8, dtype=dtype)] * count,
+        data_samples=[sample(height, label)] * count,
+        **more,
+    )
 
 
 ODD = {
     'channels': (dict(channels=4), 'batch.inputs is 2 x torch.uint8 of shape (4, '),
     'dtype': (dict(dtype=torch.float32), 'batch.inputs is 2 x torch.float32'),
     'samples': (dict(count=1), 'batch.inputs is 1 x torch.uint8'),
-    'key': (dict(edges=torch.zeros(2, 3)), 'batch.edges is torch.float32 of shape (2, 3), expected '
-                                           'missing as on rank 0'),
+    'key': (
+        dict(edges=torch.zeros(2, 3)),
+        'batch.edges is torch.float32 of shape (2, 3), expected missing as on rank 0',
+    ),
     'label': (dict(label=torch.int32), 'gt_sem_seg torch.int32), expected 2 x '),
 }
 
@@ -218,5 +241,3 @@ def test_image_sizes_count_where_the_preprocessor_does_not_pad_them() -> None:
     # a batch that is stacked already is padded by nobody
     (_, (text,)) = problems(6, (8, 8), lambda height: dict(inputs=torch.zeros(2, 3, height, 8)))
     assert 'batch.inputs is torch.float32 of shape (2, 3, 6, 8)' in text
-
-

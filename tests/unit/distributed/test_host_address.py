@@ -1,4 +1,5 @@
 """At which address a rank listens, and over which interface the ranks of a machine talk."""
+
 from __future__ import annotations
 
 from typing import Dict, Optional
@@ -14,8 +15,13 @@ SEVERAL = {'GROUP_WORLD_SIZE': '2', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '1'}
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ('GLOO_SOCKET_IFNAME', 'MASTER_ADDR', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE',
-                 'GROUP_WORLD_SIZE'):
+    for name in (
+        'GLOO_SOCKET_IFNAME',
+        'MASTER_ADDR',
+        'WORLD_SIZE',
+        'LOCAL_WORLD_SIZE',
+        'GROUP_WORLD_SIZE',
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -24,36 +30,59 @@ def set_variables(monkeypatch: pytest.MonkeyPatch, variables: Dict[str, str]) ->
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize('variables', [
-    {}, {'GROUP_WORLD_SIZE': '1', 'MASTER_ADDR': 'node7.example'},
-    {'GROUP_WORLD_SIZE': '1', 'MASTER_ADDR': 'node7.example', 'GLOO_SOCKET_IFNAME': 'eth7'},
-    {'MASTER_ADDR': 'localhost'}, {**SEVERAL, 'MASTER_ADDR': '127.0.1.1'},
-    {**SEVERAL, 'MASTER_ADDR': 'localhost'},
-    {**SEVERAL, 'MASTER_ADDR': '10.1.2.3', 'GLOO_SOCKET_IFNAME': 'lo,eth7'}])
-def test_where_loopback_is_the_address(variables: Dict[str, str],
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    'variables',
+    [
+        {},
+        {'GROUP_WORLD_SIZE': '1', 'MASTER_ADDR': 'node7.example'},
+        {'GROUP_WORLD_SIZE': '1', 'MASTER_ADDR': 'node7.example', 'GLOO_SOCKET_IFNAME': 'eth7'},
+        {'MASTER_ADDR': 'localhost'},
+        {**SEVERAL, 'MASTER_ADDR': '127.0.1.1'},
+        {**SEVERAL, 'MASTER_ADDR': 'localhost'},
+        {**SEVERAL, 'MASTER_ADDR': '10.1.2.3', 'GLOO_SOCKET_IFNAME': 'lo,eth7'},
+    ],
+)
+def test_where_loopback_is_the_address(
+    variables: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_variables(monkeypatch, variables)
     assert reachable_host() == '127.0.0.1'
 
 
-@pytest.mark.parametrize('variables, words', [
-    ({**SEVERAL, 'GLOO_SOCKET_IFNAME': 'none7'}, "GLOO_SOCKET_IFNAME='none7': expected .* lo"),
-    ({**SEVERAL, 'GLOO_SOCKET_IFNAME': 'none7', 'MASTER_ADDR': 'localhost'}, 'none7'),
-    ({**SEVERAL, 'MASTER_ADDR': 'nowhere.invalid'},
-     "MASTER_ADDR='nowhere.invalid': .* numeric address of machine 0, .*GLOO_SOCKET_IFNAME")])
+@pytest.mark.parametrize(
+    'variables, words',
+    [
+        ({**SEVERAL, 'GLOO_SOCKET_IFNAME': 'none7'}, "GLOO_SOCKET_IFNAME='none7': expected .* lo"),
+        ({**SEVERAL, 'GLOO_SOCKET_IFNAME': 'none7', 'MASTER_ADDR': 'localhost'}, 'none7'),
+        (
+            {**SEVERAL, 'MASTER_ADDR': 'nowhere.invalid'},
+            "MASTER_ADDR='nowhere.invalid': .* numeric address of machine 0, .*GLOO_SOCKET_IFNAME",
+        ),
+    ],
+)
 def test_an_address_that_cannot_be_found_is_an_error(
-        variables: Dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables: Dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_variables(monkeypatch, variables)
     with pytest.raises(AddressError, match=words):
         reachable_host()
 
 
-@pytest.mark.parametrize('host, route, expected', [
-    ('login0', '10.0.0.7', '10.0.0.7'), ('login0', 'fd00::7', 'fd00::7'), ('login0', '', None),
-    ('localhost', '', '127.0.0.1'), ('127.0.0.2', '10.0.0.7', '127.0.0.1')])
+@pytest.mark.parametrize(
+    'host, route, expected',
+    [
+        ('login0', '10.0.0.7', '10.0.0.7'),
+        ('login0', 'fd00::7', 'fd00::7'),
+        ('login0', '', None),
+        ('localhost', '', '127.0.0.1'),
+        ('127.0.0.2', '10.0.0.7', '127.0.0.1'),
+    ],
+)
 def test_a_name_that_stands_for_the_machine_itself_is_no_address(
-        host: str, route: str, expected: Optional[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    host: str, route: str, expected: Optional[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Debian resolves a host's own name to 127.0.1.1, of which other hosts have their own."""
+
     def towards(host: str, port: int) -> str:
         if host == '192.0.2.1' and not route:
             raise OSError('Network is unreachable')

@@ -1,4 +1,5 @@
 """The store of a job on one machine: who gets it, and that it opens no port."""
+
 from __future__ import annotations
 
 import fcntl
@@ -118,7 +119,10 @@ def outlive_rank_0(port: int, folder: Path) -> Any:
 def test_the_store_outlives_rank_0(tmp_path: Path) -> None:
     """Ranks leave notes in it about the end of rank 0."""
     assert fork_ranks(outlive_rank_0, 3, tmp_path, free_port(), tmp_path) == [
-        DIED, [b'lost', b'lost'], [b'lost', b'lost']]
+        DIED,
+        [b'lost', b'lost'],
+        [b'lost', b'lost'],
+    ]
 
 
 def be_part_of_a_split_job(port: int) -> Any:
@@ -140,8 +144,9 @@ def test_encoders_have_the_store_of_the_heads(tmp_path: Path) -> None:
 def be_of_a_start(port: int) -> Any:
     """Ranks 0 and 1 are of a first start, 2 and 3 of a second one, as by torchrun."""
     rank = int(os.environ['RANK'])
-    os.environ.update(RANK=str(rank % 2), LOCAL_RANK=str(rank % 2), WORLD_SIZE='2',
-                      LOCAL_WORLD_SIZE='2')
+    os.environ.update(
+        RANK=str(rank % 2), LOCAL_RANK=str(rank % 2), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2'
+    )
     store = meet(port, {'TORCHELASTIC_RESTART_COUNT': str(rank // 2)})
     store.set(f'rank {rank % 2}', str(rank))
     return sorted(int(store.get(f'rank {other}')) for other in (0, 1))
@@ -198,8 +203,11 @@ def test_several_machines_have_no_private_store(monkeypatch: pytest.MonkeyPatch)
 
 def test_who_has_another_secret_does_not_find_the_meeting() -> None:
     job = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29500'}
-    names = [job_store._meeting_name({**job, 'MAPSAGE_SECRET': secret, **more})
-             for secret in (SECRET, 'b2' * 32) for more in ({}, {'SLURM_JOB_ID': '7'})]
+    names = [
+        job_store._meeting_name({**job, 'MAPSAGE_SECRET': secret, **more})
+        for secret in (SECRET, 'b2' * 32)
+        for more in ({}, {'SLURM_JOB_ID': '7'})
+    ]
     assert len(set(names)) == 4 and SECRET.encode() not in b''.join(names)
 
 
@@ -237,8 +245,14 @@ def attack(name: bytes, folder: Path) -> int:
                 answers.append('let in' if data or rights else 'refused')
             except OSError:
                 answers.append('refused')
-    descriptors = [f'/proc/{os.getppid()}/fd', *(f'/proc/{pid}/fd' for pid in os.listdir('/proc')
-                                                 if pid.isdigit() and int(pid) != os.getpid())]
+    descriptors = [
+        f'/proc/{os.getppid()}/fd',
+        *(
+            f'/proc/{pid}/fd'
+            for pid in os.listdir('/proc')
+            if pid.isdigit() and int(pid) != os.getpid()
+        ),
+    ]
     seen = 0
     for path in descriptors:
         try:
@@ -274,7 +288,8 @@ def use_fallback(port: int) -> Any:
 
 
 def test_without_a_private_file_the_store_is_on_loopback(
-        tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     if 'master_listen_fd' not in (dist.TCPStore.__init__.__doc__ or ''):
         with pytest.raises(AssertionError, match='no locks available.*Set TMPDIR'):
             fork_ranks(use_fallback, 1, tmp_path, free_port())
@@ -285,16 +300,29 @@ def test_without_a_private_file_the_store_is_on_loopback(
 
 @pytest.mark.parametrize('rank, local_rank, lines', [(0, 0, 1), (1, 0, 1), (1, 1, 0)])
 def test_ranks_of_several_machines_say_where_they_wait(
-        rank: int, local_rank: int, lines: int, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    rank: int,
+    local_rank: int,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Two ranks without a launcher, as a queue of jobs starts them."""
     monkeypatch.setattr(addresses, '_PATIENCE_SECONDS', 0.1)
-    for name, value in dict(RANK=rank, LOCAL_RANK=local_rank, WORLD_SIZE=2, MASTER_PORT=free_port(),
-                            MASTER_ADDR='no-host.invalid').items():
+    for name, value in dict(
+        RANK=rank,
+        LOCAL_RANK=local_rank,
+        WORLD_SIZE=2,
+        MASTER_PORT=free_port(),
+        MASTER_ADDR='no-host.invalid',
+    ).items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv('TORCHELASTIC_USE_AGENT_STORE', raising=False)
     # torch 1.10 raises a ValueError
     with pytest.raises((RuntimeError, ValueError)):
         shared_store(2.0)
-    assert capsys.readouterr().err.count(
-        "warning: MASTER_ADDR='no-host.invalid' stands for no address here (") == lines
+    assert (
+        capsys.readouterr().err.count(
+            "warning: MASTER_ADDR='no-host.invalid' stands for no address here ("
+        )
+        == lines
+    )

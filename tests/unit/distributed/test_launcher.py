@@ -1,4 +1,5 @@
 """The variables of each launcher, and what is said when they are not there."""
+
 from __future__ import annotations
 
 import os
@@ -21,10 +22,21 @@ from mapsage.distributed import (
 )
 
 TORCHRUN = dict(RANK='3', WORLD_SIZE='4', LOCAL_RANK='1', MASTER_ADDR='node1', MASTER_PORT='29')
-MPI = dict(OMPI_COMM_WORLD_RANK='3', OMPI_COMM_WORLD_SIZE='4', OMPI_COMM_WORLD_LOCAL_RANK='1',
-           OMPI_COMM_WORLD_LOCAL_SIZE='2', MASTER_ADDR='node1')
-SLURM = dict(SLURM_PROCID='3', SLURM_NTASKS='4', SLURM_LOCALID='1', SLURM_NODELIST='node[1-2]',
-             SLURM_JOB_ID='4711', SLURM_NTASKS_PER_NODE='2')
+MPI = dict(
+    OMPI_COMM_WORLD_RANK='3',
+    OMPI_COMM_WORLD_SIZE='4',
+    OMPI_COMM_WORLD_LOCAL_RANK='1',
+    OMPI_COMM_WORLD_LOCAL_SIZE='2',
+    MASTER_ADDR='node1',
+)
+SLURM = dict(
+    SLURM_PROCID='3',
+    SLURM_NTASKS='4',
+    SLURM_LOCALID='1',
+    SLURM_NODELIST='node[1-2]',
+    SLURM_JOB_ID='4711',
+    SLURM_NTASKS_PER_NODE='2',
+)
 
 
 def first(node_list: str) -> str:
@@ -61,8 +73,9 @@ def test_slurm_port_is_between_the_services_and_the_ephemeral_ports(job: int) ->
     assert 20000 <= int(port) < 32768
 
 
-@pytest.mark.parametrize('launcher, variables', [
-    ('pytorch', TORCHRUN), ('mpi', MPI), ('slurm', SLURM)])
+@pytest.mark.parametrize(
+    'launcher, variables', [('pytorch', TORCHRUN), ('mpi', MPI), ('slurm', SLURM)]
+)
 def test_every_missing_variable_is_named(launcher: str, variables: Dict[str, str]) -> None:
     optional = {'OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_JOB_ID', 'SLURM_NTASKS_PER_NODE'}
     for name in set(variables) - optional:
@@ -77,37 +90,41 @@ TASK = dict(SLURM, **launcher_environment('slurm', SLURM, first))
 HEAD = dict(TORCHRUN, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MAPSAGE_ENCODERS='2')
 
 
-@pytest.mark.parametrize('environ, one', [
-    ({}, False),
-    (dict(AGENT, GROUP_WORLD_SIZE='1'), True),
-    (dict(AGENT, GROUP_WORLD_SIZE='2'), False),
-    # all heads on the first machine, all encoders on the second
-    (dict(HEAD, GROUP_WORLD_SIZE='2'), False),
-    (dict(HEAD, GROUP_WORLD_SIZE='1'), True),
-    (HEAD, False),
-    # two launchers on one machine count as two machines
-    (dict(AGENT, GROUP_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1'), False),
-    # torchrun within an allocation of Slurm
-    (dict(AGENT, SLURM_NNODES='2', GROUP_WORLD_SIZE='1'), True),
-    (dict(AGENT, SLURM_NNODES='1', GROUP_WORLD_SIZE='2'), False),
-    (RUN, False),
-    (dict(RUN, OMPI_COMM_WORLD_LOCAL_SIZE='4'), True),
-    # mpirun within an allocation: Slurm's variables are those of mpirun itself
-    (dict(RUN, SLURM_NNODES='1'), False),
-    (dict(TASK, SLURM_NNODES='2'), False),
-    (dict(TASK, SLURM_NNODES='1'), True),
-    # a step on one node of two
-    (dict(TASK, SLURM_NNODES='2', SLURM_STEP_NUM_NODES='1'), True),
-    (TASK, False),
-    # started by hand
-    (AGENT, True),
-    (TORCHRUN, False),
-    (dict(AGENT, LOCAL_WORLD_SIZE='2'), False),
-    (dict(TORCHRUN, MASTER_ADDR='127.0.0.1'), True),
-    (dict(TORCHRUN, MASTER_ADDR='localhost'), True),
-    (dict(TORCHRUN, MASTER_ADDR='::1'), True),
-    (dict(TORCHRUN, MASTER_ADDR='127.example.com'), False),
-    (dict(TORCHRUN, MASTER_ADDR='127.0.0.1', GROUP_WORLD_SIZE='x'), True)])
+@pytest.mark.parametrize(
+    'environ, one',
+    [
+        ({}, False),
+        (dict(AGENT, GROUP_WORLD_SIZE='1'), True),
+        (dict(AGENT, GROUP_WORLD_SIZE='2'), False),
+        # all heads on the first machine, all encoders on the second
+        (dict(HEAD, GROUP_WORLD_SIZE='2'), False),
+        (dict(HEAD, GROUP_WORLD_SIZE='1'), True),
+        (HEAD, False),
+        # two launchers on one machine count as two machines
+        (dict(AGENT, GROUP_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1'), False),
+        # torchrun within an allocation of Slurm
+        (dict(AGENT, SLURM_NNODES='2', GROUP_WORLD_SIZE='1'), True),
+        (dict(AGENT, SLURM_NNODES='1', GROUP_WORLD_SIZE='2'), False),
+        (RUN, False),
+        (dict(RUN, OMPI_COMM_WORLD_LOCAL_SIZE='4'), True),
+        # mpirun within an allocation: Slurm's variables are those of mpirun itself
+        (dict(RUN, SLURM_NNODES='1'), False),
+        (dict(TASK, SLURM_NNODES='2'), False),
+        (dict(TASK, SLURM_NNODES='1'), True),
+        # a step on one node of two
+        (dict(TASK, SLURM_NNODES='2', SLURM_STEP_NUM_NODES='1'), True),
+        (TASK, False),
+        # started by hand
+        (AGENT, True),
+        (TORCHRUN, False),
+        (dict(AGENT, LOCAL_WORLD_SIZE='2'), False),
+        (dict(TORCHRUN, MASTER_ADDR='127.0.0.1'), True),
+        (dict(TORCHRUN, MASTER_ADDR='localhost'), True),
+        (dict(TORCHRUN, MASTER_ADDR='::1'), True),
+        (dict(TORCHRUN, MASTER_ADDR='127.example.com'), False),
+        (dict(TORCHRUN, MASTER_ADDR='127.0.0.1', GROUP_WORLD_SIZE='x'), True),
+    ],
+)
 def test_whether_all_ranks_are_on_one_machine(environ: Dict[str, str], one: bool) -> None:
     assert launcher.on_one_machine(environ) is one
 
@@ -129,9 +146,11 @@ def test_without_scontrol(monkeypatch: Any, tmp_path: Path) -> None:
         launcher_environment('slurm', SLURM)
 
 
-@pytest.mark.parametrize('script, words', [
-    ('echo node1; echo node2', ''), ('exit 1', 'Export MASTER_ADDR'), ('', 'Export MASTER_ADDR')],
-    ids=['works', 'fails', 'silent'])
+@pytest.mark.parametrize(
+    'script, words',
+    [('echo node1; echo node2', ''), ('exit 1', 'Export MASTER_ADDR'), ('', 'Export MASTER_ADDR')],
+    ids=['works', 'fails', 'silent'],
+)
 def test_scontrol(script: str, words: str, monkeypatch: Any, tmp_path: Path) -> None:
     (tmp_path / 'scontrol').write_text(f'#!/bin/sh\n{script}\n')
     (tmp_path / 'scontrol').chmod(0o755)
@@ -149,7 +168,7 @@ def test_applied_to_the_environment() -> None:
     assert environ['RANK'] == '3' and environ['WORLD_SIZE'] == '4'
 
 
-PARENT = '''
+PARENT = """
 import importlib.util, multiprocessing, os, signal, sys, threading, time
 spec = importlib.util.spec_from_file_location('launcher', sys.argv[1])
 launcher = importlib.util.module_from_spec(spec)
@@ -180,15 +199,17 @@ starter.join()
 time.sleep(0.2)
 print(child.pid, child.is_alive(), flush=True)
 time.sleep(60)
-'''
+"""
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='prctl is Linux only')
 @pytest.mark.parametrize('seconds, state', [('0', 'runs'), ('0.5', 'runs'), ('0', 'stopped')])
 def test_a_worker_outlives_the_thread_that_started_it_and_dies_with_the_process(
-        seconds: str, state: str) -> None:
-    parent = subprocess.Popen([sys.executable, '-c', PARENT, launcher.__file__, seconds, state],
-                              stdout=subprocess.PIPE)
+    seconds: str, state: str
+) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, '-c', PARENT, launcher.__file__, seconds, state], stdout=subprocess.PIPE
+    )
     assert parent.stdout is not None
     pid, alive = parent.stdout.readline().decode().split()
     assert alive == 'True'

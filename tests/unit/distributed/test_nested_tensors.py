@@ -1,4 +1,5 @@
 """Tensors in nested containers move to one device, and their containers keep their kind."""
+
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
@@ -21,14 +22,14 @@ def test_what_is_there_is_not_copied() -> None:
     assert move(value, CPU) is value
 
 
-@pytest.mark.skipif(no_simulated_cards() is not None,
-                    reason=f'sim: {no_simulated_cards()}')
+@pytest.mark.skipif(no_simulated_cards() is not None, reason=f'sim: {no_simulated_cards()}')
 def test_everything_arrives_and_keeps_its_kind() -> None:
     resolve_accelerator('sim')
     device = torch.device('gcu:3')
     stays = torch.ones(2, device=device)
-    element = BaseDataElement(labels=PixelData(data=torch.arange(4).reshape(1, 2, 2)),
-                              metainfo=dict(img_path='a.png'))
+    element = BaseDataElement(
+        labels=PixelData(data=torch.arange(4).reshape(1, 2, 2)), metainfo=dict(img_path='a.png')
+    )
     value = OrderedDict(pair=Pair(torch.ones(2, device='gcu:2'), stays), rest=[element, 'name', 7])
     moved = move(value, device)
     assert type(moved) is OrderedDict and type(moved['pair']) is Pair

@@ -1,4 +1,5 @@
 """The roll call over a rendezvous store, with a thread for each rank."""
+
 from __future__ import annotations
 
 import os
@@ -18,9 +19,13 @@ from mapsage.distributed.store import LockedStore, silent_ranks
 
 @pytest.mark.parametrize('size, absent', [(2, [1]), (5, [0, 3]), (16, [7])])
 def test_those_who_do_not_report_are_found_by_all_at_a_constant_cost(
-        size: int, absent: List[int]) -> None:
-    shared = dist.HashStore() if hasattr(dist, 'HashStore') else dist.TCPStore(
-        '127.0.0.1', 0, 1, True, timedelta(seconds=60))
+    size: int, absent: List[int]
+) -> None:
+    shared = (
+        dist.HashStore()
+        if hasattr(dist, 'HashStore')
+        else dist.TCPStore('127.0.0.1', 0, 1, True, timedelta(seconds=60))
+    )
     stores = {rank: LockedStore(shared) for rank in range(size) if rank not in absent}
     found: Dict[int, List[int]] = {}
 
@@ -50,12 +55,16 @@ sys.stdin.read()
 
 
 def test_a_keeper_that_is_stopped_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = subprocess.Popen([sys.executable, '-c', KEEPER], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE)
+    keeper = subprocess.Popen(
+        [sys.executable, '-c', KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert keeper.stdout is not None
-        store = LockedStore(dist.TCPStore('127.0.0.1', int(keeper.stdout.readline()), 1, False,
-                                          timedelta(seconds=60)))
+        store = LockedStore(
+            dist.TCPStore(
+                '127.0.0.1', int(keeper.stdout.readline()), 1, False, timedelta(seconds=60)
+            )
+        )
         assert store.add('count', 2) == 2
         monkeypatch.setattr(store_module, '_ANSWER_SECONDS', 0.3)
         os.kill(keeper.pid, signal.SIGSTOP)

@@ -1,4 +1,5 @@
 """Blocks of virtual ranks and the tree of their sums, against plain arithmetic."""
+
 from __future__ import annotations
 
 import pytest
@@ -38,9 +39,18 @@ def test_subtrees_cover_a_block_and_are_nodes_of_the_tree(sizes: tuple) -> None:
         assert len(parts) <= 2 * count.bit_length()
 
 
-@pytest.mark.parametrize('count, processes, parts', [
-    (8, 1, [1]), (8, 2, [1, 1]), (8, 4, [1] * 4), (8, 8, [1] * 8), (8, 3, [2, 2, 1]),
-    (12, 3, [1, 1, 1]), (256, 256, [1] * 256)])
+@pytest.mark.parametrize(
+    'count, processes, parts',
+    [
+        (8, 1, [1]),
+        (8, 2, [1, 1]),
+        (8, 4, [1] * 4),
+        (8, 8, [1] * 8),
+        (8, 3, [2, 2, 1]),
+        (12, 3, [1, 1, 1]),
+        (256, 256, [1] * 256),
+    ],
+)
 def test_number_of_partial_sums(count: int, processes: int, parts: list) -> None:
     blocks = VirtualRanks(count, processes).blocks
     assert [len(subtrees(count, block)) for block in blocks] == parts

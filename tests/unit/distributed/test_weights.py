@@ -1,4 +1,5 @@
 """Equal weights pass; one differing tensor is named on every rank."""
+
 from __future__ import annotations
 
 import copy
@@ -27,10 +28,15 @@ from mapsage.distributed.weights import (
 )
 
 KINDS = {
-    'float32': torch.linspace(-1, 1, 7), 'bfloat16': torch.linspace(-1, 1, 7).bfloat16(),
-    'float16': torch.linspace(-1, 1, 7).half(), 'bool': torch.tensor([True, False]),
-    'int64': torch.arange(5), 'empty': torch.empty(0, 3), 'scalar': torch.tensor(3.0),
-    'nan': torch.tensor([float('nan'), 1.0]), 'complex': torch.ones(2, dtype=torch.complex64),
+    'float32': torch.linspace(-1, 1, 7),
+    'bfloat16': torch.linspace(-1, 1, 7).bfloat16(),
+    'float16': torch.linspace(-1, 1, 7).half(),
+    'bool': torch.tensor([True, False]),
+    'int64': torch.arange(5),
+    'empty': torch.empty(0, 3),
+    'scalar': torch.tensor(3.0),
+    'nan': torch.tensor([float('nan'), 1.0]),
+    'complex': torch.ones(2, dtype=torch.complex64),
     'transposed': torch.arange(6.0).reshape(2, 3).t(),
 }
 
@@ -58,8 +64,10 @@ def compare(rank_1_changes: Dict[str, Dict[str, torch.Tensor]]) -> Dict[str, str
 
 CHANGES = {
     'float32': torch.linspace(-1, 1, 7) + torch.tensor([0] * 6 + [1e-7]),
-    'bfloat16': torch.linspace(-1, 1.01, 7).bfloat16(), 'bool': torch.tensor([True, True]),
-    'int64': torch.arange(5) + 1, 'nan': torch.tensor([float('nan'), 2.0]),
+    'bfloat16': torch.linspace(-1, 1.01, 7).bfloat16(),
+    'bool': torch.tensor([True, True]),
+    'int64': torch.arange(5) + 1,
+    'nan': torch.tensor([float('nan'), 2.0]),
     'scalar': torch.tensor(3.5),
 }
 
@@ -81,9 +89,18 @@ def test_differing_tensor_is_named_on_every_rank(messages: list, name: str) -> N
         assert f"after a test, '{name}_' on rank(s) [1] is not equal to rank 0" in each[name]
 
 
-@pytest.mark.parametrize('values, odd, usual', [
-    ([1, 2], [1], 0), ([2, 1, 1], [0], 1), ([1, 2, 1], [1], 0), ([1, 1, 2], [2], 0),
-    ([1, 1, 2, 1, 3], [2, 4], 0), ([7, 1, 1, 1, 8], [0, 4], 1), ([None, 1, 1], [0], 1)])
+@pytest.mark.parametrize(
+    'values, odd, usual',
+    [
+        ([1, 2], [1], 0),
+        ([2, 1, 1], [0], 1),
+        ([1, 2, 1], [1], 0),
+        ([1, 1, 2], [2], 0),
+        ([1, 1, 2, 1, 3], [2, 4], 0),
+        ([7, 1, 1, 1, 8], [0, 4], 1),
+        ([None, 1, 1], [0], 1),
+    ],
+)
 def test_what_most_ranks_have_is_right(values: list, odd: list, usual: int) -> None:
     digests = [dict(same=0) if value is None else dict(same=0, weight=value) for value in values]
     assert first_difference(digests) == ('weight', odd, usual)
@@ -111,8 +128,9 @@ def compare_unsaved() -> str:
 
 
 def test_buffers_outside_the_state_dict_count(tmp_path: Path) -> None:
-    assert all("'table' on rank(s) [1, 2]" in text for text in run_ranks(
-        compare_unsaved, 3, tmp_path))
+    assert all(
+        "'table' on rank(s) [1, 2]" in text for text in run_ranks(compare_unsaved, 3, tmp_path)
+    )
 
 
 def test_the_drift_between_copies_of_a_model() -> None:
@@ -158,17 +176,21 @@ def receive(accelerator: str, message_bytes: int) -> Any:
         broadcast_tensors([*tensors.values(), torch.full((3,), float(rank))])
     finally:
         dist.broadcast = broadcast
-    equal = {name: torch.equal(value.nan_to_num(), sent[name].nan_to_num())
-             if value.is_floating_point() else torch.equal(value, sent[name])
-             for name, value in tensors.items()}
+    equal = {
+        name: torch.equal(value.nan_to_num(), sent[name].nan_to_num())
+        if value.is_floating_point()
+        else torch.equal(value, sent[name])
+        for name, value in tensors.items()
+    }
     return equal, [value.is_contiguous() for value in tensors.values()], devices
 
 
 @pytest.mark.parametrize('accelerator', ['cpu', 'cuda'])
 # One message for each of the 6 dtypes, or one for each of the 9 tensors that are not empty.
 @pytest.mark.parametrize('message_bytes, messages', [(64 << 20, 6), (1, 9)])
-def test_tensors_of_every_kind_come_from_rank_0(accelerator: str, message_bytes: int,
-                                                messages: int, tmp_path: Path) -> None:
+def test_tensors_of_every_kind_come_from_rank_0(
+    accelerator: str, message_bytes: int, messages: int, tmp_path: Path
+) -> None:
     if accelerator == 'cuda' and torch.cuda.device_count() < 2:
         pytest.skip('needs two cards')
     for equal, contiguous, devices in run_ranks(receive, 2, tmp_path, accelerator, message_bytes):

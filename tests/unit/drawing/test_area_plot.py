@@ -1,11 +1,12 @@
 """The picture of areas: a whisker for each class, in the color of its kind, on a fitting scale."""
+
 from __future__ import annotations
 
 import numpy as np
 
 from mapsage.drawing.area_plot import AreaLine, render_areas
 
-_BLUE, _ORANGE = (0x00, 0x72, 0xb2), (0xd5, 0x5e, 0x00)
+_BLUE, _ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
 
 def columns_of(pixels: np.ndarray, color: tuple, first: int, last: int) -> np.ndarray:
@@ -26,8 +27,11 @@ def test_whiskers_span_the_intervals_on_a_linear_scale() -> None:
 
 
 def test_rare_classes_have_a_logarithmic_scale_and_zero_does_not_break_it() -> None:
-    lines = [AreaLine('forest $x$', 5000, 4900, 5100, 5000, False),
-             AreaLine('fire' * 20, 5, 2, 10, 4, False), AreaLine('none', 0, 0, 3, 0, True)]
+    lines = [
+        AreaLine('forest $x$', 5000, 4900, 5100, 5000, False),
+        AreaLine('fire' * 20, 5, 2, 10, 4, False),
+        AreaLine('none', 0, 0, 3, 0, True),
+    ]
     pixels = render_areas(lines, 'ha', 'Areas', 'map.tif')
     # A factor of 5 is as wide for the rare class as it would be for the common one.
     assert np.ptp(columns_of(pixels, _BLUE, 142, 182)) > 40

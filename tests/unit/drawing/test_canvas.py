@@ -1,4 +1,5 @@
 """The canvas and the file it is saved to."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 """The picture of a confusion matrix."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,8 +21,10 @@ def test_picture_shows_rows_in_percent(tmp_path: Path) -> None:
     picture = render_confusion(matrix, ('field', 'a$b$', 'water'), subtitle='mIoU 12.34')
     scaled = render_confusion(matrix * np.array([[1], [7], [1]]), ('field', 'a$b$', 'water'))
     assert picture.dtype == np.uint8 and picture.shape[2] == 3
-    darkest, lightest = (int((picture.reshape(-1, 3) == color).all(1).sum())
-                         for color in ((8, 48, 107), (247, 251, 255)))
+    darkest, lightest = (
+        int((picture.reshape(-1, 3) == color).all(1).sum())
+        for color in ((8, 48, 107), (247, 251, 255))
+    )
     # The cell with 0 % has the lightest color, the cell with 99 % is one step from the darkest.
     assert lightest > 1500
     assert darkest == 0 and (picture.sum(2) < 200).sum() > 1500
@@ -45,6 +48,7 @@ def test_picture_of_many_classes(tmp_path: Path) -> None:
 
 
 def test_short_counts() -> None:
-    assert [short_count(n) for n in (0, 999, 1000, 12345, 999949, 999950, 10**6, 999999999,
-                                     123456789012)] == \
-        ['0', '999', '1.0k', '12.3k', '999.9k', '1.0M', '1.0M', '1.0G', '123.5G']
+    assert [
+        short_count(n)
+        for n in (0, 999, 1000, 12345, 999949, 999950, 10**6, 999999999, 123456789012)
+    ] == ['0', '999', '1.0k', '12.3k', '999.9k', '1.0M', '1.0M', '1.0G', '123.5G']

@@ -1,4 +1,5 @@
 """A sheet of samples: its tiles pixel by pixel, and what it leaves out."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -27,7 +28,7 @@ def contains(picture: np.ndarray, tile: np.ndarray) -> bool:
     differences = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
     top, left = np.unravel_index(differences.argmin(), differences.shape)
     height, width = tile.shape[:2]
-    return bool((picture[top:top + height, left:left + width] == tile).all())
+    return bool((picture[top : top + height, left : left + width] == tile).all())
 
 
 def test_labels_tint_the_image_and_have_outlines() -> None:
@@ -46,8 +47,11 @@ def test_the_sheet_contains_image_and_overlay_of_every_sample() -> None:
     unlabeled = sample(labels=None, image=np.full((30, 30, 3), 33, np.uint8))
     picture = render_contact_sheet([sample(), tall, unlabeled], CLASSES, PALETTE, 'title')
     side = TILE_WIDTH
-    for shown, (height, width) in ((sample(), (side, side)), (tall, (600, 300)),
-                                   (unlabeled, (side, side))):
+    for shown, (height, width) in (
+        (sample(), (side, side)),
+        (tall, (600, 300)),
+        (unlabeled, (side, side)),
+    ):
         image = tiles.resize(shown.image, height, width, nearest=False)
         assert contains(picture, image)
         if shown.labels is not None:

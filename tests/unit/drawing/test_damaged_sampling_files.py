@@ -1,4 +1,5 @@
 """Records of dynamic sampling with anything in them."""
+
 from __future__ import annotations
 
 import io

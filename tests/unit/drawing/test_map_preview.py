@@ -1,4 +1,5 @@
 """The picture of a whole map."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,8 +14,9 @@ from mapsage.geo import Raster
 
 
 @pytest.mark.parametrize('read', [8, 1024])
-def test_a_thumbnail_is_the_mean_of_valid_pixels(tmp_path: Path, read: int,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thumbnail_is_the_mean_of_valid_pixels(
+    tmp_path: Path, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = paint(draw_classes(30, 22), 2, 'int16')
     values[:, :4] = -1
     values[:, 4, 0] = -1
@@ -31,7 +33,7 @@ def test_a_thumbnail_is_the_mean_of_valid_pixels(tmp_path: Path, read: int,
 
 def test_labels_of_strips_equal_those_from_the_whole_map() -> None:
     labels = np.arange(22 * 30).reshape(22, 30)
-    strips = [map_preview.shrink_labels(labels[row:row + 5], row, 4) for row in range(0, 22, 5)]
+    strips = [map_preview.shrink_labels(labels[row : row + 5], row, 4) for row in range(0, 22, 5)]
     np.testing.assert_array_equal(np.concatenate(strips), labels[::4, ::4])
 
 
@@ -39,9 +41,16 @@ def test_the_picture_shows_the_colors_of_the_map(tmp_path: Path) -> None:
     classes = draw_classes()
     raster = Raster(write_raster(tmp_path / 'a.tif', paint(classes)))
     map_preview.save_map_preview(
-        str(tmp_path / 'p.png'), raster, map_preview.thumbnail(raster, 2),
-        map_preview.shrink_labels(classes, 0, 2), 'title', CLASSES,
-        np.array(PALETTE, np.uint8), [.8, .1, .1], 255)
+        str(tmp_path / 'p.png'),
+        raster,
+        map_preview.thumbnail(raster, 2),
+        map_preview.shrink_labels(classes, 0, 2),
+        'title',
+        CLASSES,
+        np.array(PALETTE, np.uint8),
+        [0.8, 0.1, 0.1],
+        255,
+    )
     picture = cv2.imread(str(tmp_path / 'p.png'))[..., ::-1].reshape(-1, 3)
     for color in PALETTE:
         # More pixels than the swatch in the legend has.

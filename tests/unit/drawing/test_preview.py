@@ -1,4 +1,5 @@
 """The preview picture: its tiles pixel by pixel, its legend, and what it refuses."""
+
 from __future__ import annotations
 
 import os
@@ -14,15 +15,25 @@ from mapsage.drawing.preview import TILE_WIDTH, _legend_entries
 
 CLASSES = ('land', 'water', 'road')
 PALETTE = [[0, 90, 0], [0, 0, 255], [255, 0, 0]]
-LOVEDA = Path(os.environ.get('MAPSAGE_SAMPLE_DATA', Path(__file__).resolve().parents[4] /
-                             'shared' / 'data')) / 'loveda_sample'
+LOVEDA = (
+    Path(
+        os.environ.get(
+            'MAPSAGE_SAMPLE_DATA', Path(__file__).resolve().parents[4] / 'shared' / 'data'
+        )
+    )
+    / 'loveda_sample'
+)
 
 
 def sample(side: int = 32, **changes: object) -> PreviewSample:
     truth = np.arange(side * side).reshape(side, side) % 3
     truth[0] = 255
-    fields = dict(image=np.full((side, side, 3), (200, 100, 50), dtype=np.uint8),
-                  prediction=np.zeros((side, side), dtype=np.int64), truth=truth, name='a.png')
+    fields = dict(
+        image=np.full((side, side, 3), (200, 100, 50), dtype=np.uint8),
+        prediction=np.zeros((side, side), dtype=np.int64),
+        truth=truth,
+        name='a.png',
+    )
     fields.update(changes)
     return PreviewSample(**fields)  # type: ignore[arg-type]
 
@@ -32,7 +43,7 @@ def contains(picture: np.ndarray, tile: np.ndarray) -> bool:
     differences = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
     top, left = np.unravel_index(differences.argmin(), differences.shape)
     height, width = tile.shape[:2]
-    return bool((picture[top:top + height, left:left + width] == tile).all())
+    return bool((picture[top : top + height, left : left + width] == tile).all())
 
 
 def test_the_picture_holds_all_four_tiles() -> None:
@@ -43,9 +54,12 @@ def test_the_picture_holds_all_four_tiles() -> None:
     truth = tiles.resize(shown.truth, *side, nearest=True)
     prediction = tiles.resize(shown.prediction, *side, nearest=True)
     image = tiles.resize(shown.image, *side, nearest=False)
-    for tile in (image, tiles.color_labels(truth, colors),
-                 tiles.color_labels(prediction, colors),
-                 tiles.disagreement(image, truth, prediction, 3)):
+    for tile in (
+        image,
+        tiles.color_labels(truth, colors),
+        tiles.color_labels(prediction, colors),
+        tiles.disagreement(image, truth, prediction, 3),
+    ):
         assert contains(picture, tile)
 
 
@@ -72,8 +86,13 @@ def test_truth_and_prediction_may_differ_in_size_from_the_image() -> None:
 
 def test_legend_names_every_class_of_a_short_list() -> None:
     entries, note = _legend_entries([sample()], CLASSES, tiles.class_palette(3))
-    assert [name for name, _ in entries] == ['land', 'water', 'road', 'no data (255)',
-                                             'wrong pixel']
+    assert [name for name, _ in entries] == [
+        'land',
+        'water',
+        'road',
+        'no data (255)',
+        'wrong pixel',
+    ]
     assert note == ''
 
 
@@ -87,8 +106,10 @@ def test_legend_of_a_long_list_names_what_is_in_the_picture() -> None:
 
 def test_sixty_classes_fit() -> None:
     labels = np.arange(3600).reshape(60, 60) % 60
-    picture = render_preview([sample(prediction=labels, truth=labels)],
-                             [f'a long class name {index}' for index in range(60)])
+    picture = render_preview(
+        [sample(prediction=labels, truth=labels)],
+        [f'a long class name {index}' for index in range(60)],
+    )
     assert contains(picture, np.tile(tiles.default_palette(60)[59], (18, 18, 1)))
 
 
@@ -112,25 +133,33 @@ def test_a_failed_save_leaves_the_previous_picture(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize('samples, classes, palette, message', [
-    ([], CLASSES, PALETTE, '0 samples'),
-    ([sample()], (), None, 'METAINFO'),
-    ([sample()], CLASSES, [[1, 2]], 'palette'),
-    ([sample()], CLASSES, [[1, 2, 300]], 'palette'),
-    ([sample(), sample(after=np.zeros((32, 32, 3)))], CLASSES, PALETTE, 'one date and others two'),
-    ([sample(image=np.zeros((2, 2, 2, 2)))], CLASSES, PALETTE, 'shape \\(2, 2, 2, 2\\)'),
-    ([sample(truth=np.zeros((1, 2, 2)))], CLASSES, PALETTE, 'truth of a.png'),
-])
-def test_mistakes_are_named(samples: list, classes: tuple, palette: object,
-                            message: str) -> None:
+@pytest.mark.parametrize(
+    'samples, classes, palette, message',
+    [
+        ([], CLASSES, PALETTE, '0 samples'),
+        ([sample()], (), None, 'METAINFO'),
+        ([sample()], CLASSES, [[1, 2]], 'palette'),
+        ([sample()], CLASSES, [[1, 2, 300]], 'palette'),
+        (
+            [sample(), sample(after=np.zeros((32, 32, 3)))],
+            CLASSES,
+            PALETTE,
+            'one date and others two',
+        ),
+        ([sample(image=np.zeros((2, 2, 2, 2)))], CLASSES, PALETTE, 'shape \\(2, 2, 2, 2\\)'),
+        ([sample(truth=np.zeros((1, 2, 2)))], CLASSES, PALETTE, 'truth of a.png'),
+    ],
+)
+def test_mistakes_are_named(samples: list, classes: tuple, palette: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         render_preview(samples, classes, palette)  # type: ignore[arg-type]
 
 
 def test_pyplot_is_not_affected() -> None:
     render_preview([sample(8)], CLASSES)
-    assert 'matplotlib.pyplot' not in sys.modules \
-        or not sys.modules['matplotlib.pyplot'].get_fignums()
+    assert (
+        'matplotlib.pyplot' not in sys.modules or not sys.modules['matplotlib.pyplot'].get_fignums()
+    )
 
 
 @pytest.mark.skipif(not LOVEDA.is_dir(), reason='the LoveDA sample is not on this machine')
@@ -138,19 +167,24 @@ def test_a_real_pair(tmp_path: Path) -> None:
     image = cv2.imread(str(LOVEDA / 'img_dir' / 'train' / '0.png'))[:, :, ::-1]
     mask = cv2.imread(str(LOVEDA / 'ann_dir' / 'train' / '0.png'), cv2.IMREAD_GRAYSCALE)
     truth = mask - np.uint8(1)  # 0 is no data and wraps to 255
-    picture = render_preview([PreviewSample(image, truth, truth)],
-                             [f'class {index}' for index in range(7)])
+    picture = render_preview(
+        [PreviewSample(image, truth, truth)], [f'class {index}' for index in range(7)]
+    )
     assert contains(picture, tiles.resize(image, TILE_WIDTH, TILE_WIDTH, nearest=False))
     assert not (picture == np.array(tiles.WRONG)).all(axis=2)[:TILE_WIDTH].any()
 
 
-@pytest.mark.parametrize('image', [
-    np.arange(64, dtype=np.uint16).reshape(8, 8) * 900,
-    np.linspace(-1, 1, 192, dtype=np.float32).reshape(8, 8, 3),
-    np.full((8, 8, 1), 7, dtype=np.int32),
-    np.zeros((8, 8, 13), dtype=np.float64),
-    np.zeros((8, 8, 2), dtype=bool),
-    np.zeros((2000, 700, 4), dtype=np.uint16),
-], ids=lambda image: f'{image.dtype}{image.shape}')
+@pytest.mark.parametrize(
+    'image',
+    [
+        np.arange(64, dtype=np.uint16).reshape(8, 8) * 900,
+        np.linspace(-1, 1, 192, dtype=np.float32).reshape(8, 8, 3),
+        np.full((8, 8, 1), 7, dtype=np.int32),
+        np.zeros((8, 8, 13), dtype=np.float64),
+        np.zeros((8, 8, 2), dtype=bool),
+        np.zeros((2000, 700, 4), dtype=np.uint16),
+    ],
+    ids=lambda image: f'{image.dtype}{image.shape}',
+)
 def test_any_image_can_be_shown(image: np.ndarray) -> None:
     assert render_preview([sample(image=image)], CLASSES).dtype == np.uint8

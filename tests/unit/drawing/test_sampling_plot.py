@@ -1,4 +1,5 @@
 """The picture of dynamic sampling: its tiles pixel by pixel, its charts, its refusals."""
+
 from __future__ import annotations
 
 import subprocess
@@ -50,13 +51,15 @@ def test_the_tiles_are_in_the_picture_pixel_for_pixel(tmp_path: Path) -> None:
     assert samples is not None
     picture = render_sampling([row(50), row(100)], samples)
     shown = 0
-    for block, left in ((samples.kept, MARGIN),
-                        (samples.dropped, MARGIN + _BLOCK_WIDTH + _BLOCK_GAP)):
+    for block, left in (
+        (samples.kept, MARGIN),
+        (samples.dropped, MARGIN + _BLOCK_WIDTH + _BLOCK_GAP),
+    ):
         ordered = _in_order(block)
         for index, (x, y) in enumerate(tile_places(ordered, left)[0]):
             labels = tiles.color_labels(ordered.labels[index], PALETTE)
-            assert (picture[y:y + SIDE, x:x + SIDE] == ordered.images[index]).all()
-            assert (picture[y:y + SIDE, x + SIDE + 2:x + 2 * SIDE + 2] == labels).all()
+            assert (picture[y : y + SIDE, x : x + SIDE] == ordered.images[index]).all()
+            assert (picture[y : y + SIDE, x + SIDE + 2 : x + 2 * SIDE + 2] == labels).all()
             shown += 1
     assert shown == 11
     assert tile_places(samples.kept, MARGIN)[0][0] == (MARGIN, TILES_TOP)
@@ -93,8 +96,9 @@ def test_a_kind_may_have_no_tiles(tmp_path: Path, kept: int, dropped: int) -> No
 
 
 def test_tiles_are_ordered_by_reason_and_score(tmp_path: Path) -> None:
-    samples = read_tiles(write_tiles(
-        tmp_path, dropped_scores=np.array([1.5, np.nan, 3, 0.2, 2, 0.1])))
+    samples = read_tiles(
+        write_tiles(tmp_path, dropped_scores=np.array([1.5, np.nan, 3, 0.2, 2, 0.1]))
+    )
     assert samples is not None
     ordered = _in_order(samples.dropped)
     assert ordered.reasons == ('too_low',) * 3 + ('too_high',) * 3
@@ -103,20 +107,31 @@ def test_tiles_are_ordered_by_reason_and_score(tmp_path: Path) -> None:
     assert _in_order(samples.kept).scores.tolist() == sorted(samples.kept.scores, reverse=True)
 
 
-@pytest.mark.parametrize('score, shown', [
-    (0.5, '0.500'), (12.345, '12.3'), (100.2, '100'), (0.000012345, '1.23e-05'), (0, '0.00'),
-    (float('nan'), 'nan'), (-float('inf'), '-inf')])
+@pytest.mark.parametrize(
+    'score, shown',
+    [
+        (0.5, '0.500'),
+        (12.345, '12.3'),
+        (100.2, '100'),
+        (0.000012345, '1.23e-05'),
+        (0, '0.00'),
+        (float('nan'), 'nan'),
+        (-float('inf'), '-inf'),
+    ],
+)
 def test_scores_have_three_significant_digits(score: float, shown: str) -> None:
     assert _significant(score) == shown
 
 
 @pytest.mark.parametrize('iters, width', [((50, 100), 1 / 2), ((50, 200), 1 / 4)])
-def test_the_charts_show_dropped_samples_and_no_missing_interval(iters: Sequence[int],
-                                                                 width: float) -> None:
+def test_the_charts_show_dropped_samples_and_no_missing_interval(
+    iters: Sequence[int], width: float
+) -> None:
     def blue(*dropped: Dict[str, int]) -> int:
-        pixels = render_sampling([row(iteration, dropped=counts)
-                                  for iteration, counts in zip(iters, dropped)])
-        return int((pixels == np.array([0x00, 0x72, 0xb2], np.uint8)).all(axis=2).sum())
+        pixels = render_sampling(
+            [row(iteration, dropped=counts) for iteration, counts in zip(iters, dropped)]
+        )
+        return int((pixels == np.array([0x00, 0x72, 0xB2], np.uint8)).all(axis=2).sum())
 
     one = {'too_low': 300, 'expired': 100}
     # The chart has 348 x 156 pixels, and the tallest stack takes 1/1.1 of its height. `width` is
@@ -132,10 +147,14 @@ def test_the_picture_is_written_atomically(tmp_path: Path) -> None:
     path = plot_sampling(tmp_path)
     assert path == tmp_path / 'dynamic_sampling.png'
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        'dynamic_sampling', 'dynamic_sampling.png']
-    expected = render_sampling(read_steps(tmp_path / 'dynamic_sampling' / 'steps.jsonl'),
-                               read_tiles(tmp_path / 'dynamic_sampling' / 'tiles.npz'),
-                               f'Dynamic sampling: {tmp_path.name}')
+        'dynamic_sampling',
+        'dynamic_sampling.png',
+    ]
+    expected = render_sampling(
+        read_steps(tmp_path / 'dynamic_sampling' / 'steps.jsonl'),
+        read_tiles(tmp_path / 'dynamic_sampling' / 'tiles.npz'),
+        f'Dynamic sampling: {tmp_path.name}',
+    )
     assert (cv2.imread(str(path))[:, :, ::-1] == expected).all()
     out = tmp_path / 'new' / 'a.png'
     assert plot_sampling(tmp_path, out) == out
@@ -155,9 +174,12 @@ def test_the_tool_prints_the_path_or_what_is_wrong(tmp_path: Path) -> None:
     tool = Path(__file__).resolve().parents[3] / 'tools' / 'plot_sampling.py'
 
     def plot(*arguments: object) -> 'subprocess.CompletedProcess[str]':
-        return subprocess.run([warm_python(), str(tool), *map(str, arguments)],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              universal_newlines=True)
+        return subprocess.run(
+            [warm_python(), str(tool), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+        )
 
     failed = plot(tmp_path)
     assert failed.returncode == 1

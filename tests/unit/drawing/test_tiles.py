@@ -1,4 +1,5 @@
 """Images and label maps as tiles."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -35,8 +36,11 @@ def test_disagreement_marks_wrong_pixels_and_leaves_no_data_out() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(labels=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40)),
-       height=st.integers(1, 60), width=st.integers(1, 60))
+@given(
+    labels=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40)),
+    height=st.integers(1, 60),
+    width=st.integers(1, 60),
+)
 def test_resized_labels_hold_no_new_value(labels: np.ndarray, height: int, width: int) -> None:
     resized = tiles.resize(labels, height, width, nearest=True)
     assert resized.shape == (height, width)

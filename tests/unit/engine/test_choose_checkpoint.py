@@ -1,4 +1,5 @@
 """Which checkpoint a run resumes from."""
+
 from __future__ import annotations
 
 import os
@@ -19,8 +20,9 @@ from mapsage.engine.checkpoints.resume import (
 
 
 def write(path: Path, seed: Any = 1, **more: Any) -> str:
-    torch.save(dict(meta=dict(seed=seed), state_dict={}, message_hub={}, optimizer={}, **more),
-               str(path))
+    torch.save(
+        dict(meta=dict(seed=seed), state_dict={}, message_hub={}, optimizer={}, **more), str(path)
+    )
     return str(path)
 
 
@@ -53,31 +55,70 @@ def aged(folder: Path, **seconds: float) -> None:
 
 def at(folder: Path, **iterations: int) -> None:
     for name, iteration in iterations.items():
-        torch.save(dict(meta=dict(seed=1, iter=iteration), state_dict={}, message_hub={}),
-                   str(folder / f'{name}.pth'))
+        torch.save(
+            dict(meta=dict(seed=1, iter=iteration), state_dict={}, message_hub={}),
+            str(folder / f'{name}.pth'),
+        )
 
 
-@pytest.mark.parametrize('iterations, last, times, first', [
-    # killed after the file had its name and before last_checkpoint named it
-    (dict(iter_4=4, iter_8=8), 'iter_4', dict(iter_4=1, last_checkpoint=2, iter_8=3), 'iter_8'),
-    (dict(stopped=5, iter_8=8), 'stopped', dict(stopped=1, last_checkpoint=2, iter_8=3), 'iter_8'),
-    (dict(iter_4=4, stopped=5), 'iter_4', dict(iter_4=1, last_checkpoint=2, stopped=3), 'stopped'),
-    (dict(epoch_1=4, iter_6=6), 'epoch_1', dict(epoch_1=1, last_checkpoint=2, iter_6=3), 'iter_6'),
-    (dict(iter_6=6, epoch_2=8), 'iter_6', dict(iter_6=1, last_checkpoint=2, epoch_2=3), 'epoch_2'),
-    (dict(model_4=4, iter_8=8), 'model_4', dict(model_4=1, last_checkpoint=2, iter_8=3), 'iter_8'),
-    # begun again from an earlier checkpoint: those of the first attempt are older
-    (dict(iter_4=4, iter_8=8, iter_12=12), 'iter_8',
-     dict(iter_4=1, iter_12=2, iter_8=3, last_checkpoint=4), 'iter_8'),
-    # a copy of a work dir, in the order of the names
-    (dict(iter_12=12, iter_4=4, stopped=5, epoch_1=6), 'iter_12',
-     dict(epoch_1=1, last_checkpoint=2, iter_12=3, iter_4=4, stopped=5), 'iter_12'),
-    # killed in the first save
-    (dict(stopped=5), None, dict(stopped=1), 'stopped'),
-    (dict(iter_4=4, stopped=5), None, dict(stopped=1, iter_4=2), 'stopped'),
-    (dict(iter_500=500, epoch_3=600), None, dict(iter_500=1, epoch_3=2), 'epoch_3'),
-])
-def test_the_newest_whole_file_comes_first(iterations: Any, last: Any, times: Any, first: str,
-                                           tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'iterations, last, times, first',
+    [
+        # killed after the file had its name and before last_checkpoint named it
+        (dict(iter_4=4, iter_8=8), 'iter_4', dict(iter_4=1, last_checkpoint=2, iter_8=3), 'iter_8'),
+        (
+            dict(stopped=5, iter_8=8),
+            'stopped',
+            dict(stopped=1, last_checkpoint=2, iter_8=3),
+            'iter_8',
+        ),
+        (
+            dict(iter_4=4, stopped=5),
+            'iter_4',
+            dict(iter_4=1, last_checkpoint=2, stopped=3),
+            'stopped',
+        ),
+        (
+            dict(epoch_1=4, iter_6=6),
+            'epoch_1',
+            dict(epoch_1=1, last_checkpoint=2, iter_6=3),
+            'iter_6',
+        ),
+        (
+            dict(iter_6=6, epoch_2=8),
+            'iter_6',
+            dict(iter_6=1, last_checkpoint=2, epoch_2=3),
+            'epoch_2',
+        ),
+        (
+            dict(model_4=4, iter_8=8),
+            'model_4',
+            dict(model_4=1, last_checkpoint=2, iter_8=3),
+            'iter_8',
+        ),
+        # begun again from an earlier checkpoint: those of the first attempt are older
+        (
+            dict(iter_4=4, iter_8=8, iter_12=12),
+            'iter_8',
+            dict(iter_4=1, iter_12=2, iter_8=3, last_checkpoint=4),
+            'iter_8',
+        ),
+        # a copy of a work dir, in the order of the names
+        (
+            dict(iter_12=12, iter_4=4, stopped=5, epoch_1=6),
+            'iter_12',
+            dict(epoch_1=1, last_checkpoint=2, iter_12=3, iter_4=4, stopped=5),
+            'iter_12',
+        ),
+        # killed in the first save
+        (dict(stopped=5), None, dict(stopped=1), 'stopped'),
+        (dict(iter_4=4, stopped=5), None, dict(stopped=1, iter_4=2), 'stopped'),
+        (dict(iter_500=500, epoch_3=600), None, dict(iter_500=1, epoch_3=2), 'epoch_3'),
+    ],
+)
+def test_the_newest_whole_file_comes_first(
+    iterations: Any, last: Any, times: Any, first: str, tmp_path: Path
+) -> None:
     at(tmp_path, **iterations)
     if last:
         (tmp_path / 'last_checkpoint').write_text(str(tmp_path / f'{last}.pth'))
@@ -118,7 +159,8 @@ def test_a_copied_work_dir_continues_with_its_own_files(pointer: str, tmp_path: 
     # A folder into which the run writes is not the original of a copy.
     folders = [str(tmp_path / 'original')] if pointer[0] == '{' else []
     assert candidates_in(str(tmp_path / 'copy'), folders)[0] == str(
-        tmp_path / ('original' if folders else 'copy') / Path(pointer).name)
+        tmp_path / ('original' if folders else 'copy') / Path(pointer).name
+    )
 
 
 def test_out_dir_of_the_hook_counts_as_well(tmp_path: Path) -> None:
@@ -136,10 +178,14 @@ def test_a_first_save_elsewhere_that_nothing_names_yet(tmp_path: Path) -> None:
     work.mkdir()
     out.mkdir(parents=True)
     at(out, iter_4=4)
-    for hook in (dict(type='CheckpointHook', out_dir=str(tmp_path / 'disk')),
-                 dict(type='CheckpointHook', out_dir=tmp_path / 'disk')):
-        for cfg in (dict(default_hooks=dict(checkpoint=hook, timer=None)),
-                    dict(custom_hooks=[dict(type='EMAHook'), hook])):
+    for hook in (
+        dict(type='CheckpointHook', out_dir=str(tmp_path / 'disk')),
+        dict(type='CheckpointHook', out_dir=tmp_path / 'disk'),
+    ):
+        for cfg in (
+            dict(default_hooks=dict(checkpoint=hook, timer=None)),
+            dict(custom_hooks=[dict(type='EMAHook'), hook]),
+        ):
             folders = folders_of(Config(cfg), f'{work}/')
             assert choose_checkpoint(str(work), folders=folders).path == str(out / 'iter_4.pth')
     assert folders_of(Config(dict(default_hooks=dict(a=dict(out_dir='s3://b')))), 'work') == []
@@ -178,8 +224,10 @@ def test_best_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
     """CheckpointHook's save_best leaves out the optimizer and the schedulers."""
     write(tmp_path / 'iter_4.pth')
     damage(write(tmp_path / 'iter_8.pth'))
-    torch.save(dict(meta=dict(seed=1), state_dict={}, message_hub={}),
-               str(tmp_path / 'best_mIoU_iter_8.pth'))
+    torch.save(
+        dict(meta=dict(seed=1), state_dict={}, message_hub={}),
+        str(tmp_path / 'best_mIoU_iter_8.pth'),
+    )
     assert Path(choose_checkpoint(str(tmp_path)).path).name == 'iter_4.pth'
 
 
@@ -255,14 +303,18 @@ def test_weights_alone_start_a_run(name: str, mode: Any, tmp_path: Path) -> None
         choose_checkpoint(str(tmp_path / 'work'), named, 'must')
 
 
-@pytest.mark.parametrize('epoch, iteration, info, done', [
-    (1, 13, dict(max_iters=16, max_epochs=2), (5, 8)),
-    (0, 8, dict(max_iters=16, max_epochs=2), (8, 8)),
-    (1, 8, dict(max_iters=16, max_epochs=2), (0, 8)),
-    (3, 24, dict(max_iters=80, max_epochs=10), (0, 8)),
-    (0, 5, dict(max_iters=8, max_epochs=1), (5, 8)),
-    (0, 5, {}, (0, 0)),  # without RuntimeInfoHook
-    (2, 30, dict(max_iters=16, max_epochs=2), (0, 8))])
+@pytest.mark.parametrize(
+    'epoch, iteration, info, done',
+    [
+        (1, 13, dict(max_iters=16, max_epochs=2), (5, 8)),
+        (0, 8, dict(max_iters=16, max_epochs=2), (8, 8)),
+        (1, 8, dict(max_iters=16, max_epochs=2), (0, 8)),
+        (3, 24, dict(max_iters=80, max_epochs=10), (0, 8)),
+        (0, 5, dict(max_iters=8, max_epochs=1), (5, 8)),
+        (0, 5, {}, (0, 0)),  # without RuntimeInfoHook
+        (2, 30, dict(max_iters=16, max_epochs=2), (0, 8)),
+    ],
+)
 def test_batches_done(epoch: int, iteration: int, info: dict, done: tuple) -> None:
     assert batches_done(epoch, iteration, info) == done
 

@@ -1,4 +1,5 @@
 """``compile=dict(backbone=True)`` compiles these modules, and changes nothing else."""
+
 from __future__ import annotations
 
 import copy
@@ -24,24 +25,43 @@ without_compile = pytest.mark.skipif(hasattr(torch, 'compile'), reason='this tor
 LAYERS: Dict[str, Any] = dict(layers=True, backend='eager')
 
 
-@pytest.mark.parametrize('setting, parts', [
-    (None, []), (True, []), (False, []), (dict(), []), (dict(backend='eager', mode=None), []),
-    (dict(backbone=True), ['backbone']),
-    (dict(backbone=False, decode_head=dict(dynamic=True), fullgraph=True),
-     ['backbone', 'decode_head'])])
+@pytest.mark.parametrize(
+    'setting, parts',
+    [
+        (None, []),
+        (True, []),
+        (False, []),
+        (dict(), []),
+        (dict(backend='eager', mode=None), []),
+        (dict(backbone=True), ['backbone']),
+        (
+            dict(backbone=False, decode_head=dict(dynamic=True), fullgraph=True),
+            ['backbone', 'decode_head'],
+        ),
+    ],
+)
 def test_keys_that_are_no_options_of_torch_are_modules(setting: Any, parts: list) -> None:
     assert compiled_parts(setting) == parts
 
 
 @main_leg
-@pytest.mark.parametrize('setting, words', [
-    (dict(backbone=True), "ToyRegression has no module 'backbone'. It has data_preprocessor, "
-                          'layers, and modules in these'),
-    ({'layers.7': True}, "no module 'layers.7'"),
-    ({'layers.0': True, 'bias': False}, "no module 'bias'"),
-    (dict(layers='max-autotune'), "layers is 'max-autotune', expected True, False, or a dict"),
-    (dict(layers=dict(back='eager')), 'expected True, False, or a dict of arguments of '
-                                      'torch.compile: backend, ')])
+@pytest.mark.parametrize(
+    'setting, words',
+    [
+        (
+            dict(backbone=True),
+            "ToyRegression has no module 'backbone'. It has data_preprocessor, "
+            'layers, and modules in these',
+        ),
+        ({'layers.7': True}, "no module 'layers.7'"),
+        ({'layers.0': True, 'bias': False}, "no module 'bias'"),
+        (dict(layers='max-autotune'), "layers is 'max-autotune', expected True, False, or a dict"),
+        (
+            dict(layers=dict(back='eager')),
+            'expected True, False, or a dict of arguments of torch.compile: backend, ',
+        ),
+    ],
+)
 def test_what_is_no_module_or_no_setting(setting: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=words):
         toy_train(tmp_path, compile=setting)
@@ -61,8 +81,12 @@ def test_a_device_without_a_code_generator(kind: Any) -> None:
 @without_compile
 def test_a_torch_without_compile_refuses_as_mmengine_does(tmp_path: Path) -> None:
     runner, _ = toy_runner(tmp_path, compile=dict(layers=True))
-    with pytest.raises(CompileError, match=re.escape(
-            f'torch {torch.__version__}, and torch.compile came with 2.0. Take `compile` out')):
+    with pytest.raises(
+        CompileError,
+        match=re.escape(
+            f'torch {torch.__version__}, and torch.compile came with 2.0. Take `compile` out'
+        ),
+    ):
         runner.train()
     runner.test()
     with pytest.raises(AssertionError, match='PyTorch >= 2.0.0 is required'):
@@ -86,13 +110,19 @@ def test_a_run_ends_with_the_same_bits_and_the_same_names(tmp_path: Path) -> Non
     assert record.losses == expected.losses and record.figures == expected.figures
     assert 'forward' in vars(runner.model.layers)
     assert 'compile: layers (Sequential.forward): 1 graph, 0 graph breaks, ' in log_of(runner)
-    wanted, found = (torch.load(tmp_path / each / 'iter_8.pth', weights_only=False)
-                     for each in ('plain', 'parts'))
+    wanted, found = (
+        torch.load(tmp_path / each / 'iter_8.pth', weights_only=False)
+        for each in ('plain', 'parts')
+    )
     for key in ('state_dict', 'ema_state_dict'):
         assert same_weights(wanted[key], found[key])
     resumed, record = toy_train(
-        tmp_path / 'plain', resume=True, load_from=str(tmp_path / 'plain' / 'iter_4.pth'),
-        compile=LAYERS, **average)
+        tmp_path / 'plain',
+        resume=True,
+        load_from=str(tmp_path / 'plain' / 'iter_4.pth'),
+        compile=LAYERS,
+        **average,
+    )
     assert record.losses == expected.losses[4:]
     assert same_weights(resumed.model.state_dict(), plain.model.state_dict())
 
@@ -102,8 +132,11 @@ def train_compiled(folder: Path) -> Any:
     torch.set_num_threads(1)
     found = []
     for count in (3, 5):
-        runner, record = toy_train(folder / os.environ['RANK'] / str(count), compile=LAYERS, **{
-            'env_cfg.reduction': 'ordered', 'env_cfg.virtual_ranks': count})
+        runner, record = toy_train(
+            folder / os.environ['RANK'] / str(count),
+            compile=LAYERS,
+            **{'env_cfg.reduction': 'ordered', 'env_cfg.virtual_ranks': count},
+        )
         model = runner.model.module
         assert 'forward' in vars(model.layers)
         found.append((type(runner.model).__name__, record.losses, model.state_dict()))
@@ -113,29 +146,43 @@ def train_compiled(folder: Path) -> Any:
 @main_leg
 def test_ranks_and_virtual_ranks_have_the_bits_of_the_plain_step(tmp_path: Path) -> None:
     answers = run_ranks(train_compiled, 3, tmp_path / 'ranks', tmp_path)
-    for at, (count, wrapper) in enumerate({3: 'MMDistributedDataParallel',
-                                           5: 'VirtualDataParallel'}.items()):
-        runner, record = toy_train(tmp_path / 'plain' / str(count),
-                                   **{'env_cfg.virtual_ranks': count})
+    for at, (count, wrapper) in enumerate(
+        {3: 'MMDistributedDataParallel', 5: 'VirtualDataParallel'}.items()
+    ):
+        runner, record = toy_train(
+            tmp_path / 'plain' / str(count), **{'env_cfg.virtual_ranks': count}
+        )
         assert answers[1][at][0] == wrapper and answers[0][at][1] == record.losses
-        weights = {name: value for name, value in runner.model.module.state_dict().items()
-                   if 'running' not in name}  # those of a rank's own batches
+        weights = {
+            name: value
+            for name, value in runner.model.module.state_dict().items()
+            if 'running' not in name
+        }  # those of a rank's own batches
         found = answers[1][at][2]
         assert same_weights(weights, {name: found[name] for name in weights}), wrapper
 
 
 def vit_config(**backbone: Any) -> Dict[str, Any]:
     config = pmt_config()
-    config['backbone'].update(prefix_tokens=False, drop_path_rate=.2, **backbone)
-    config['decode_head'] = dict(type='LinearHead', in_channels=32, in_index=3, channels=32,
-                                 num_classes=5, norm_cfg=dict(type='BN'), align_corners=False)
+    config['backbone'].update(prefix_tokens=False, drop_path_rate=0.2, **backbone)
+    config['decode_head'] = dict(
+        type='LinearHead',
+        in_channels=32,
+        in_index=3,
+        channels=32,
+        num_classes=5,
+        norm_cfg=dict(type='BN'),
+        align_corners=False,
+    )
     return config
 
 
 MODELS = {
-    'eomt': eomt_config(), 'frozen pmt': pmt_config(),
+    'eomt': eomt_config(),
+    'frozen pmt': pmt_config(),
     'lora': vit_config(lora=dict(rank=2, targets=('q', 'v'))),
-    'recomputed': vit_config(frozen=False, with_cp=True)}
+    'recomputed': vit_config(frozen=False, with_cp=True),
+}
 
 
 @main_leg
@@ -154,8 +201,16 @@ def test_segmentors_compile_without_a_break_to_the_same_bits(kind: str) -> None:
             torch.manual_seed(step)
             loss, _ = each.parse_losses(losses_of(each, labels, seed=step))
             loss.backward()
-            outcomes.append((loss, {name: parameter.grad for name, parameter in
-                                    each.named_parameters() if parameter.grad is not None}))
+            outcomes.append(
+                (
+                    loss,
+                    {
+                        name: parameter.grad
+                        for name, parameter in each.named_parameters()
+                        if parameter.grad is not None
+                    },
+                )
+            )
         assert torch.equal(outcomes[0][0], outcomes[1][0]), step
         assert same_weights(outcomes[0][1], outcomes[1][1]), step
     counts = counter.counts()

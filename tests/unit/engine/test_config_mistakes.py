@@ -1,4 +1,5 @@
 """Typos of a config become sentences with the nearest name."""
+
 from __future__ import annotations
 
 import re
@@ -33,35 +34,78 @@ def optim(**settings: Any) -> dict:
 
 
 @pytest.mark.usefixtures('own_environment')
-@pytest.mark.parametrize('key, value, words', [
-    ('default_hooks', dict(checkpoint=dict(type='CheckpointHook', intervall=1)),
-     "CheckpointHook has no setting 'intervall'. Did you mean 'interval'?"),
-    ('optim_wrapper', optim(optimizer=dict(type='AdamWW')),
-     "optim_wrapper.optimizer.type='AdamWW' is no known optimizer. Did you mean 'AdamW'?"),
-    ('optim_wrapper', optim(optimizer=dict(lr=0.1)), "optim_wrapper.optimizer={'lr': 0.1} has no "
-                                                     'type'),
-    ('optim_wrapper', optim(optimizer=dict(type='SGD', rl=0.1)),
-     "SGD has no setting 'rl'. Did you mean 'lr'?"),
-    ('optim_wrapper', dict(type='OptimWrapper', optimiser=SGD),
-     "optim_wrapper has no 'optimizer', but ['optimiser', 'type']. Did you mean 'optimizer'?"),
-    ('optim_wrapper', optim(type='OptimWraper'),
-     "type='OptimWraper' is no known optim_wrapper. Did you mean 'OptimWrapper'?"),
-    ('optim_wrapper', optim(constructor='DefaultOptimWrapperConstructr'),
-     "Did you mean 'DefaultOptimWrapperConstructor'?"),
-    ('optim_wrapper', optim(clip_grad=dict(max_normm=1)),
-     "optim_wrapper.clip_grad: clip_grad_norm_ has no setting 'max_normm'. Did you mean "
-     "'max_norm'?"),
-    ('custom_hooks', [dict(type='EMAHok')], "type='EMAHok' is no known hook. Did you mean"),
-    ('custom_hooks', [dict(type='EMAHook', momentom=0.1)],
-     "ExponentialMovingAverage has no setting 'momentom'. Did you mean 'momentum'?"),
-    ('param_scheduler', [dict(type='PloyLR', power=0.9, by_epoch=False)],
-     "type='PloyLR' is no known parameter scheduler. Did you mean 'PolyLR'?"),
-    ('param_scheduler', [dict(type='PolyLR', powr=0.9, by_epoch=False)],
-     "PolyLR has no setting 'powr'. Did you mean 'power'?"),
-    ('train_cfg', dict(type='IterBasedTrainLoop', max_iter=3),
-     "IterBasedTrainLoop has no setting 'max_iter'. Did you mean 'max_iters'?"),
-    ('val_evaluator', dict(type='IoUMetrik'), "type='IoUMetrik' is no known metric. Did you mean "
-                                              "'IoUMetric'?")])
+@pytest.mark.parametrize(
+    'key, value, words',
+    [
+        (
+            'default_hooks',
+            dict(checkpoint=dict(type='CheckpointHook', intervall=1)),
+            "CheckpointHook has no setting 'intervall'. Did you mean 'interval'?",
+        ),
+        (
+            'optim_wrapper',
+            optim(optimizer=dict(type='AdamWW')),
+            "optim_wrapper.optimizer.type='AdamWW' is no known optimizer. Did you mean 'AdamW'?",
+        ),
+        (
+            'optim_wrapper',
+            optim(optimizer=dict(lr=0.1)),
+            "optim_wrapper.optimizer={'lr': 0.1} has no type",
+        ),
+        (
+            'optim_wrapper',
+            optim(optimizer=dict(type='SGD', rl=0.1)),
+            "SGD has no setting 'rl'. Did you mean 'lr'?",
+        ),
+        (
+            'optim_wrapper',
+            dict(type='OptimWrapper', optimiser=SGD),
+            "optim_wrapper has no 'optimizer', but ['optimiser', 'type']. Did you mean 'optimizer'?",
+        ),
+        (
+            'optim_wrapper',
+            optim(type='OptimWraper'),
+            "type='OptimWraper' is no known optim_wrapper. Did you mean 'OptimWrapper'?",
+        ),
+        (
+            'optim_wrapper',
+            optim(constructor='DefaultOptimWrapperConstructr'),
+            "Did you mean 'DefaultOptimWrapperConstructor'?",
+        ),
+        (
+            'optim_wrapper',
+            optim(clip_grad=dict(max_normm=1)),
+            "optim_wrapper.clip_grad: clip_grad_norm_ has no setting 'max_normm'. Did you mean "
+            "'max_norm'?",
+        ),
+        ('custom_hooks', [dict(type='EMAHok')], "type='EMAHok' is no known hook. Did you mean"),
+        (
+            'custom_hooks',
+            [dict(type='EMAHook', momentom=0.1)],
+            "ExponentialMovingAverage has no setting 'momentom'. Did you mean 'momentum'?",
+        ),
+        (
+            'param_scheduler',
+            [dict(type='PloyLR', power=0.9, by_epoch=False)],
+            "type='PloyLR' is no known parameter scheduler. Did you mean 'PolyLR'?",
+        ),
+        (
+            'param_scheduler',
+            [dict(type='PolyLR', powr=0.9, by_epoch=False)],
+            "PolyLR has no setting 'powr'. Did you mean 'power'?",
+        ),
+        (
+            'train_cfg',
+            dict(type='IterBasedTrainLoop', max_iter=3),
+            "IterBasedTrainLoop has no setting 'max_iter'. Did you mean 'max_iters'?",
+        ),
+        (
+            'val_evaluator',
+            dict(type='IoUMetrik'),
+            "type='IoUMetrik' is no known metric. Did you mean 'IoUMetric'?",
+        ),
+    ],
+)
 def test_the_trial_run_names_a_typo(key: str, value: Any, words: str, tiny_config: Path) -> None:
     cfg = Config.fromfile(str(tiny_config))
     cfg.update(launcher='none', env_cfg=dict(accelerator='cpu'))
@@ -75,8 +119,11 @@ def test_keys_that_a_training_needs(tiny_config: Path) -> None:
     assert misspelt_keys(cfg) == {}
     cfg['train_dataloder'] = cfg.pop('train_dataloader')
     assert misspelt_keys(cfg) == {'train_dataloder': 'train_dataloader'}
-    with pytest.raises(ConfigError, match='train_cfg and optim_wrapper, and no train_dataloader: .*'
-                       "needs all three.*the key 'train_dataloder', .*mean 'train_dataloader'"):
+    with pytest.raises(
+        ConfigError,
+        match='train_cfg and optim_wrapper, and no train_dataloader: .*'
+        "needs all three.*the key 'train_dataloder', .*mean 'train_dataloader'",
+    ):
         check_settings(cfg)
     cfg.pop('train_dataloder')
     with pytest.raises(ConfigError, match='no train_dataloader: '):
@@ -86,33 +133,64 @@ def test_keys_that_a_training_needs(tiny_config: Path) -> None:
     check_settings(cfg)  # a config of a test
 
 
-@pytest.mark.parametrize('key, meant', [
-    ('train_dataloder', 'train_dataloader'), ('optim_wraper', 'optim_wrapper'),
-    ('custom_hook', 'custom_hooks'), ('load_form', 'load_from'), ('modle', 'model'),
-    ('param_schedulers', 'param_scheduler'), ('val_evaluators', 'val_evaluator'),
-    ('env_cgf', 'env_cfg'), ('features_source', 'feature_source')])
+@pytest.mark.parametrize(
+    'key, meant',
+    [
+        ('train_dataloder', 'train_dataloader'),
+        ('optim_wraper', 'optim_wrapper'),
+        ('custom_hook', 'custom_hooks'),
+        ('load_form', 'load_from'),
+        ('modle', 'model'),
+        ('param_schedulers', 'param_scheduler'),
+        ('val_evaluators', 'val_evaluator'),
+        ('env_cgf', 'env_cfg'),
+        ('features_source', 'feature_source'),
+    ],
+)
 def test_a_key_close_to_a_known_one(key: str, meant: str) -> None:
     assert misspelt_keys({key: 1}) == {key: meant}
 
 
-@pytest.mark.parametrize('path', sorted(
-    str(path.relative_to(ROOT)) for path in (ROOT / 'configs').rglob('*.py')))
+@pytest.mark.parametrize(
+    'path', sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'configs').rglob('*.py'))
+)
 def test_no_key_of_a_shipped_config_is_taken_for_a_typo(path: str) -> None:
     """A user's own variables stand beside the settings at the top level."""
     assert misspelt_keys(Config.fromfile(str(ROOT / path))) == {}
 
 
 def test_own_variables_are_no_typos() -> None:
-    names = ('optimizer', 'train_pipeline', 'dataset', 'data_root', 'num_classes', 'crop_size',
-             'norm_cfg', 'img_ratios', 'tta_pipeline', 'vis_backends', 'max_iters', 'log_config',
-             'workflow', 'checkpoint', 'backbone', 'ham_norm_cfg', 'img_norm_cfg', 'launcher',
-             'train_dataset', 'val_dataset', 'checkpoint_config', 'dist_params', 'evaluator')
+    names = (
+        'optimizer',
+        'train_pipeline',
+        'dataset',
+        'data_root',
+        'num_classes',
+        'crop_size',
+        'norm_cfg',
+        'img_ratios',
+        'tta_pipeline',
+        'vis_backends',
+        'max_iters',
+        'log_config',
+        'workflow',
+        'checkpoint',
+        'backbone',
+        'ham_norm_cfg',
+        'img_norm_cfg',
+        'launcher',
+        'train_dataset',
+        'val_dataset',
+        'checkpoint_config',
+        'dist_params',
+        'evaluator',
+    )
     assert misspelt_keys(dict.fromkeys(names, 1)) == {}
 
 
 def test_a_tracker_that_is_not_installed() -> None:
     backends = [dict(type='LocalVisBackend'), dict(type='WandbVisBackend')]
-    note, = missing_trackers(dict(type='SegLocalVisualizer', vis_backends=backends), {'wandb'})
+    (note,) = missing_trackers(dict(type='SegLocalVisualizer', vis_backends=backends), {'wandb'})
     assert 'WandbVisBackend needs the package wandb, which is not installed' in note
     assert 'pip install wandb' in note
     for backends in (dict(type='LocalVisBackend'), [], None):
@@ -141,12 +219,21 @@ def test_an_error_within_a_users_class_keeps_its_traceback(kind: Any, error_type
     assert explain_config_error(caught.value) is caught.value
 
 
-@pytest.mark.parametrize('config, words', [
-    (dict(lr=1), r"\{'lr': 1\} has no type, which a model needs"),
-    (dict(type='ResNett', depth=18), "type='ResNett' is no known model"),
-    (dict(type='ImgDataPreprocessor', maen=[1]), "ImgDataPreprocessor has no setting 'maen'. Did "
-                                                 "you mean 'mean'"),
-    (dict(type='StackedLinearClsHead', num_classe=1), "'StackedLinearClsHead' is no known model")])
+@pytest.mark.parametrize(
+    'config, words',
+    [
+        (dict(lr=1), r"\{'lr': 1\} has no type, which a model needs"),
+        (dict(type='ResNett', depth=18), "type='ResNett' is no known model"),
+        (
+            dict(type='ImgDataPreprocessor', maen=[1]),
+            "ImgDataPreprocessor has no setting 'maen'. Did you mean 'mean'",
+        ),
+        (
+            dict(type='StackedLinearClsHead', num_classe=1),
+            "'StackedLinearClsHead' is no known model",
+        ),
+    ],
+)
 def test_errors_of_a_registry(config: dict, words: str) -> None:
     with pytest.raises(Exception) as caught:
         MODELS.build(config)
@@ -203,16 +290,29 @@ def test_what_a_users_own_parts_read_is_theirs() -> None:
 
 
 @main_leg
-@pytest.mark.parametrize('line, words', [
-    ("optim_wrapper['optimizer']['type'] = 'AdamWW'", "Did you mean 'AdamW'?"),
-    ("model['decode_head']['num_clases'] = 3", "'num_clases'. Did you mean 'num_classes'?"),
-    ("del optim_wrapper", 'and no optim_wrapper: a training needs all three'),
-    ("visualizer = dict(type='SegLocalVisualizer', vis_backends=[dict(type='AimVisBackend')])",
-     'AimVisBackend needs the package aim'),
-    ("model['backbone']['in_channels'] = 4", 'takes images of 4 channels, and got 3')])
+@pytest.mark.parametrize(
+    'line, words',
+    [
+        ("optim_wrapper['optimizer']['type'] = 'AdamWW'", "Did you mean 'AdamW'?"),
+        ("model['decode_head']['num_clases'] = 3", "'num_clases'. Did you mean 'num_classes'?"),
+        ('del optim_wrapper', 'and no optim_wrapper: a training needs all three'),
+        (
+            "visualizer = dict(type='SegLocalVisualizer', vis_backends=[dict(type='AimVisBackend')])",
+            'AimVisBackend needs the package aim',
+        ),
+        ("model['backbone']['in_channels'] = 4", 'takes images of 4 channels, and got 3'),
+    ],
+)
 def test_a_training_ends_with_the_sentence(line: str, words: str, tiny_config: Path) -> None:
     tiny_config.write_text(tiny_config.read_text() + line + '\n')
-    done = launch(command=[sys.executable, str(ROOT / 'tools/train.py'), str(tiny_config),
-                           '--work-dir', str(tiny_config.parent / 'work')])
+    done = launch(
+        command=[
+            sys.executable,
+            str(ROOT / 'tools/train.py'),
+            str(tiny_config),
+            '--work-dir',
+            str(tiny_config.parent / 'work'),
+        ]
+    )
     assert done.status == 1 and words in done.output, done.output[-3000:]
     assert 'Traceback' not in done.output

@@ -1,4 +1,5 @@
 """What a config changes against its bases, including from the command line."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -55,14 +56,18 @@ def test_every_change_and_nothing_else(config: Config) -> None:
     assert pipeline[0][1]['crop_size'] == (512, 512)
     assert pipeline[1][1]['crop_size'] == (256, 256)
     assert found == {
-        'model.backbone.depth': (50, 101), 'model.head.channels': (64, MISSING),
-        'model.head.width': (MISSING, 3), 'train_cfg.max_iters': (80000, 200),
-        'copied': (MISSING, 8000)}
+        'model.backbone.depth': (50, 101),
+        'model.head.channels': (64, MISSING),
+        'model.head.width': (MISSING, 3),
+        'train_cfg.max_iters': (80000, 200),
+        'copied': (MISSING, 8000),
+    }
 
 
 def test_command_line_options_are_differences(config: Config) -> None:
-    config.merge_from_dict({'train_cfg.val_interval': 10, 'model.backbone.depth': 50,
-                            'env_cfg.accelerator': 'cpu'})
+    config.merge_from_dict(
+        {'train_cfg.val_interval': 10, 'model.backbone.depth': 50, 'env_cfg.accelerator': 'cpu'}
+    )
     found = differences(config)
     assert found['train_cfg.val_interval'] == (8000, 10)
     assert 'model.backbone.depth' not in found  # set back to the base's value
@@ -78,8 +83,8 @@ def test_bases_of_bases_are_merged(config: Config, tmp_path: Path) -> None:
 def test_the_config_itself_is_not_executed_again(config: Config, tmp_path: Path) -> None:
     marks = tmp_path / 'marks'
     (tmp_path / 'noisy.py').write_text(
-        "_base_ = './base/schedule.py'\n"
-        f"with_side_effect = open({str(marks)!r}, 'a').write('x')\n")
+        f"_base_ = './base/schedule.py'\nwith_side_effect = open({str(marks)!r}, 'a').write('x')\n"
+    )
     noisy = Config.fromfile(str(tmp_path / 'noisy.py'))
     before = marks.read_text()
     assert list(differences(noisy)) == ['with_side_effect']
@@ -93,11 +98,13 @@ def test_custom_imports_of_a_base_are_not_run(tmp_path: Path) -> None:
     assert differences(run) == {'lr': (MISSING, 1)}
 
 
-def test_a_base_named_by_an_environment_variable(config: Config, tmp_path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_named_by_an_environment_variable(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv('SCHEDULE', 'schedule')
-    (tmp_path / 'env.py').write_text("_base_ = './base/{{$SCHEDULE:model}}.py'\n"
-                                     'train_cfg = dict(max_iters=1)\n')
+    (tmp_path / 'env.py').write_text(
+        "_base_ = './base/{{$SCHEDULE:model}}.py'\ntrain_cfg = dict(max_iters=1)\n"
+    )
     named = Config.fromfile(str(tmp_path / 'env.py'))
     assert [Path(path).name for path in base_files(named)] == ['schedule.py']
     assert differences(named) == {'train_cfg.max_iters': (80000, 1)}
@@ -106,18 +113,29 @@ def test_a_base_named_by_an_environment_variable(config: Config, tmp_path: Path,
 def test_configs_in_the_pure_python_style(tmp_path: Path) -> None:
     (tmp_path / 'base.py').write_text(
         'from mmengine.runner import IterBasedTrainLoop\n'
-        'train_cfg = dict(type=IterBasedTrainLoop, max_iters=100)\n')
+        'train_cfg = dict(type=IterBasedTrainLoop, max_iters=100)\n'
+    )
     (tmp_path / 'run.py').write_text(
         'from mmengine.config import read_base\nwith read_base():\n'
-        "    from .base import *\ntrain_cfg['max_iters'] = 7\n")
+        "    from .base import *\ntrain_cfg['max_iters'] = 7\n"
+    )
     run = Config.fromfile(str(tmp_path / 'run.py'))
     assert differences(run) == {'train_cfg.max_iters': (100, 7)}
 
 
-@pytest.mark.parametrize('base, value, same', [
-    ((1, 2), [1, 2], True), (1, 1.0, True), (1, True, False), (float('nan'), float('nan'), True),
-    ('1', 1, False), ([1, dict(a=(2,))], [1, dict(a=[2])], True), ([1], [1, 2], False),
-    (None, 0, False)])
+@pytest.mark.parametrize(
+    'base, value, same',
+    [
+        ((1, 2), [1, 2], True),
+        (1, 1.0, True),
+        (1, True, False),
+        (float('nan'), float('nan'), True),
+        ('1', 1, False),
+        ([1, dict(a=(2,))], [1, dict(a=[2])], True),
+        ([1], [1, 2], False),
+        (None, 0, False),
+    ],
+)
 def test_what_counts_as_equal(tmp_path: Path, base: Any, value: Any, same: bool) -> None:
     (tmp_path / 'base.py').write_text(f"nan = float('nan')\nkey = {base!r}\n")
     (tmp_path / 'run.py').write_text("_base_ = './base.py'\n")

@@ -1,4 +1,5 @@
 """A run refuses a checkpoint of another model, where MMEngine logs it and goes on."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -63,15 +64,17 @@ def weights_of(trained: Path) -> Dict[str, Any]:
 
 @pytest.mark.parametrize('what', ['test', 'val'])
 @pytest.mark.parametrize('model', [DEEPER, STRANGER], ids=['deeper', 'stranger'])
-def test_a_test_needs_the_whole_model(what: str, model: Dict[str, Any], trained: Path,
-                                      tmp_path: Path) -> None:
+def test_a_test_needs_the_whole_model(
+    what: str, model: Dict[str, Any], trained: Path, tmp_path: Path
+) -> None:
     runner, record = toy_runner(tmp_path, load_from=str(trained), **model)
     before = {name: tensor.clone() for name, tensor in runner.model.state_dict().items()}
     with pytest.raises(CheckpointFitError, match=r'iter_8\.pth does not fit .* missing: '):
         getattr(runner, what)()
     assert record.figures == []
-    assert all(torch.equal(before[name], tensor)
-               for name, tensor in runner.model.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in runner.model.state_dict().items()
+    )
 
 
 def test_a_resumed_training_needs_the_whole_model(trained: Path, tmp_path: Path) -> None:
@@ -83,10 +86,14 @@ def test_a_resumed_training_needs_the_whole_model(trained: Path, tmp_path: Path)
 
 @pytest.mark.parametrize('what', ['test', 'train'])
 def test_the_prefix_of_a_wrapper_is_removed(what: str, trained: Path, tmp_path: Path) -> None:
-    path = change(trained, tmp_path / 'a.pth', state_dict={
-        f'module.{name}': tensor for name, tensor in weights_of(trained).items()})
-    changes: Dict[str, Any] = dict(resume=True, **{'train_cfg.max_iters': 10}) \
-        if what == 'train' else {}
+    path = change(
+        trained,
+        tmp_path / 'a.pth',
+        state_dict={f'module.{name}': tensor for name, tensor in weights_of(trained).items()},
+    )
+    changes: Dict[str, Any] = (
+        dict(resume=True, **{'train_cfg.max_iters': 10}) if what == 'train' else {}
+    )
     runner, record = toy_runner(tmp_path / 'work', load_from=path, **changes)
     getattr(runner, what)()
     other, reference = toy_runner(tmp_path / 'plain', load_from=str(trained), **changes)
@@ -97,8 +104,11 @@ def test_the_prefix_of_a_wrapper_is_removed(what: str, trained: Path, tmp_path: 
 
 @pytest.mark.parametrize('how', ['test', 'resume', 'load_from'])
 def test_the_prefix_of_an_average_is_named(how: str, trained: Path, tmp_path: Path) -> None:
-    path = change(trained, tmp_path / 'a.pth', state_dict={
-        f'model_ema.{name}': tensor for name, tensor in weights_of(trained).items()})
+    path = change(
+        trained,
+        tmp_path / 'a.pth',
+        state_dict={f'model_ema.{name}': tensor for name, tensor in weights_of(trained).items()},
+    )
     runner, _ = toy_runner(tmp_path / 'work', load_from=path, resume=how == 'resume')
     with pytest.raises(CheckpointFitError, match="begin with 'model_ema.', without which they fit"):
         runner.test() if how == 'test' else runner.train()
@@ -107,8 +117,10 @@ def test_the_prefix_of_an_average_is_named(how: str, trained: Path, tmp_path: Pa
 def test_a_training_may_begin_with_a_part_and_says_so(trained: Path, tmp_path: Path) -> None:
     runner, record = toy_train(tmp_path, load_from=str(trained), **DEEPER)
     assert len(record.losses) == 8
-    assert ('iter_8.pth fills 7 of the 11 weights of the model; 4 missing: layers.4.0.weight, '
-            in log_of(runner))
+    assert (
+        'iter_8.pth fills 7 of the 11 weights of the model; 4 missing: layers.4.0.weight, '
+        in log_of(runner)
+    )
 
 
 def test_a_training_does_not_begin_with_another_model(trained: Path, tmp_path: Path) -> None:
@@ -127,17 +139,20 @@ def test_an_average_is_loaded_where_the_config_has_the_hook(tmp_path: Path) -> N
     average = dict(custom_hooks=[dict(type='EMAHook')])
     toy_train(tmp_path, **average)
     for changes in (average, {}):
-        runner, record = toy_runner(tmp_path / 'test', load_from=str(tmp_path / 'iter_8.pth'),
-                                    **changes)
+        runner, record = toy_runner(
+            tmp_path / 'test', load_from=str(tmp_path / 'iter_8.pth'), **changes
+        )
         runner.test()
         assert len(record.figures) == 1
 
 
-def test_weights_are_compared_by_the_names_that_loading_gives_them(trained: Path,
-                                                                   tmp_path: Path) -> None:
+def test_weights_are_compared_by_the_names_that_loading_gives_them(
+    trained: Path, tmp_path: Path
+) -> None:
     checkpoint = torch.load(str(trained), **LOAD)
-    checkpoint['state_dict'] = {f'student.{name}': weight
-                                for name, weight in checkpoint['state_dict'].items()}
+    checkpoint['state_dict'] = {
+        f'student.{name}': weight for name, weight in checkpoint['state_dict'].items()
+    }
     torch.save(checkpoint, str(tmp_path / 'student.pth'))
     runner, _ = toy_runner(tmp_path / 'run')
     with pytest.raises(CheckpointFitError, match='student.'):
@@ -158,8 +173,11 @@ def test_no_text_of_a_checkpoint_is_executed(how: str, trained: Path, tmp_path: 
     torch.save(checkpoint, str(work_dir / 'iter_8.pth'))
     resume: Any = dict(resume=True, auto='auto').get(how, False)
     runner, record = toy_runner(
-        work_dir, resume=resume, load_from=None if how == 'auto' else str(work_dir / 'iter_8.pth'),
-        **{'train_cfg.max_iters': 10})
+        work_dir,
+        resume=resume,
+        load_from=None if how == 'auto' else str(work_dir / 'iter_8.pth'),
+        **{'train_cfg.max_iters': 10},
+    )
     runner.test() if how == 'test' else runner.train()
     assert len(record.losses) == dict(resume=2, auto=2, load_from=10, test=0)[how]
     assert not mark.exists()

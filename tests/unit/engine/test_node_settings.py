@@ -1,4 +1,5 @@
 """Comparison of the nodes of a job, and the watch between them."""
+
 from __future__ import annotations
 
 import functools
@@ -33,7 +34,8 @@ def test_two_hosts_with_one_number_are_not_watched() -> None:
 
 
 def test_a_process_by_itself_in_an_allocation_of_two_nodes_is_not_watched(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(nodes, 'node_place', lambda: nodes.NodePlace(0, 2))
     monkeypatch.setattr(nodes, 'describe_settings', None)  # would fail
     assert nodes.meet_nodes(Config(), '/', 1.0) == ''
@@ -46,8 +48,9 @@ def test_a_folder_that_cannot_be_read_is_not_seen(tmp_path: Path) -> None:
 
 
 def test_a_data_root_that_differs_is_named_with_the_way_on() -> None:
-    text = different_settings({
-        name: dict(config={'data_root': root}) for name, root in [('a', '/x/d'), ('b', '/y/d')]})
+    text = different_settings(
+        {name: dict(config={'data_root': root}) for name, root in [('a', '/x/d'), ('b', '/y/d')]}
+    )
     assert '  config data_root: /x/d on a; /y/d on b\n' in text
     assert text.endswith('such as a symbolic link.')
     assert 'link' not in different_settings({'a': dict(config={'k': '1'}), 'b': dict(config={})})

@@ -1,4 +1,5 @@
 """Models that are no segmentors train and evaluate, and each of MapSage's hooks can be left out."""
+
 from __future__ import annotations
 
 import time
@@ -18,10 +19,16 @@ from torch.utils.data import Dataset
 from mapsage.engine import MapSageRunner
 from mapsage.engine.guards.step_numbers import add_images, image_paths
 
-OURS = dict(accelerator='AcceleratorHook', device_check='DeviceCheckHook',
-            non_finite_loss='NonFiniteLossHook', preview='PreviewHook',
-            progress_bar='ProgressBarHook', accumulated_gradients='AccumulatedGradientsHook',
-            equal_buffers='EqualBuffersHook', reproducibility='ReproducibilityHook')
+OURS = dict(
+    accelerator='AcceleratorHook',
+    device_check='DeviceCheckHook',
+    non_finite_loss='NonFiniteLossHook',
+    preview='PreviewHook',
+    progress_bar='ProgressBarHook',
+    accumulated_gradients='AccumulatedGradientsHook',
+    equal_buffers='EqualBuffersHook',
+    reproducibility='ReproducibilityHook',
+)
 
 
 @DATASETS.register_module()
@@ -35,7 +42,7 @@ class Points(Dataset):
         return 4
 
     def __getitem__(self, index: int) -> Dict[str, torch.Tensor]:
-        point = torch.tensor([float(index), 1.])
+        point = torch.tensor([float(index), 1.0])
         return dict(inputs=point, data_samples=point.sum())
 
 
@@ -46,7 +53,8 @@ ANSWERS: Dict[str, Callable[[torch.Tensor], Any]] = dict(
     dicts=lambda output: [dict(pred_sem_seg=1, scores=row) for row in output],
     elements=lambda output: [BaseDataElement(scores=row) for row in output],
     odd_elements=lambda output: [BaseDataElement(pred_sem_seg=row) for row in output],
-    text=lambda output: 'pred_sem_seg')
+    text=lambda output: 'pred_sem_seg',
+)
 
 
 @MODELS.register_module()
@@ -77,16 +85,29 @@ class Counted(BaseMetric):
 
 
 def config(work: Path, answer: str = 'tensor', **changes: Any) -> Config:
-    loader = dict(batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
-                  dataset=dict(type='Points'), collate_fn=dict(type='default_collate'))
+    loader = dict(
+        batch_size=2,
+        num_workers=0,
+        sampler=dict(type='DefaultSampler', shuffle=False),
+        dataset=dict(type='Points'),
+        collate_fn=dict(type='default_collate'),
+    )
     settings: Dict[str, Any] = dict(
-        work_dir=str(work), default_scope='mmengine', env_cfg=dict(accelerator='cpu'),
+        work_dir=str(work),
+        default_scope='mmengine',
+        env_cfg=dict(accelerator='cpu'),
         experiment_name=f'{work.name}{time.time_ns()}',
         model=dict(type='Regression', answer=answer),
-        train_dataloader=loader, val_dataloader=loader, test_dataloader=loader,
-        train_cfg=dict(by_epoch=True, max_epochs=1), val_cfg=dict(), test_cfg=dict(),
-        val_evaluator=dict(type='Counted'), test_evaluator=dict(type='Counted'),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)))
+        train_dataloader=loader,
+        val_dataloader=loader,
+        test_dataloader=loader,
+        train_cfg=dict(by_epoch=True, max_epochs=1),
+        val_cfg=dict(),
+        test_cfg=dict(),
+        val_evaluator=dict(type='Counted'),
+        test_evaluator=dict(type='Counted'),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)),
+    )
     settings.update(changes)
     return Config(settings)
 
@@ -100,14 +121,17 @@ def test_what_a_model_answers_is_its_own_matter(answer: str, tmp_path: Path) -> 
     assert not (tmp_path / 'preview.png').exists()
 
 
-@pytest.mark.parametrize('outputs', [
-    dict(scores=torch.ones(2), pred_sem_seg=1), 1, None, [], torch.ones(0), torch.ones(())])
+@pytest.mark.parametrize(
+    'outputs',
+    [dict(scores=torch.ones(2), pred_sem_seg=1), 1, None, [], torch.ones(0), torch.ones(())],
+)
 def test_hooks_leave_alone_what_only_a_users_loop_hands_them(outputs: Any, tmp_path: Path) -> None:
     runner = MapSageRunner.from_cfg(config(tmp_path, default_hooks=dict(logger=None)))
     for phase in ('val', 'test'):
         runner.call_hook(f'before_{phase}_epoch')
-        runner.call_hook(f'after_{phase}_iter', batch_idx=0, data_batch=(torch.ones(2),),
-                         outputs=outputs)
+        runner.call_hook(
+            f'after_{phase}_iter', batch_idx=0, data_batch=(torch.ones(2),), outputs=outputs
+        )
         runner.call_hook(f'after_{phase}_epoch', metrics={})
     assert not (tmp_path / 'preview.png').exists()
 
@@ -125,11 +149,13 @@ def names(runner: MapSageRunner) -> List[str]:
 
 @pytest.mark.parametrize('key', list(OURS))
 def test_each_hook_can_be_switched_off(key: str, tmp_path: Path) -> None:
-    assert sorted(set(OURS.values()) & set(names(MapSageRunner.from_cfg(
-        config(tmp_path))))) == sorted(OURS.values())
+    assert sorted(
+        set(OURS.values()) & set(names(MapSageRunner.from_cfg(config(tmp_path))))
+    ) == sorted(OURS.values())
     runner = MapSageRunner.from_cfg(config(tmp_path, default_hooks={key: None, 'logger': None}))
     assert sorted(set(OURS.values()) & set(names(runner))) == sorted(
-        set(OURS.values()) - {OURS[key]})
+        set(OURS.values()) - {OURS[key]}
+    )
     assert 'LoggerHook' not in names(runner)
     runner.train()
     assert runner.iter == 2
@@ -143,14 +169,18 @@ def test_all_of_them_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_hook_takes_other_arguments_under_its_key_or_in_custom_hooks(tmp_path: Path) -> None:
-    for changes in (dict(default_hooks=dict(preview=dict(type='PreviewHook', max_images=9))),
-                    dict(default_hooks=dict(preview=dict(max_images=9))),
-                    dict(custom_hooks=[dict(type='PreviewHook', max_images=9)]),
-                    dict(custom_hooks=[dict(type='PreviewHook', max_images=9)],
-                         default_hooks=dict(preview=None))):
+    for changes in (
+        dict(default_hooks=dict(preview=dict(type='PreviewHook', max_images=9))),
+        dict(default_hooks=dict(preview=dict(max_images=9))),
+        dict(custom_hooks=[dict(type='PreviewHook', max_images=9)]),
+        dict(
+            custom_hooks=[dict(type='PreviewHook', max_images=9)], default_hooks=dict(preview=None)
+        ),
+    ):
         runner = MapSageRunner.from_cfg(config(tmp_path, **changes))
-        assert [hook.max_images for hook in runner.hooks
-                if type(hook).__name__ == 'PreviewHook'] == [9]
+        assert [
+            hook.max_images for hook in runner.hooks if type(hook).__name__ == 'PreviewHook'
+        ] == [9]
 
 
 @HOOKS.register_module()
@@ -159,14 +189,19 @@ class LouderPreviewHook(HOOKS.get('PreviewHook')):
 
 
 def test_a_users_subclass_takes_the_place_of_a_hook(tmp_path: Path) -> None:
-    runner = MapSageRunner.from_cfg(
-        config(tmp_path, custom_hooks=[dict(type='LouderPreviewHook')]))
+    runner = MapSageRunner.from_cfg(config(tmp_path, custom_hooks=[dict(type='LouderPreviewHook')]))
     assert 'LouderPreviewHook' in names(runner) and 'PreviewHook' not in names(runner)
 
 
-@pytest.mark.parametrize('batch, path', [
-    (dict(data_samples=torch.zeros(2)), 'unknown'), (torch.zeros(2, 2), 'unknown'),
-    (dict(data_samples=3), 'unknown'), ([torch.zeros(2)], 'unknown'),
-    (dict(data_samples=(SimpleNamespace(img_path='a.png'),)), 'a.png')])
+@pytest.mark.parametrize(
+    'batch, path',
+    [
+        (dict(data_samples=torch.zeros(2)), 'unknown'),
+        (torch.zeros(2, 2), 'unknown'),
+        (dict(data_samples=3), 'unknown'),
+        ([torch.zeros(2)], 'unknown'),
+        (dict(data_samples=(SimpleNamespace(img_path='a.png'),)), 'a.png'),
+    ],
+)
 def test_the_report_of_a_bad_loss_takes_any_batch(batch: Any, path: str) -> None:
     assert path in add_images('the loss is nan', image_paths(batch))

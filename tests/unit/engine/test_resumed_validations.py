@@ -1,4 +1,5 @@
 """A validation that was due when a run was interrupted is not lost, and neither are its effects."""
+
 from __future__ import annotations
 
 import os
@@ -15,17 +16,30 @@ from toy_runs import log_of, same_weights, toy_config, toy_train
 from mapsage.extras.forensics.replay import ReplayError, replay
 
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
-ITERATIONS: Dict[str, Any] = {'train_cfg.max_iters': 14, 'train_cfg.val_interval': 2,
-                              'default_hooks.checkpoint.interval': 2}
+ITERATIONS: Dict[str, Any] = {
+    'train_cfg.max_iters': 14,
+    'train_cfg.val_interval': 2,
+    'default_hooks.checkpoint.interval': 2,
+}
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=5, val_interval=1),
-    'train_dataloader.sampler.type': 'DefaultSampler', 'train_dataloader.dataset.length': 4,
-    'default_hooks.checkpoint': dict(interval=1, by_epoch=True)}
-PLATEAU = [dict(type='ReduceOnPlateauLR', monitor='value', rule='greater', patience=0, factor=0.1,
-                by_epoch=True)]
+    'train_dataloader.sampler.type': 'DefaultSampler',
+    'train_dataloader.dataset.length': 4,
+    'default_hooks.checkpoint': dict(interval=1, by_epoch=True),
+}
+PLATEAU = [
+    dict(
+        type='ReduceOnPlateauLR',
+        monitor='value',
+        rule='greater',
+        patience=0,
+        factor=0.1,
+        by_epoch=True,
+    )
+]
 BEST = {'default_hooks.checkpoint.save_best': 'value', 'default_hooks.checkpoint.rule': 'greater'}
 # Positions of the validations -> score.
-SCORES = [.5, .4, .6, .4, .4, .4, .4]
+SCORES = [0.5, 0.4, 0.6, 0.4, 0.4, 0.4, 0.4]
 
 
 @HOOKS.register_module(force=True)
@@ -53,6 +67,7 @@ class Interrupt(Hook):
             if runner.iter == iteration:
                 runner.finish_saves()
                 raise Interrupted
+
         self.priority = priority
         setattr(self, point, interrupt)
 
@@ -65,9 +80,9 @@ def cut_and_resumed(folder: Path, points: Sequence[Hook], changes: Dict[str, Any
             toy_train(folder / 'cut', hooks=[hook], resume=number > 0, **dict(changes))
     rest, left = toy_train(folder / 'cut', resume='must', **dict(changes))
     assert (rest.iter, rest.epoch) == (whole.iter, whole.epoch)
-    assert left.losses == seen.losses[len(seen.losses) - len(left.losses):]
-    assert left.rates == seen.rates[len(seen.rates) - len(left.rates):]
-    assert left.figures == seen.figures[len(seen.figures) - len(left.figures):]
+    assert left.losses == seen.losses[len(seen.losses) - len(left.losses) :]
+    assert left.rates == seen.rates[len(seen.rates) - len(left.rates) :]
+    assert left.figures == seen.figures[len(seen.figures) - len(left.figures) :]
     assert same_weights(whole.model.state_dict(), rest.model.state_dict())
     for one, other in zip(whole.param_schedulers or [], rest.param_schedulers or []):
         assert one.state_dict() == other.state_dict()
@@ -80,64 +95,113 @@ def cut_and_resumed(folder: Path, points: Sequence[Hook], changes: Dict[str, Any
         assert same_weights(one['state_dict'], other['state_dict'])
         assert one['meta']['validations'] == other['meta']['validations']
         assert one.get('param_schedulers') == other.get('param_schedulers')
-        infos = [{key: os.path.basename(str(value)) for key, value
-                  in checkpoint['message_hub']['runtime_info'].items()
-                  if key in ('iter', 'epoch') or key.startswith('best') and path.name == last}
-                 for checkpoint in (one, other)]
+        infos = [
+            {
+                key: os.path.basename(str(value))
+                for key, value in checkpoint['message_hub']['runtime_info'].items()
+                if key in ('iter', 'epoch') or key.startswith('best') and path.name == last
+            }
+            for checkpoint in (one, other)
+        ]
         assert infos[0] == infos[1]
-    assert [path.name for path in (folder / 'whole').glob('best*')] \
-        == [path.name for path in paths if path.name.startswith('best')]
+    assert [path.name for path in (folder / 'whole').glob('best*')] == [
+        path.name for path in paths if path.name.startswith('best')
+    ]
     return whole, rest, left
 
 
-@pytest.mark.parametrize('point, iteration', [
-    ('before_val_epoch', 2), ('before_val_epoch', 4), ('before_train_iter', 5),
-    ('after_val_epoch', 6), ('before_val_epoch', 10), ('after_train', 10)])
+@pytest.mark.parametrize(
+    'point, iteration',
+    [
+        ('before_val_epoch', 2),
+        ('before_val_epoch', 4),
+        ('before_train_iter', 5),
+        ('after_val_epoch', 6),
+        ('before_val_epoch', 10),
+        ('after_train', 10),
+    ],
+)
 @pytest.mark.parametrize('groups', [1, 2])
-def test_a_rate_that_follows_the_score_at_epochs(groups: int, point: str, iteration: int,
-                                                 tmp_path: Path) -> None:
-    paramwise = {'optim_wrapper.paramwise_cfg': dict(
-        custom_keys={'layers.0': dict(lr_mult=.1)})} if groups > 1 else {}
-    cut_and_resumed(tmp_path, [Interrupt(point, iteration)], {
-        **EPOCHS, **BEST, **paramwise, 'param_scheduler': PLATEAU,
-        'custom_hooks': [dict(type='PlantedScores', scores=SCORES)]})
+def test_a_rate_that_follows_the_score_at_epochs(
+    groups: int, point: str, iteration: int, tmp_path: Path
+) -> None:
+    paramwise = (
+        {'optim_wrapper.paramwise_cfg': dict(custom_keys={'layers.0': dict(lr_mult=0.1)})}
+        if groups > 1
+        else {}
+    )
+    cut_and_resumed(
+        tmp_path,
+        [Interrupt(point, iteration)],
+        {
+            **EPOCHS,
+            **BEST,
+            **paramwise,
+            'param_scheduler': PLATEAU,
+            'custom_hooks': [dict(type='PlantedScores', scores=SCORES)],
+        },
+    )
 
 
-@pytest.mark.parametrize('points', [
-    [('before_val_epoch', 6)], [('before_train_iter', 7)], [('after_val_epoch', 6)],
-    [('before_train_iter', 5), ('before_val_epoch', 6), ('before_val_epoch', 8)],
-    [('before_val_epoch', 10)], [('after_train', 12)]], ids=str)
-def test_a_run_that_stops_early_stops_after_the_same_iteration(points: Any,
-                                                               tmp_path: Path) -> None:
-    stop = dict(type='EarlyStoppingHook', monitor='value', rule='greater', min_delta=.01,
-                patience=3)
-    whole, _, _ = cut_and_resumed(tmp_path, [Interrupt(*point) for point in points], {
-        **ITERATIONS, **BEST,
-        'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]})
+@pytest.mark.parametrize(
+    'points',
+    [
+        [('before_val_epoch', 6)],
+        [('before_train_iter', 7)],
+        [('after_val_epoch', 6)],
+        [('before_train_iter', 5), ('before_val_epoch', 6), ('before_val_epoch', 8)],
+        [('before_val_epoch', 10)],
+        [('after_train', 12)],
+    ],
+    ids=str,
+)
+def test_a_run_that_stops_early_stops_after_the_same_iteration(points: Any, tmp_path: Path) -> None:
+    stop = dict(
+        type='EarlyStoppingHook', monitor='value', rule='greater', min_delta=0.01, patience=3
+    )
+    whole, _, _ = cut_and_resumed(
+        tmp_path,
+        [Interrupt(*point) for point in points],
+        {**ITERATIONS, **BEST, 'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]},
+    )
     assert whole.iter == 12
 
 
 def test_a_run_that_a_best_score_ends_does_not_go_on(tmp_path: Path) -> None:
-    stop = dict(type='EarlyStoppingHook', monitor='value', rule='greater', stopping_threshold=.55)
-    whole, _, left = cut_and_resumed(tmp_path, [Interrupt('after_train', 6)], {
-        **ITERATIONS, **BEST,
-        'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]})
+    stop = dict(type='EarlyStoppingHook', monitor='value', rule='greater', stopping_threshold=0.55)
+    whole, _, left = cut_and_resumed(
+        tmp_path,
+        [Interrupt('after_train', 6)],
+        {**ITERATIONS, **BEST, 'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]},
+    )
     assert whole.iter == 6 and not left.losses
 
 
-@pytest.mark.parametrize('changes', [
-    {'train_cfg.val_begin': 5}, {'train_cfg.dynamic_intervals': [(1, 2), (5, 3)]},
-    {'train_cfg.val_interval': 100}, {'env_cfg.virtual_ranks': 3}], ids=str)
-def test_only_validations_that_were_due_are_made_up_for(changes: Dict[str, Any],
-                                                        tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'train_cfg.val_begin': 5},
+        {'train_cfg.dynamic_intervals': [(1, 2), (5, 3)]},
+        {'train_cfg.val_interval': 100},
+        {'env_cfg.virtual_ranks': 3},
+    ],
+    ids=str,
+)
+def test_only_validations_that_were_due_are_made_up_for(
+    changes: Dict[str, Any], tmp_path: Path
+) -> None:
     for cut in (2, 4, 6, 14):
-        cut_and_resumed(tmp_path / str(cut), [Interrupt(
-            'after_train' if cut == 14 else 'before_train_iter', cut)], {**ITERATIONS, **changes})
+        cut_and_resumed(
+            tmp_path / str(cut),
+            [Interrupt('after_train' if cut == 14 else 'before_train_iter', cut)],
+            {**ITERATIONS, **changes},
+        )
 
 
 def test_a_validation_that_raised_runs_first_at_the_resume(tmp_path: Path) -> None:
-    _, rest, left = cut_and_resumed(tmp_path, [Interrupt('after_val_iter', 4)],
-                                    {**ITERATIONS, **BEST})
+    _, rest, left = cut_and_resumed(
+        tmp_path, [Interrupt('after_val_iter', 4)], {**ITERATIONS, **BEST}
+    )
     assert len(left.figures) == 6
     assert 'the validation after iteration 4 was not completed and runs first' in log_of(rest)
 
@@ -155,22 +219,29 @@ def test_a_checkpoint_without_a_record_is_resumed_as_under_mmengine(tmp_path: Pa
 
 def test_a_replay_follows_the_rate_of_the_validations(tmp_path: Path) -> None:
     changes: Dict[str, Any] = {
-        **EPOCHS, 'param_scheduler': PLATEAU, 'default_hooks.checkpoint.interval': 2,
-        'custom_hooks': [dict(type='PlantedScores', scores=SCORES)]}
+        **EPOCHS,
+        'param_scheduler': PLATEAU,
+        'default_hooks.checkpoint.interval': 2,
+        'custom_hooks': [dict(type='PlantedScores', scores=SCORES)],
+    }
     _, seen = toy_train(tmp_path, **dict(changes))
     for iteration in (5, 8):
-        folder = replay(toy_config(tmp_path, runner_type='MapSageRunner', **dict(changes)),
-                        iteration)
+        folder = replay(
+            toy_config(tmp_path, runner_type='MapSageRunner', **dict(changes)), iteration
+        )
         step = torch.load(str(folder / 'rank_0.pth'), **LOAD)
         assert step['learning_rate']['lr'][0] == seen.rates[iteration - 1]
         assert float(step['losses']['loss']) == seen.losses[iteration - 1]
 
 
 def test_a_replay_beyond_an_early_stop_is_an_error(tmp_path: Path) -> None:
-    stop = dict(type='EarlyStoppingHook', monitor='value', rule='greater', min_delta=.01,
-                patience=1)
+    stop = dict(
+        type='EarlyStoppingHook', monitor='value', rule='greater', min_delta=0.01, patience=1
+    )
     changes: Dict[str, Any] = {
-        **ITERATIONS, 'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]}
+        **ITERATIONS,
+        'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop],
+    }
     whole, _ = toy_train(tmp_path, **dict(changes))
     assert whole.iter == 4
     with pytest.raises(ReplayError, match='ended after iteration 4'):

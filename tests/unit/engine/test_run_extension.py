@@ -1,4 +1,5 @@
 """The runner calls every moment of its extensions, in their order and around the right calls."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ _MOMENTS = {name for name in vars(RunExtension) if not name.startswith('_')}
 
 def recording(label: str, calls: List[str]) -> Type[RunExtension]:
     """Return an extension that adds a line to ``calls`` at each of its moments."""
+
     def note(moment: str) -> None:
         calls.append(f'{label} {moment}')
 
@@ -62,20 +64,32 @@ def recording(label: str, calls: List[str]) -> Type[RunExtension]:
     return Recording
 
 
-def train(calls: List[str], monkeypatch: pytest.MonkeyPatch, work_dir: Path,
-          **changes: Any) -> MapSageRunner:
+def train(
+    calls: List[str], monkeypatch: pytest.MonkeyPatch, work_dir: Path, **changes: Any
+) -> MapSageRunner:
     extensions = (*EXTENSIONS, recording('a', calls), recording('b', calls))
     monkeypatch.setattr(runner, 'EXTENSIONS', extensions)
     return toy_train(work_dir, **changes)[0]
 
 
-def test_every_moment_comes_once_and_in_order(tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_moment_comes_once_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: List[str] = []
     run = train(calls, monkeypatch, tmp_path)
-    moments = ['join', 'startup_warning', 'prepare_model', 'hook_configs', 'training',
-               'building_train_loop', 'built the train loop', 'on_loop_built training',
-               'on_loop_built validation', 'after_load', 'trained']
+    moments = [
+        'join',
+        'startup_warning',
+        'prepare_model',
+        'hook_configs',
+        'training',
+        'building_train_loop',
+        'built the train loop',
+        'on_loop_built training',
+        'on_loop_built validation',
+        'after_load',
+        'trained',
+    ]
     first = [call[2:] for call in calls if call.startswith('a ')]
     assert first == moments == [call[2:] for call in calls if call.startswith('b ')]
     # An extension acts before the next one, and a context that was entered last is left first.
@@ -86,8 +100,7 @@ def test_every_moment_comes_once_and_in_order(tmp_path: Path,
     assert sum(type(hook).__name__ == 'EmptyCacheHook' for hook in run.hooks) == 2
 
 
-def test_a_resumed_run_has_one_more_moment(tmp_path: Path,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_has_one_more_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy_train(tmp_path, **{'train_cfg.max_iters': 4})
     calls: List[str] = []
     train(calls, monkeypatch, tmp_path, resume=True)
@@ -100,4 +113,5 @@ def test_a_resumed_run_has_one_more_moment(tmp_path: Path,
 def test_extensions_keep_no_state_from_another_run(tmp_path: Path) -> None:
     runs = [toy_train(tmp_path / name)[0] for name in ('one', 'other')]
     assert not {id(extension) for extension in runs[0].extensions} & {
-        id(extension) for extension in runs[1].extensions}
+        id(extension) for extension in runs[1].extensions
+    }

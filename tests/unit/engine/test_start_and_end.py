@@ -1,4 +1,5 @@
 """All ranks refuse a work dir that another training writes to, and none is to blame for it."""
+
 from __future__ import annotations
 
 import logging

@@ -1,4 +1,5 @@
 """Runs with channels last, fused optimizers and bfloat16: what they share with plain ones."""
+
 from __future__ import annotations
 
 import shutil
@@ -19,13 +20,18 @@ from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.engine.env_cfg import ConfigError
 
 LAST: Dict[str, Any] = {'env_cfg.channels_last': True}
-FUSED: Dict[str, Any] = {'optim_wrapper.optimizer': dict(
-    type='AdamW', lr=0.02, fused=True, _delete_=True)}
+FUSED: Dict[str, Any] = {
+    'optim_wrapper.optimizer': dict(type='AdamW', lr=0.02, fused=True, _delete_=True)
+}
 ADAM: Dict[str, Any] = {'optim_wrapper.optimizer': dict(type='AdamW', lr=0.02, _delete_=True)}
-BFLOAT16: Dict[str, Any] = {'optim_wrapper.type': 'AmpOptimWrapper',
-                            'optim_wrapper.dtype': 'bfloat16'}
-CONVOLUTIONS: Dict[str, Any] = {'model.type': 'ToyConvolutions',
-                                'custom_hooks': [dict(type='EMAHook', momentum=0.3)]}
+BFLOAT16: Dict[str, Any] = {
+    'optim_wrapper.type': 'AmpOptimWrapper',
+    'optim_wrapper.dtype': 'bfloat16',
+}
+CONVOLUTIONS: Dict[str, Any] = {
+    'model.type': 'ToyConvolutions',
+    'custom_hooks': [dict(type='EMAHook', momentum=0.3)],
+}
 TOLERANCE = dict(rel=1e-5, abs=1e-7)
 
 
@@ -37,8 +43,12 @@ class ToyConvolutions(BaseModel):
         super().__init__()
         # Without a bias, whose gradient before the norm is rounding alone, which Adam scales up.
         self.layers = nn.Sequential(
-            nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-            nn.Conv2d(6, 4, 3, padding=1), nn.Conv2d(4, 1, 1))
+            nn.Conv2d(2, 6, 3, padding=1, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 4, 3, padding=1),
+            nn.Conv2d(4, 1, 1),
+        )
 
     def init_weights(self) -> None:
         for each in self.layers:
@@ -65,8 +75,9 @@ def strides(module: nn.Module) -> List[Any]:
     return [each.stride() for each in module.parameters()]
 
 
-@pytest.mark.parametrize('options', [(LAST,), (FUSED,), (LAST, FUSED)],
-                         ids=['channels_last', 'fused', 'both'])
+@pytest.mark.parametrize(
+    'options', [(LAST,), (FUSED,), (LAST, FUSED)], ids=['channels_last', 'fused', 'both']
+)
 @pytest.mark.parametrize('virtual_ranks', [1, 3])
 def test_losses_are_those_of_a_plain_run(options: Any, virtual_ranks: int, tmp_path: Path) -> None:
     ranks = {'env_cfg.virtual_ranks': virtual_ranks}
@@ -79,7 +90,8 @@ def test_losses_are_those_of_a_plain_run(options: Any, virtual_ranks: int, tmp_p
     assert first.weight.is_contiguous(memory_format=torch.channels_last) == (LAST in options)
     averaged = next(hook for hook in runner.hooks if type(hook).__name__ == 'EMAHook').ema_model
     assert strides(averaged.module) == strides(
-        runner.model.module if virtual_ranks > 1 else runner.model)
+        runner.model.module if virtual_ranks > 1 else runner.model
+    )
     said = 'optimizer.fused=True has no effect' in log_of(runner)
     assert said == (FUSED in options and not CpuAccelerator.supports.fused_optimizer)
 
@@ -100,8 +112,9 @@ def test_a_resumed_run_has_the_same_bits(virtual_ranks: int, tmp_path: Path) -> 
     shutil.copy(str(tmp_path / 'whole' / 'iter_4.pth'), str(tmp_path / 'rest'))
     _, rest = train(tmp_path / 'rest', *options, resume=True)
     assert rest.losses == whole.losses[4:]
-    assert checkpoint_bits(tmp_path / 'rest' / 'iter_8.pth') == \
-        checkpoint_bits(tmp_path / 'whole' / 'iter_8.pth')
+    assert checkpoint_bits(tmp_path / 'rest' / 'iter_8.pth') == checkpoint_bits(
+        tmp_path / 'whole' / 'iter_8.pth'
+    )
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_another_layout(tmp_path: Path) -> None:
@@ -114,25 +127,43 @@ def test_a_run_goes_on_from_a_checkpoint_of_another_layout(tmp_path: Path) -> No
     assert record.losses == pytest.approx(plain.losses[4:], **TOLERANCE)
     (tmp_path / 'back').mkdir()
     shutil.copy(str(tmp_path / 'last' / 'iter_8.pth'), str(tmp_path / 'back'))
-    back, _ = toy_runner(tmp_path / 'back', load_from=str(tmp_path / 'back' / 'iter_8.pth'),
-                         **{**CONVOLUTIONS, 'custom_hooks': []})
+    back, _ = toy_runner(
+        tmp_path / 'back',
+        load_from=str(tmp_path / 'back' / 'iter_8.pth'),
+        **{**CONVOLUTIONS, 'custom_hooks': []},
+    )
     back.load_or_resume()
-    saved = torch.load(str(tmp_path / 'last' / 'iter_8.pth'), **(
-        {} if torch.__version__ < '2' else dict(weights_only=False)))
+    saved = torch.load(
+        str(tmp_path / 'last' / 'iter_8.pth'),
+        **({} if torch.__version__ < '2' else dict(weights_only=False)),
+    )
     assert same_weights(back.model.state_dict(), saved['state_dict'])
     assert all(each.is_contiguous() for each in back.model.parameters())
 
 
 def of_rank(folder: Path, accelerator: str, *options: Dict[str, Any]) -> Any:
     import os
-    runner, record = train(folder / os.environ['RANK'], *options,
-                           {'env_cfg.accelerator': accelerator})
-    return record.losses, str(next(runner.model.parameters()).device), \
-        log_of(runner) if runner.rank == 0 else ''
+
+    runner, record = train(
+        folder / os.environ['RANK'], *options, {'env_cfg.accelerator': accelerator}
+    )
+    return (
+        record.losses,
+        str(next(runner.model.parameters()).device),
+        log_of(runner) if runner.rank == 0 else '',
+    )
 
 
-@pytest.mark.parametrize('accelerator', ['cpu', pytest.param('sim', marks=pytest.mark.skipif(
-    no_simulated_cards() is not None, reason='no simulated cards'))])
+@pytest.mark.parametrize(
+    'accelerator',
+    [
+        'cpu',
+        pytest.param(
+            'sim',
+            marks=pytest.mark.skipif(no_simulated_cards() is not None, reason='no simulated cards'),
+        ),
+    ],
+)
 def test_three_ranks_train_as_without(accelerator: str, tmp_path: Path) -> None:
     plain = run_ranks(of_rank, 3, tmp_path / 'a', tmp_path / 'plain', 'cpu', ADAM)
     found = run_ranks(of_rank, 3, tmp_path / 'b', tmp_path / 'run', accelerator, LAST, FUSED)
@@ -140,7 +171,8 @@ def test_three_ranks_train_as_without(accelerator: str, tmp_path: Path) -> None:
         assert others == pytest.approx(losses, **TOLERANCE)
         assert device == (f'gcu:{rank}' if accelerator == 'sim' else 'cpu')
         assert rank or ('has no effect' in log) == (
-            accelerator == 'sim' or not CpuAccelerator.supports.fused_optimizer)
+            accelerator == 'sim' or not CpuAccelerator.supports.fused_optimizer
+        )
 
 
 @pytest.mark.parametrize('value', [1, 'yes', 0, 'channels_last'])

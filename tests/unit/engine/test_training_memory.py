@@ -1,4 +1,5 @@
 """The estimate against the tensors that an optimizer really makes."""
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -32,23 +33,43 @@ def measured(optimizer: str, options: Dict[str, Any]) -> int:
     """Return the bytes of everything that one training step leaves behind."""
     model = Model()
     step = getattr(torch.optim, optimizer)(
-        [p for p in model.parameters() if p.requires_grad], **options)
+        [p for p in model.parameters() if p.requires_grad], **options
+    )
     model(torch.rand(4, 3)).sum().backward()
     step.step()
     # counters of steps are scalars
-    states = [t for state in step.state.values() for t in state.values()
-              if isinstance(t, torch.Tensor) and t.dim()]
+    states = [
+        t
+        for state in step.state.values()
+        for t in state.values()
+        if isinstance(t, torch.Tensor) and t.dim()
+    ]
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return sum(t.numel() * t.element_size()
-               for t in [*model.parameters(), *model.buffers(), *gradients, *states])
+    return sum(
+        t.numel() * t.element_size()
+        for t in [*model.parameters(), *model.buffers(), *gradients, *states]
+    )
 
 
-@pytest.mark.parametrize('optimizer, options', [
-    ('SGD', dict(lr=0.1)), ('SGD', dict(lr=0.1, momentum=0.9)), ('Adam', {}), ('AdamW', {}),
-    ('AdamW', dict(amsgrad=True)), ('Adagrad', {}), ('Adadelta', {}), ('Adamax', {}), ('Rprop', {}),
-    ('NAdam', {}), ('RAdam', {}), ('RMSprop', {}), ('RMSprop', dict(momentum=0.9, centered=True)),
-    ('ASGD', {}),
-])
+@pytest.mark.parametrize(
+    'optimizer, options',
+    [
+        ('SGD', dict(lr=0.1)),
+        ('SGD', dict(lr=0.1, momentum=0.9)),
+        ('Adam', {}),
+        ('AdamW', {}),
+        ('AdamW', dict(amsgrad=True)),
+        ('Adagrad', {}),
+        ('Adadelta', {}),
+        ('Adamax', {}),
+        ('Rprop', {}),
+        ('NAdam', {}),
+        ('RAdam', {}),
+        ('RMSprop', {}),
+        ('RMSprop', dict(momentum=0.9, centered=True)),
+        ('ASGD', {}),
+    ],
+)
 def test_equals_what_an_optimizer_makes(optimizer: str, options: dict) -> None:
     want = measured(optimizer, options)
     config = dict(type='OptimWrapper', optimizer=dict(type=optimizer, **options))
@@ -64,7 +85,8 @@ def test_equals_what_an_optimizer_makes(optimizer: str, options: dict) -> None:
 def test_without_an_optimizer_the_weights_and_buffers() -> None:
     model = Model()
     assert estimate_training_bytes(model) == sum(
-        t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+        t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()]
+    )
 
 
 def test_of_several_optimizers_the_largest_counts() -> None:
@@ -75,4 +97,5 @@ def test_of_several_optimizers_the_largest_counts() -> None:
 
 def test_an_optimizer_nobody_knows_counts_as_adam() -> None:
     assert estimate_training_bytes(Model(), dict(optimizer=dict(type='Mystery'))) == measured(
-        'Adam', {})
+        'Adam', {}
+    )

@@ -1,4 +1,5 @@
 """What MMEngine's Runner trains, saves and resumes, if seldom asked to, this one does as well."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,13 +29,15 @@ def test_a_checkpoint_without_the_optimizer_is_resumed(runner_class: Any, tmp_pa
 
 
 @pytest.mark.parametrize('runner_class', [Runner, MapSageRunner])
-def test_a_checkpoint_in_another_folder_is_resumed_by_name(runner_class: Any,
-                                                           tmp_path: Path) -> None:
+def test_a_checkpoint_in_another_folder_is_resumed_by_name(
+    runner_class: Any, tmp_path: Path
+) -> None:
     changes = {'default_hooks.checkpoint.out_dir': str(tmp_path / 'out')}
     toy_train(tmp_path / 'work', runner_class, **changes)
     (early,) = (tmp_path / 'out').rglob('iter_4.pth')
-    _, record = toy_train(tmp_path / 'work', runner_class, resume=True, load_from=str(early),
-                          **changes)
+    _, record = toy_train(
+        tmp_path / 'work', runner_class, resume=True, load_from=str(early), **changes
+    )
     assert len(record.losses) == 4
 
 
@@ -66,8 +69,12 @@ class Notes(Hook):
     """Writes values into the message hub, as users do."""
 
     def before_train(self, runner: Any) -> None:
-        for name, value in dict(text=np.str_('a'), texts=np.array(['a', 'b']), wave=np.ones(
-                2, np.complex64), long=np.longdouble(1.5)).items():
+        for name, value in dict(
+            text=np.str_('a'),
+            texts=np.array(['a', 'b']),
+            wave=np.ones(2, np.complex64),
+            long=np.longdouble(1.5),
+        ).items():
             runner.message_hub.update_info(name, value)
 
 
@@ -79,9 +86,11 @@ def test_every_value_of_numpy_is_saved_and_read(tmp_path: Path) -> None:
 
 
 def test_a_statistic_of_the_users_does_not_prevent_a_checkpoint(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HistoryBuffer, '_statistics_methods',
-                        dict(HistoryBuffer._statistics_methods))
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        HistoryBuffer, '_statistics_methods', dict(HistoryBuffer._statistics_methods)
+    )
 
     @HistoryBuffer.register_statistics
     def spread(self: HistoryBuffer, *args: Any, **kwargs: Any) -> Any:
@@ -105,8 +114,9 @@ class OwnExplain(Hook):
     def explain(self, what: str, how: str) -> None:
         pass
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         raise ArithmeticError('the cause')
 
 
@@ -119,8 +129,9 @@ def test_hooks_that_share_names_with_ours(tmp_path: Path) -> None:
 class Twice(Hook):
     """Saves two files at once."""
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if runner.iter == 2:
             with runner.saving_together():
                 for name in ('one.pth', 'two.pth'):
@@ -129,8 +140,9 @@ class Twice(Hook):
 
 def test_every_checkpoint_of_a_save_holds_the_gradients(tmp_path: Path) -> None:
     toy_train(tmp_path, hooks=[Twice()], **{COUNTS: 2})
-    one, two = (torch.load(tmp_path / name, map_location='cpu', **_whole)
-                for name in ('one.pth', 'two.pth'))
+    one, two = (
+        torch.load(tmp_path / name, map_location='cpu', **_whole) for name in ('one.pth', 'two.pth')
+    )
     assert one['gradients'] and same_weights(one['gradients'], two['gradients'])
 
 
@@ -141,7 +153,6 @@ def test_gradients_of_another_cycle_are_left_out(tmp_path: Path) -> None:
     toy_train(tmp_path, **{COUNTS: 4, 'default_hooks.checkpoint.interval': 3})
     runner, _ = toy_train(tmp_path, resume=True, load_from=str(tmp_path / 'iter_6.pth'))
     assert 'accumulative_counts is [1] now: its gradients are left out' in log_of(runner)
-
 
 
 @HOOKS.register_module(force=True)

@@ -1,4 +1,5 @@
 """The dataset and the samplers of a loader are the user's own objects, however they are read."""
+
 from __future__ import annotations
 
 import copy
@@ -20,13 +21,14 @@ from mapsage.engine import MapSageRunner
 class AddTo:
     """Turns a sample into a tensor (number, what was added, a random draw)."""
 
-    def __init__(self, amount: float = 0.) -> None:
+    def __init__(self, amount: float = 0.0) -> None:
         self.amount = amount
 
     def __call__(self, results: dict) -> dict:
         place = results['sample_idx'] if isinstance(results['sample_idx'], int) else -1
-        return dict(inputs=torch.tensor([float(results['number']), self.amount, random.random(),
-                                         place]))
+        return dict(
+            inputs=torch.tensor([float(results['number']), self.amount, random.random(), place])
+        )
 
 
 @DATASETS.register_module()
@@ -54,11 +56,15 @@ NUMBERS: Dict[str, Any] = dict(type='Numbers', pipeline=[dict(type='AddTo')])
 
 def loader_of(dataset: Any = NUMBERS, **changes: Any) -> DataLoader:
     settings: Dict[str, Any] = dict(
-        dataset=dataset, sampler=dict(type='DefaultSampler', shuffle=False), batch_size=4,
-        num_workers=0)
+        dataset=dataset,
+        sampler=dict(type='DefaultSampler', shuffle=False),
+        batch_size=4,
+        num_workers=0,
+    )
     settings.update(changes)
     return MapSageRunner.build_dataloader(
-        {key: value for key, value in settings.items() if value is not ...}, seed=3)
+        {key: value for key, value in settings.items() if value is not ...}, seed=3
+    )
 
 
 def read(loader: DataLoader) -> torch.Tensor:
@@ -66,9 +72,14 @@ def read(loader: DataLoader) -> torch.Tensor:
     return torch.cat([torch.stack(batch['inputs']) for batch in loader])
 
 
-@pytest.mark.parametrize('config, kind', [
-    (NUMBERS, Numbers), (dict(type='RepeatDataset', times=2, dataset=NUMBERS), RepeatDataset),
-    (dict(type='ConcatDataset', datasets=[NUMBERS, NUMBERS]), ConcatDataset)])
+@pytest.mark.parametrize(
+    'config, kind',
+    [
+        (NUMBERS, Numbers),
+        (dict(type='RepeatDataset', times=2, dataset=NUMBERS), RepeatDataset),
+        (dict(type='ConcatDataset', datasets=[NUMBERS, NUMBERS]), ConcatDataset),
+    ],
+)
 def test_the_loaders_dataset_is_the_users(config: dict, kind: type) -> None:
     dataset = loader_of(config).dataset
     assert type(dataset) is kind and len(dataset) in (12, 24)
@@ -90,9 +101,9 @@ def test_an_object_in_place_of_a_config_is_read_likewise() -> None:
 def test_what_is_set_on_the_dataset_takes_effect(workers: int) -> None:
     loader = loader_of(num_workers=workers)
     assert read(loader)[:, 1].unique().tolist() == [0]
-    loader.dataset.pipeline = Compose([dict(type='AddTo', amount=7.)])
+    loader.dataset.pipeline = Compose([dict(type='AddTo', amount=7.0)])
     assert read(loader)[:, 1].unique().tolist() == [7]
-    loader.dataset.pipeline.transforms[0].amount = 8.
+    loader.dataset.pipeline.transforms[0].amount = 8.0
     assert read(loader)[:, 1].unique().tolist() == [8]
     loader.dataset.full_init = lambda: None
     assert 'full_init' in vars(loader.dataset)
@@ -101,7 +112,7 @@ def test_what_is_set_on_the_dataset_takes_effect(workers: int) -> None:
 def test_workers_that_persist_keep_what_they_started_with_as_under_the_host() -> None:
     loader = loader_of(num_workers=2, persistent_workers=True)
     first = read(loader)
-    loader.dataset.pipeline = Compose([dict(type='AddTo', amount=7.)])
+    loader.dataset.pipeline = Compose([dict(type='AddTo', amount=7.0)])
     second = read(loader)
     assert second[:, 1].unique().tolist() == [0] and len(second) == len(first) == 12
     del loader
@@ -116,7 +127,7 @@ def raise_amount(worker_id: int, amount: float) -> None:
 
 
 def test_a_workers_dataset_is_the_users_too() -> None:
-    loader = loader_of(num_workers=1, worker_init_fn=dict(type='raise_amount', amount=5.))
+    loader = loader_of(num_workers=1, worker_init_fn=dict(type='raise_amount', amount=5.0))
     assert read(loader)[:, 1].unique().tolist() == [5]
 
 
@@ -196,15 +207,22 @@ def test_a_batch_sampler_in_the_config(workers: int) -> None:
     random.seed(99)
     assert torch.equal(read(loader), rows) and torch.equal(rows, read(loader_of())[:10])
 
-    loader = loader_of(SIZED, batch_sampler=dict(type='InPairs', drop_last=False), batch_size=5,
-                       num_workers=workers)
+    loader = loader_of(
+        SIZED,
+        batch_sampler=dict(type='InPairs', drop_last=False),
+        batch_size=5,
+        num_workers=workers,
+    )
     assert type(loader.batch_sampler) is InPairs
-    assert read(loader)[:, 4].tolist() == [40.] * 10 + [16.] * 2
+    assert read(loader)[:, 4].tolist() == [40.0] * 10 + [16.0] * 2
 
 
 def test_a_batch_sampler_resumes_where_it_stopped() -> None:
-    changes = dict(batch_sampler=dict(type=BatchSampler, drop_last=True), batch_size=5,
-                   sampler=dict(type='DefaultSampler', shuffle=True))
+    changes = dict(
+        batch_sampler=dict(type=BatchSampler, drop_last=True),
+        batch_size=5,
+        sampler=dict(type='DefaultSampler', shuffle=True),
+    )
     whole = loader_of(**changes)
     sampler: Any = whole.batch_sampler.sampler
     drawn = []

@@ -1,4 +1,5 @@
 """Whole runs of one process with several virtual ranks, and what they refuse."""
+
 from __future__ import annotations
 
 import collections
@@ -35,9 +36,11 @@ FOUR: Dict[str, Any] = {'env_cfg.virtual_ranks': 4}
 Pair = collections.namedtuple('Pair', 'inputs data_samples')
 
 
-@pytest.mark.parametrize('batch', [
-    dict(a=1), [1, 2], (1, 2), Pair(1, 2), torch.ones(2), collections.OrderedDict(a=1)],
-    ids=lambda batch: type(batch).__name__)
+@pytest.mark.parametrize(
+    'batch',
+    [dict(a=1), [1, 2], (1, 2), Pair(1, 2), torch.ones(2), collections.OrderedDict(a=1)],
+    ids=lambda batch: type(batch).__name__,
+)
 def test_a_batch_looks_as_before_and_carries_the_others(batch: Any) -> None:
     carrier = pack_rank_batches([batch, 'second', 'third'])
     plain_type = tuple if isinstance(batch, tuple) else type(batch)
@@ -52,9 +55,11 @@ def test_a_batch_that_cannot_carry_others_is_an_error() -> None:
         pack_rank_batches([1, 2])
 
 
-@pytest.mark.parametrize('batch', [
-    dict(a=1), [1, 2], (1, 2), Pair(1, 2), collections.OrderedDict(a=1)],
-    ids=lambda batch: type(batch).__name__)
+@pytest.mark.parametrize(
+    'batch',
+    [dict(a=1), [1, 2], (1, 2), Pair(1, 2), collections.OrderedDict(a=1)],
+    ids=lambda batch: type(batch).__name__,
+)
 def test_a_carrier_is_pickled_and_copied(batch: Any) -> None:
     carrier = pack_rank_batches([batch, 'second'])
     for copied in (pickle.loads(pickle.dumps(carrier)), copy.deepcopy(carrier)):
@@ -75,8 +80,13 @@ class Samples(Hook):
         self.seen: List[List[int]] = []
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        self.seen.append([sample.number for batch in unpack_rank_batches(data_batch, range(4))
-                          for sample in batch['data_samples']])
+        self.seen.append(
+            [
+                sample.number
+                for batch in unpack_rank_batches(data_batch, range(4))
+                for sample in batch['data_samples']
+            ]
+        )
 
 
 @DATA_SAMPLERS.register_module(force=True)
@@ -115,30 +125,55 @@ class AsksForASeed(Backwards):
 def test_a_users_sampler_and_batch_sampler_are_built_for_each_virtual_rank(tmp_path: Path) -> None:
     samples = Samples()
     DATA_SAMPLERS.register_module(name='TorchBatches', module=BatchSampler, force=True)
-    toy_train(tmp_path, hooks=[samples], **{
-        **FOUR, 'train_dataloader.dataset.length': 24, 'train_dataloader.sampler': dict(
-            type='Backwards', _delete_=True),
-        'train_dataloader.batch_sampler': dict(type='TorchBatches', drop_last=False),
-        'train_cfg.max_iters': 3})
+    toy_train(
+        tmp_path,
+        hooks=[samples],
+        **{
+            **FOUR,
+            'train_dataloader.dataset.length': 24,
+            'train_dataloader.sampler': dict(type='Backwards', _delete_=True),
+            'train_dataloader.batch_sampler': dict(type='TorchBatches', drop_last=False),
+            'train_cfg.max_iters': 3,
+        },
+    )
     # virtual rank 0 has 23, 19, 15, ..., virtual rank 1 has 22, 18, ...
-    assert samples.seen == [[23 - 8 * step - rank - 4 * k for rank in range(4) for k in (0, 1)]
-                            for step in range(3)]
+    assert samples.seen == [
+        [23 - 8 * step - rank - 4 * k for rank in range(4) for k in (0, 1)] for step in range(3)
+    ]
 
 
-@pytest.mark.parametrize(('changes', 'words'), [
-    ({'train_dataloader.sampler': dict(type='Deaf', _delete_=True)},
-     'sampler of virtual rank 1 of 4 has rank=0: expected 1'),
-    ({'train_dataloader.sampler': dict(type='AsksForASeed', _delete_=True)},
-     r'torch.distributed.broadcast .*virtual rank 0 of 4 is built.* the seed that it is given'),
-    ({'train_dataloader.sampler': dict(type='DefaultSampler', round_up=False),
-      'train_dataloader.dataset.length': 17, 'train_dataloader.batch_size': 1},
-     'an epoch has 4 batches on one virtual rank and 5 on another'),
-    ({'custom_hooks': [dict(type='SyncBuffersHook')]},
-     r'4 virtual ranks in 1 process\(es\) with SyncBuffersHook: .*Start 4 processes'),
-    ({'model_wrapper_cfg': dict(type='MMDistributedDataParallel', process_group=1)},
-     'process_group=1 cannot be obeyed')])
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (
+            {'train_dataloader.sampler': dict(type='Deaf', _delete_=True)},
+            'sampler of virtual rank 1 of 4 has rank=0: expected 1',
+        ),
+        (
+            {'train_dataloader.sampler': dict(type='AsksForASeed', _delete_=True)},
+            r'torch.distributed.broadcast .*virtual rank 0 of 4 is built.* the seed that it is given',
+        ),
+        (
+            {
+                'train_dataloader.sampler': dict(type='DefaultSampler', round_up=False),
+                'train_dataloader.dataset.length': 17,
+                'train_dataloader.batch_size': 1,
+            },
+            'an epoch has 4 batches on one virtual rank and 5 on another',
+        ),
+        (
+            {'custom_hooks': [dict(type='SyncBuffersHook')]},
+            r'4 virtual ranks in 1 process\(es\) with SyncBuffersHook: .*Start 4 processes',
+        ),
+        (
+            {'model_wrapper_cfg': dict(type='MMDistributedDataParallel', process_group=1)},
+            'process_group=1 cannot be obeyed',
+        ),
+    ],
+)
 def test_what_cannot_be_divided_is_refused(
-        changes: Dict[str, Any], words: str, tmp_path: Path) -> None:
+    changes: Dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(VirtualRanksError, match=words):
         toy_train(tmp_path, **FOUR, **changes)
 
@@ -151,8 +186,12 @@ def test_a_checkpoint_of_another_number_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_training_refuses_does_not_keep_from_testing(tmp_path: Path) -> None:
     toy_train(tmp_path, **FOUR, **{'train_cfg.max_iters': 4})
-    runner, record = toy_runner(tmp_path, load_from=str(tmp_path / 'iter_4.pth'), **FOUR,
-                                custom_hooks=[dict(type='SyncBuffersHook')])
+    runner, record = toy_runner(
+        tmp_path,
+        load_from=str(tmp_path / 'iter_4.pth'),
+        **FOUR,
+        custom_hooks=[dict(type='SyncBuffersHook')],
+    )
     runner.test()
     assert len(record.figures) == 1
 
@@ -170,8 +209,9 @@ def test_a_test_takes_the_weights_it_names_though_resume_is_set(tmp_path: Path) 
 
 def test_nothing_to_resume_from_does_not_keep_from_testing(tmp_path: Path) -> None:
     toy_train(tmp_path)
-    runner, record = toy_runner(tmp_path / 'other', load_from=str(tmp_path / 'iter_4.pth'),
-                                resume='must')
+    runner, record = toy_runner(
+        tmp_path / 'other', load_from=str(tmp_path / 'iter_4.pth'), resume='must'
+    )
     runner.test()
     assert len(record.figures) == 1
     with pytest.raises(ResumeError, match='holds no checkpoint'):
@@ -180,13 +220,22 @@ def test_nothing_to_resume_from_does_not_keep_from_testing(tmp_path: Path) -> No
 
 def test_a_checkpoint_that_others_cannot_carry_out_goes_on_as_before(tmp_path: Path) -> None:
     def surplus() -> DynamicSamplingHook:  # one sample of three in each step
-        return DynamicSamplingHook(score=lambda samples: [1.0] * len(samples), local_target=2,
-                                   validity=dict(low=0), max_age=9)
+        return DynamicSamplingHook(
+            score=lambda samples: [1.0] * len(samples),
+            local_target=2,
+            validity=dict(low=0),
+            max_age=9,
+        )
 
     three = {'train_dataloader.batch_size': 3}
     toy_train(tmp_path, hooks=[surplus()], **FOUR, **three, **{'train_cfg.max_iters': 4})
-    run, record = toy_train(tmp_path, hooks=[surplus()], resume='must', **three,
-                            custom_hooks=[dict(type='SyncBuffersHook')])
+    run, record = toy_train(
+        tmp_path,
+        hooks=[surplus()],
+        resume='must',
+        **three,
+        custom_hooks=[dict(type='SyncBuffersHook')],
+    )
     log = log_of(run)
     assert len(record.losses) == 4 and 'It continues with 1 virtual ranks' in log
     assert 'the run had 4 rank(s) and has 1: the pool is dealt out again' in log
@@ -219,7 +268,8 @@ class SyncToy(ToyRegression):
 
 @pytest.mark.parametrize('computed', [True, False])
 def test_sync_bn_layers_are_refused_where_the_device_computes_them(
-        computed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     supports = replace(CpuAccelerator.supports, sync_bn=computed)
     monkeypatch.setattr(CpuAccelerator, 'supports', supports)
     runner, _ = toy_runner(tmp_path, **FOUR, **{'model.type': 'SyncToy'})
@@ -297,7 +347,7 @@ def test_each_virtual_rank_has_its_own_buffers_that_come_and_grow() -> None:
         buffers.begin()
         for rank, want in enumerate(alone):
             buffers.place(rank)
-            values = torch.full((length + (rank == 1),), 10. * rank + step)
+            values = torch.full((length + (rank == 1),), 10.0 * rank + step)
             assert torch.equal(model(values), want(values))
         buffers.place(0)
         assert torch.equal(model.grid, alone[0].grid)
@@ -338,8 +388,10 @@ def wrapped_toy() -> MMModelParallel:
 
 def test_a_wrapper_that_adds_in_no_order_is_refused(tmp_path: Path) -> None:
     toy_train(tmp_path, **{'model.type': 'wrapped_toy'})
-    with pytest.raises(VirtualRanksError, match=(
-            "reduction='ordered' with the model wrapper MMModelParallel.*Remove the setting")):
+    with pytest.raises(
+        VirtualRanksError,
+        match=("reduction='ordered' with the model wrapper MMModelParallel.*Remove the setting"),
+    ):
         toy_train(tmp_path, **{'model.type': 'wrapped_toy', 'env_cfg.reduction': 'ordered'})
 
 

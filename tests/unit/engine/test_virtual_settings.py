@@ -18,15 +18,20 @@ from mapsage.engine.virtual_settings import (
 from mapsage_launcher.nodes.elastic import VIRTUAL_RANKS_VARIABLE
 
 
-@pytest.mark.parametrize(('asked', 'saved', 'processes', 'count'), [
-    (None, None, 3, 3), (8, None, 3, 8), (None, 8, 3, 8), (8, 8, 3, 8)])
+@pytest.mark.parametrize(
+    ('asked', 'saved', 'processes', 'count'),
+    [(None, None, 3, 3), (8, None, 3, 8), (None, 8, 3, 8), (8, 8, 3, 8)],
+)
 def test_the_checkpoint_and_then_the_config_say_how_many(
-        asked: Any, saved: Any, processes: int, count: int) -> None:
+    asked: Any, saved: Any, processes: int, count: int
+) -> None:
     assert settle_virtual_ranks(asked, saved, processes) == VirtualRanks(count, processes)
 
 
-@pytest.mark.parametrize(('source', 'processes'), [
-    (None, 32), (dict(type='Cached'), 32), (dict(type='Streamed', encoders=8), 24)])
+@pytest.mark.parametrize(
+    ('source', 'processes'),
+    [(None, 32), (dict(type='Cached'), 32), (dict(type='Streamed', encoders=8), 24)],
+)
 def test_ranks_that_only_encode_are_no_virtual_ranks(source: Any, processes: int) -> None:
     cfg = Config(dict(feature_source=source))
     assert expected_processes(cfg, {VIRTUAL_RANKS_VARIABLE: '32'}) == processes
@@ -44,21 +49,31 @@ def test_there_are_no_idle_processes() -> None:
 
 
 def test_more_processes_than_the_checkpoint_has_virtual_ranks_are_told_the_way_out() -> None:
-    with pytest.raises(VirtualRanksError, match=(
-            r'with 1 virtual rank.*and 8 processes .* start 1 or fewer, .* 8 with load_from=')):
+    with pytest.raises(
+        VirtualRanksError,
+        match=(r'with 1 virtual rank.*and 8 processes .* start 1 or fewer, .* 8 with load_from='),
+    ):
         settle_virtual_ranks(None, 1, 8)
 
 
-@pytest.mark.parametrize(('cfg', 'named'), [
-    (dict(feature_source=dict(type='Streamed', ranks_per_head=2)), 'ranks_per_head=2'),
-    (dict(custom_hooks=[dict(type='mapsage.engine.SyncBuffersHook')]), 'SyncBuffersHook'),
-    (dict(custom_hooks=[dict(type='EMAHook'), dict(type='SyncBuffersHook')]), 'SyncBuffersHook'),
-    (dict(default_hooks=dict(timer=None, own=dict(type='SyncBuffersHook'))), 'SyncBuffersHook'),
-    (dict(sync_bn='torch'), 'sync_bn'),
-    (dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel')), 'MMSeparate'),
-    (dict(randomness=dict(diff_rank_seed=True)), 'diff_rank_seed')])
+@pytest.mark.parametrize(
+    ('cfg', 'named'),
+    [
+        (dict(feature_source=dict(type='Streamed', ranks_per_head=2)), 'ranks_per_head=2'),
+        (dict(custom_hooks=[dict(type='mapsage.engine.SyncBuffersHook')]), 'SyncBuffersHook'),
+        (
+            dict(custom_hooks=[dict(type='EMAHook'), dict(type='SyncBuffersHook')]),
+            'SyncBuffersHook',
+        ),
+        (dict(default_hooks=dict(timer=None, own=dict(type='SyncBuffersHook'))), 'SyncBuffersHook'),
+        (dict(sync_bn='torch'), 'sync_bn'),
+        (dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel')), 'MMSeparate'),
+        (dict(randomness=dict(diff_rank_seed=True)), 'diff_rank_seed'),
+    ],
+)
 def test_what_needs_a_process_for_each_virtual_rank_is_named(
-        cfg: Dict[str, Any], named: str) -> None:
+    cfg: Dict[str, Any], named: str
+) -> None:
     assert named in obstacle(Config(cfg), 'single_device')
 
 
@@ -70,22 +85,34 @@ def test_a_type_may_have_a_scope_or_be_a_class(kind: Any) -> None:
 
 
 def test_a_plain_config_has_no_obstacle_but_model_parallelism() -> None:
-    cfg = Config(dict(custom_hooks=[dict(type='EMAHook')], randomness=dict(seed=1),
-                      model_wrapper_cfg=dict(type='MMDistributedDataParallel')))
+    cfg = Config(
+        dict(
+            custom_hooks=[dict(type='EMAHook')],
+            randomness=dict(seed=1),
+            model_wrapper_cfg=dict(type='MMDistributedDataParallel'),
+        )
+    )
     assert obstacle(cfg, 'single_device') == ''
     told = obstacle(cfg, 'single_device', sync_layers=True)
     assert 'SyncBN layers' in told and "norm_cfg=dict(type='BN')" in told
     assert 'model parallelism' in obstacle(cfg, MODEL_PARALLEL)
 
 
-@pytest.mark.parametrize('virtual_ranks, cfg, possible', [
-    (3, {}, True), (1, dict(sync_bn='torch'), True), (2, dict(sync_bn='torch'), False),
-    (2, dict(feature_source=dict(type='Streamed', ranks_per_head=2)), True),
-    (2, dict(feature_source=dict(type='Prefetched')), True),
-    (3, dict(custom_hooks=[dict(type='DynamicSamplingHook')]), True),
-    (3, dict(custom_hooks=[dict(type='SyncBuffersHook')]), False),
-    (2, dict(train_dataloader=dict(sampler=object())), False)])
+@pytest.mark.parametrize(
+    'virtual_ranks, cfg, possible',
+    [
+        (3, {}, True),
+        (1, dict(sync_bn='torch'), True),
+        (2, dict(sync_bn='torch'), False),
+        (2, dict(feature_source=dict(type='Streamed', ranks_per_head=2)), True),
+        (2, dict(feature_source=dict(type='Prefetched')), True),
+        (3, dict(custom_hooks=[dict(type='DynamicSamplingHook')]), True),
+        (3, dict(custom_hooks=[dict(type='SyncBuffersHook')]), False),
+        (2, dict(train_dataloader=dict(sampler=object())), False),
+    ],
+)
 def test_a_replay_is_advised_where_one_process_can_have_the_virtual_ranks(
-        virtual_ranks: int, cfg: Dict[str, Any], possible: bool) -> None:
+    virtual_ranks: int, cfg: Dict[str, Any], possible: bool
+) -> None:
     given = dict(dict(train_dataloader=dict(sampler=dict(type='InfiniteSampler'))), **cfg)
     assert can_replay(Config(given), 'distributed_data_parallel', False, virtual_ranks) == possible

@@ -1,4 +1,5 @@
 """Every kind of ``model_wrapper_cfg`` trains on two ranks as the default does, or is refused."""
+
 from __future__ import annotations
 
 import inspect
@@ -74,15 +75,17 @@ VARIANTS: Dict[str, Any] = {
 if 'static_graph' not in inspect.signature(DistributedDataParallel).parameters:
     del VARIANTS['static_graph']  # torch 1.10
 REFUSED: Dict[str, Any] = {
-    "'MMFullyShardedDataParallel' leaves each rank a part of every weight":
-        dict(type='MMFullyShardedDataParallel'),
-    "has no such option. Did you mean 'find_unused_parameters'?":
-        dict(find_unused_parameter=True),
-    "has no such option. Did you mean 'bucket_cap_mb'?":
-        dict(type='UsersDataParallel', bucket_cap=1),
+    "'MMFullyShardedDataParallel' leaves each rank a part of every weight": dict(
+        type='MMFullyShardedDataParallel'
+    ),
+    "has no such option. Did you mean 'find_unused_parameters'?": dict(find_unused_parameter=True),
+    "has no such option. Did you mean 'bucket_cap_mb'?": dict(
+        type='UsersDataParallel', bucket_cap=1
+    ),
     'has no such option. Remove it.': dict(type='UsersDataParallel', pasta=1),
-    "not registered in MODEL_WRAPPERS. Did you mean 'MMDistributedDataParallel'?":
-        dict(type='MMDistributedDataParalel'),
+    "not registered in MODEL_WRAPPERS. Did you mean 'MMDistributedDataParallel'?": dict(
+        type='MMDistributedDataParalel'
+    ),
     'not registered in MODEL_WRAPPERS. Name the module': dict(type='mmseg.Spaghetti'),
 }
 
@@ -90,14 +93,21 @@ REFUSED: Dict[str, Any] = {
 def train_variants(folder: str, accelerator: str) -> List[Dict[str, Any]]:
     """Return losses, weights and devices of the variants, and the errors of the refused."""
     runs, errors = {}, {}
-    changes: Any = {'model.dropout': 0.0, 'train_cfg.max_iters': 3,
-                    'env_cfg.accelerator': accelerator}
+    changes: Any = {
+        'model.dropout': 0.0,
+        'train_cfg.max_iters': 3,
+        'env_cfg.accelerator': accelerator,
+    }
     for name, wrapper in VARIANTS.items():
-        runner, record = toy_train(Path(folder) / str(len(runs)), model_wrapper_cfg=wrapper,
-                                   **changes)
+        runner, record = toy_train(
+            Path(folder) / str(len(runs)), model_wrapper_cfg=wrapper, **changes
+        )
         parameters = list(runner.model.parameters())
-        runs[name] = dict(losses=record.losses, devices={str(each.device) for each in parameters},
-                          weights=[each.detach().cpu() for each in parameters])
+        runs[name] = dict(
+            losses=record.losses,
+            devices={str(each.device) for each in parameters},
+            weights=[each.detach().cpu() for each in parameters],
+        )
     for sentence, wrapper in REFUSED.items():
         try:
             toy_train(Path(folder) / 'refused', model_wrapper_cfg=wrapper, **changes)
@@ -106,12 +116,17 @@ def train_variants(folder: str, accelerator: str) -> List[Dict[str, Any]]:
     return [runs, errors]
 
 
-@pytest.mark.parametrize('accelerator', [
-    pytest.param('cpu', marks=on_host),
-    pytest.param('sim', marks=[main_leg, pytest.mark.skipif(
-        SIM_ABSENT is not None, reason=str(SIM_ABSENT))])])
-def test_each_wrapper_trains_as_the_default_or_is_refused(accelerator: str,
-                                                          tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'accelerator',
+    [
+        pytest.param('cpu', marks=on_host),
+        pytest.param(
+            'sim',
+            marks=[main_leg, pytest.mark.skipif(SIM_ABSENT is not None, reason=str(SIM_ABSENT))],
+        ),
+    ],
+)
+def test_each_wrapper_trains_as_the_default_or_is_refused(accelerator: str, tmp_path: Path) -> None:
     results = run_ranks(train_variants, 2, tmp_path, str(tmp_path), accelerator)
     for rank, (runs, errors) in enumerate(results):
         device = 'cpu' if accelerator == 'cpu' else f'gcu:{rank}'
@@ -138,14 +153,16 @@ def wrap_beside_a_native_group(kind: str) -> str:
     # A rank that ends at once may close its connection before the other has accepted it.
     dist.barrier()
     try:
-        wrap_for_ranks(ToyRegression(), dict(type=kind), False, OwnGroup(), VirtualRanks(2, 2),
-                       True, None)
+        wrap_for_ranks(
+            ToyRegression(), dict(type=kind), False, OwnGroup(), VirtualRanks(2, 2), True, None
+        )
     except ConfigError as error:
         return str(error)
     return ''
 
 
 def test_a_users_ddp_is_refused_where_the_vendors_group_alone_reaches_the_devices(
-        tmp_path: Path) -> None:
+    tmp_path: Path,
+) -> None:
     for message in run_ranks(wrap_beside_a_native_group, 2, tmp_path, 'UsersDataParallel'):
         assert "'UsersDataParallel' adds gradients up over torch.distributed" in message

@@ -1,4 +1,5 @@
 """Boundary IoU against the paper's code."""
+
 from __future__ import annotations
 
 from typing import Tuple
@@ -22,7 +23,7 @@ def cheng_boundary(mask: np.ndarray, distance: int) -> np.ndarray:
     height, width = mask.shape
     padded = cv2.copyMakeBorder(mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
     eroded = cv2.erode(padded, np.ones((3, 3), np.uint8), iterations=distance)
-    return mask - eroded[1:height + 1, 1:width + 1]
+    return mask - eroded[1 : height + 1, 1 : width + 1]
 
 
 def blobs(seed: int, shape: Tuple[int, int], num_classes: int) -> torch.Tensor:
@@ -33,8 +34,10 @@ def blobs(seed: int, shape: Tuple[int, int], num_classes: int) -> torch.Tensor:
     return torch.from_numpy(turned.astype(np.int64))
 
 
-@pytest.mark.parametrize('shape, ratio', [((90, 140), .02), ((61, 40), .05), ((20, 16), .3),
-                                          ((7, 9), 1.), ((1, 30), .02)])
+@pytest.mark.parametrize(
+    'shape, ratio',
+    [((90, 140), 0.02), ((61, 40), 0.05), ((20, 16), 0.3), ((7, 9), 1.0), ((1, 30), 0.02)],
+)
 def test_boundary_counts_equal_the_papers(shape: Tuple[int, int], ratio: float) -> None:
     prediction, truth = blobs(1, shape, 4), blobs(2, shape, 4)
     truth[:, 10:13] = 255
@@ -42,8 +45,10 @@ def test_boundary_counts_equal_the_papers(shape: Tuple[int, int], ratio: float) 
     ignored = truth.numpy() == 255
     expected = np.zeros((3, 4), np.int64)
     for label in range(4):
-        masks = [((labels.numpy() == label) & ~ignored).astype(np.uint8)
-                 for labels in (prediction, truth)]
+        masks = [
+            ((labels.numpy() == label) & ~ignored).astype(np.uint8)
+            for labels in (prediction, truth)
+        ]
         edges = [cheng_boundary(mask, distance).astype(bool) for mask in masks]
         expected[:, label] = [(edges[0] & edges[1]).sum(), edges[0].sum(), edges[1].sum()]
     counts = boundary_counts(prediction, truth, 4, 255, ratio)

@@ -1,4 +1,5 @@
 """Calibration of probabilities, compared with the paper's formula and with other libraries."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,8 +26,9 @@ from mapsage.evaluation import (
 CLASSES = 4
 
 
-def prediction(seed: int, channels: int = CLASSES, ignored: bool = True
-               ) -> Tuple[torch.Tensor, torch.Tensor]:
+def prediction(
+    seed: int, channels: int = CLASSES, ignored: bool = True
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return logits (C, 30, 40), correct more often where they are confident, and the truth."""
     random = torch.Generator().manual_seed(seed)
     truth = torch.randint(0, max(channels, 2), (30, 40), generator=random)
@@ -36,24 +38,30 @@ def prediction(seed: int, channels: int = CLASSES, ignored: bool = True
     else:
         logits += truth * 2 - 1
     if ignored:
-        truth[torch.rand(30, 40, generator=random) < .2] = 255
+        truth[torch.rand(30, 40, generator=random) < 0.2] = 255
     return logits, truth
 
 
-def sample(logits: torch.Tensor, truth: torch.Tensor, name: str = '/data/tile.tif',
-           threshold: float = 0.3) -> SegDataSample:
+def sample(
+    logits: torch.Tensor, truth: torch.Tensor, name: str = '/data/tile.tif', threshold: float = 0.3
+) -> SegDataSample:
     """Return logits as a data sample, like MMSegmentation's EncoderDecoder."""
     data = SegDataSample(metainfo=dict(img_path=name))
     scores = logits.sigmoid() if len(logits) == 1 else logits
-    labels = (scores > threshold).to(scores) if len(logits) == 1 else \
-        logits.argmax(0, keepdim=True)
-    data.set_data(dict(seg_logits=PixelData(data=scores), pred_sem_seg=PixelData(data=labels),
-                       gt_sem_seg=PixelData(data=truth[None])))
+    labels = (scores > threshold).to(scores) if len(logits) == 1 else logits.argmax(0, keepdim=True)
+    data.set_data(
+        dict(
+            seg_logits=PixelData(data=scores),
+            pred_sem_seg=PixelData(data=labels),
+            gt_sem_seg=PixelData(data=truth[None]),
+        )
+    )
     return data
 
 
-def evaluate(samples: List[SegDataSample], size: Optional[int] = None, classes: int = CLASSES,
-             **options: Any) -> Tuple[Dict[str, float], CalibrationError]:
+def evaluate(
+    samples: List[SegDataSample], size: Optional[int] = None, classes: int = CLASSES, **options: Any
+) -> Tuple[Dict[str, float], CalibrationError]:
     metric = CalibrationError(**options)
     evaluator = Evaluator([metric])
     evaluator.dataset_meta = dict(classes=NAMES[:classes])
@@ -62,8 +70,9 @@ def evaluate(samples: List[SegDataSample], size: Optional[int] = None, classes: 
     return evaluator.evaluate(len(samples) if size is None else size), metric
 
 
-def expected(pairs: List[Tuple[torch.Tensor, torch.Tensor]], bins: int = 15,
-             threshold: float = 0.3) -> Tuple[float, float]:
+def expected(
+    pairs: List[Tuple[torch.Tensor, torch.Tensor]], bins: int = 15, threshold: float = 0.3
+) -> Tuple[float, float]:
     """Return ECE and overconfidence in percent by equation 3 of Guo et al., bin by bin."""
     confidences, hits = [], []
     for logits, truth in pairs:
@@ -81,8 +90,9 @@ def expected(pairs: List[Tuple[torch.Tensor, torch.Tensor]], bins: int = 15,
     for number in range(bins):
         inside = (confidence > number / bins) & (confidence <= (number + 1) / bins)
         if inside.any():
-            error += inside.sum() / len(confidence) * abs(
-                hit[inside].mean() - confidence[inside].mean())
+            error += (
+                inside.sum() / len(confidence) * abs(hit[inside].mean() - confidence[inside].mean())
+            )
     return 100 * error, 100 * (confidence.mean() - hit.mean())
 
 
@@ -92,8 +102,9 @@ def test_the_error_equals_the_formula(channels: int, bins: int) -> None:
     samples = [sample(*pair) for pair in pairs]
     result, metric = evaluate(samples, classes=max(channels, 2), bins=bins)
     error, over = expected(pairs, bins)
-    assert result == dict(ECE=pytest.approx(error, abs=0.0051),
-                         overconfidence=pytest.approx(over, abs=0.0051))
+    assert result == dict(
+        ECE=pytest.approx(error, abs=0.0051), overconfidence=pytest.approx(over, abs=0.0051)
+    )
     assert 100 * calibration_error(metric.counts.sum(1)) == pytest.approx(error, abs=2e-5)
     assert metric.counts[0].sum() == sum(int((truth != 255).sum()) for _, truth in pairs)
 
@@ -138,10 +149,15 @@ def test_the_log_names_the_classes_that_are_too_sure(monkeypatch: pytest.MonkeyP
     cells = [float(cell) for cell in line.split('|')[2:-1]]
     labels, labeled = logits.argmax(0), truth != 255
     predicted = (labels == 2) & labeled
-    assert cells == pytest.approx([
-        100 * float(predicted.sum() / labeled.sum()),
-        100 * float(logits.softmax(0)[2][predicted].mean()),
-        100 * float((truth == 2)[predicted].float().mean()), by_class[2]], abs=0.0051)
+    assert cells == pytest.approx(
+        [
+            100 * float(predicted.sum() / labeled.sum()),
+            100 * float(logits.softmax(0)[2][predicted].mean()),
+            100 * float((truth == 2)[predicted].float().mean()),
+            by_class[2],
+        ],
+        abs=0.0051,
+    )
 
 
 def test_probabilities_need_no_softmax() -> None:
@@ -150,8 +166,9 @@ def test_probabilities_need_no_softmax() -> None:
     data.seg_logits.data = logits.softmax(0)
     result, _ = evaluate([data], scores='probabilities')
     assert result == evaluate([sample(logits, truth)])[0]
-    with pytest.raises(ValueError, match="tile.tif: seg_logits are probabilities.*set scores="
-                                         "'probabilities'"):
+    with pytest.raises(
+        ValueError, match="tile.tif: seg_logits are probabilities.*set scores='probabilities'"
+    ):
         evaluate([data])
     with pytest.raises(ValueError, match="seg_logits hold .*set scores='logits'"):
         evaluate([sample(logits, truth)], scores='probabilities')
@@ -161,8 +178,11 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     logits, truth = prediction(0)
     bare = sample(logits, truth)
     del bare.seg_logits
-    with pytest.raises(ValueError, match='tile.tif: the prediction has .*pred_sem_seg and no '
-                                         'seg_logits.*take CalibrationError out'):
+    with pytest.raises(
+        ValueError,
+        match='tile.tif: the prediction has .*pred_sem_seg and no '
+        'seg_logits.*take CalibrationError out',
+    ):
         evaluate([bare])
     with pytest.raises(ValueError, match=r'tile.tif: the confidence has shape \(30, 40\)'):
         evaluate([sample(logits, truth[:20])])
@@ -181,8 +201,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         evaluate([sample(logits, truth)] * 5, size=3)
     with pytest.raises(ValueError, match="scores='odds', bins=15: expected one of logits, prob"):
         CalibrationError(scores='odds')
-    empty, _ = evaluate([sample(logits, torch.full_like(truth, 255))],
-                        picture=str(tmp_path / 'none.png'))
+    empty, _ = evaluate(
+        [sample(logits, torch.full_like(truth, 255))], picture=str(tmp_path / 'none.png')
+    )
     assert all(np.isnan(value) for value in empty.values()) and not list(tmp_path.iterdir())
 
 
@@ -191,7 +212,7 @@ def test_the_picture_shows_how_far_it_is_from_the_diagonal(tmp_path: Path) -> No
     path = tmp_path / 'new' / 'reliability.png'
     evaluate([sample(*pair) for pair in pairs], picture=str(path))
     assert cv2.imread(str(path)).std() > 20
-    middles = (np.arange(15) + .5) / 15
+    middles = (np.arange(15) + 0.5) / 15
     good = render_reliability(np.full(15, 100), middles, middles)
     bad = render_reliability(np.full(15, 100), middles, middles / 2)
 
@@ -200,6 +221,6 @@ def test_the_picture_shows_how_far_it_is_from_the_diagonal(tmp_path: Path) -> No
         return int(((red > green + 40) & (red > blue + 20)).sum())
 
     assert reddish(bad) > 20 * max(1, reddish(good))
-    assert render_reliability([0, 5], [np.nan, .7], [np.nan, .6]).shape == good.shape
+    assert render_reliability([0, 5], [np.nan, 0.7], [np.nan, 0.6]).shape == good.shape
     with pytest.raises(ValueError, match='2 counts, 1 probabilities, 2 shares'):
-        render_reliability([1, 2], [.5], [.5, .5])
+        render_reliability([1, 2], [0.5], [0.5, 0.5])

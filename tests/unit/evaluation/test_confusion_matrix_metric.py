@@ -1,4 +1,5 @@
 """ConfusionMatrixMetric, compared with MMSeg's IoUMetric."""
+
 from __future__ import annotations
 
 import logging
@@ -44,14 +45,27 @@ def with_table(kind: str, *args: Any, count: int = 2, **options: Any) -> Any:
         logger.removeHandler(table)
 
 
-@pytest.mark.parametrize('options', [
-    {}, dict(iou_metrics=ALL), dict(iou_metrics=['mFscore'], beta=2), dict(iou_metrics=['mDice']),
-    dict(iou_metrics=ALL, nan_to_num=0), dict(prefix='val'), dict(ignore_index=2)])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(iou_metrics=ALL),
+        dict(iou_metrics=['mFscore'], beta=2),
+        dict(iou_metrics=['mDice']),
+        dict(iou_metrics=ALL, nan_to_num=0),
+        dict(prefix='val'),
+        dict(ignore_index=2),
+    ],
+)
 def test_scores_and_table_equal_iou_metrics(options: Dict[str, Any]) -> None:
     # Class 5 neither occurs nor is predicted, class 4 is never predicted; sizes differ.
-    pairs = [(prediction.clamp(max=3), truth) for prediction, truth in (
-        label_maps(number, 5, (30, 20 + number), options.get('ignore_index', 255))
-        for number in range(4))]
+    pairs = [
+        (prediction.clamp(max=3), truth)
+        for prediction, truth in (
+            label_maps(number, 5, (30, 20 + number), options.get('ignore_index', 255))
+            for number in range(4)
+        )
+    ]
     pairs.append((pairs[0][0], torch.full_like(pairs[0][1], options.get('ignore_index', 255))))
     expected, table = with_table('IoUMetric', pairs, **options)
     result, lines = with_table('ConfusionMatrixMetric', pairs, **options)
@@ -63,13 +77,16 @@ def test_scores_and_table_equal_iou_metrics(options: Dict[str, Any]) -> None:
 
 def test_kappa_and_boundary_iou_on_request() -> None:
     pairs = [label_maps(number, 7) for number in range(2)]
-    result, lines = with_table('ConfusionMatrixMetric', pairs,
-                               iou_metrics=['mBoundaryIoU', 'kappa'])
+    result, lines = with_table(
+        'ConfusionMatrixMetric', pairs, iou_metrics=['mBoundaryIoU', 'kappa']
+    )
     matrix = sum(confusion_matrix(*pair, 7) for pair in pairs)
     values = boundary_iou(sum(boundary_counts(*pair, 7) for pair in pairs))
-    assert result == dict(aAcc=round(100 * scores(matrix)['aAcc'], 2),
-                         mBoundaryIoU=round(100 * float(values.mean()), 2),
-                         kappa=round(100 * scores(matrix)['kappa'], 2))
+    assert result == dict(
+        aAcc=round(100 * scores(matrix)['aAcc'], 2),
+        mBoundaryIoU=round(100 * float(values.mean()), 2),
+        kappa=round(100 * scores(matrix)['kappa'], 2),
+    )
     assert f'{100 * values[0]:.2f}' in lines[-1] and 'BoundaryIoU' in lines[-1]
 
 
@@ -79,15 +96,20 @@ def test_a_class_without_a_hit_counts_in_fbeta_only() -> None:
     prediction = torch.zeros_like(truth)
     options: Dict[str, Any] = dict(classes=('ground', 'house', 'lake'))
     host, _ = with_table('IoUMetric', [(prediction, truth)], iou_metrics=['mFscore'], **options)
-    result, lines = with_table('ConfusionMatrixMetric', [(prediction, truth)],
-                              iou_metrics=['mFscore', 'mFbeta'], **options)
+    result, lines = with_table(
+        'ConfusionMatrixMetric', [(prediction, truth)], iou_metrics=['mFscore', 'mFbeta'], **options
+    )
     assert {key: result[key] for key in host} == {k: round(float(v), 2) for k, v in host.items()}
     assert (result['mFscore'], result['mFbeta']) == (94.74, 47.37)
     assert ' Fbeta ' in lines[-1]
-    _, lines = with_table('ConfusionMatrixMetric', [(prediction, truth)], iou_metrics=['mFscore'],
-                          count=3, **options)
-    assert 'mFscore 94.74 leaves out house' in lines[0] and 'mFbeta' in lines[0] \
+    _, lines = with_table(
+        'ConfusionMatrixMetric', [(prediction, truth)], iou_metrics=['mFscore'], count=3, **options
+    )
+    assert (
+        'mFscore 94.74 leaves out house' in lines[0]
+        and 'mFbeta' in lines[0]
         and '47.37' in lines[0]
+    )
     metrics = pytest.importorskip('sklearn.metrics', reason='scikit-learn is not installed')
     expected = metrics.f1_score(truth.reshape(-1), prediction.reshape(-1), average='macro')
     assert result['mFbeta'] == round(100 * expected, 2)
@@ -103,12 +125,14 @@ def test_float_labels_of_a_binary_head() -> None:
     prediction, truth = label_maps(0, 2)
     from_integers, from_floats = (
         evaluate('ConfusionMatrixMetric', [(labels, truth)], classes=('no', 'yes'))
-        for labels in (prediction, prediction.float()))
+        for labels in (prediction, prediction.float())
+    )
     assert from_integers == from_floats
 
 
 def test_counts_that_a_small_integer_cannot_hold_are_summed_on_the_host(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pairs = [label_maps(number, 7) for number in range(5)]
     expected = evaluate('ConfusionMatrixMetric', pairs, size=4)
     drains = []
@@ -169,13 +193,15 @@ def test_mistakes_are_named() -> None:
 def test_masks_equal_iou_metrics(meta: Dict[str, Any], tmp_path: Path) -> None:
     pairs = [label_maps(number, 7) for number in range(2)]
     for kind in ('IoUMetric', 'ConfusionMatrixMetric'):
-        scores_of_kind = evaluate(kind, pairs, meta=meta, format_only=True,
-                                  output_dir=str(tmp_path / kind))
+        scores_of_kind = evaluate(
+            kind, pairs, meta=meta, format_only=True, output_dir=str(tmp_path / kind)
+        )
         assert scores_of_kind == {}
     for number in range(2):
         expected, mask = (
             cv2.imread(str(tmp_path / kind / f'tile_{number}.png'), cv2.IMREAD_UNCHANGED)
-            for kind in ('IoUMetric', 'ConfusionMatrixMetric'))
+            for kind in ('IoUMetric', 'ConfusionMatrixMetric')
+        )
         assert mask.shape == (40, 50) and mask.dtype == np.uint8
         np.testing.assert_array_equal(mask, expected)
         np.testing.assert_array_equal(mask, pairs[number][0] + len(meta))
@@ -186,17 +212,23 @@ def test_each_image_of_a_rounded_sampler_counts_once(world: int) -> None:
     for size in range(1, 12):
         per_rank = -(-size // world)
         padded = [index % size for index in range(per_rank * world)]
-        counted = [padded[rank::world][number]
-                   for rank in range(world) for number in range(per_rank)
-                   if not is_repeat([per_rank] * world, rank, number, size)]
+        counted = [
+            padded[rank::world][number]
+            for rank in range(world)
+            for number in range(per_rank)
+            if not is_repeat([per_rank] * world, rank, number, size)
+        ]
         assert sorted(counted) == list(range(size))
 
 
 def test_uneven_ranks_without_repeats_lose_no_image() -> None:
     # Contiguous splits, as torch's split makes them: nothing was repeated, so nothing is dropped.
     for images in ([5, 2], [0, 4], [3, 3, 1], [1, 0, 6]):
-        assert not any(is_repeat(images, rank, number, sum(images))
-                       for rank, count in enumerate(images) for number in range(count))
+        assert not any(
+            is_repeat(images, rank, number, sum(images))
+            for rank, count in enumerate(images)
+            for number in range(count)
+        )
     # The order of mmengine's collect_results is 0a 1a 0b 1b 0c 0d.
     assert [is_repeat([4, 2], 0, number, 4) for number in range(4)] == [False, False, True, True]
 
@@ -206,6 +238,7 @@ def count_on_xla(folder: Path) -> Any:
     import torch_xla.debug.metrics as metrics
 
     from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+
     accelerator = set_current_accelerator(resolve_accelerator('xla'))
     device = accelerator.device()
     metric = ConfusionMatrixMetric(iou_metrics=['mIoU', 'mBoundaryIoU', 'kappa'])
@@ -217,8 +250,11 @@ def count_on_xla(folder: Path) -> Any:
         torch_xla.sync()
         compile_times = metrics.metric_data('CompileTime')
         compiled.append(compile_times[0] if compile_times else 0)
-    fallbacks = [name for name in metrics.counter_names() if name.startswith('aten::')
-                 and name != 'aten::_local_scalar_dense']
+    fallbacks = [
+        name
+        for name in metrics.counter_names()
+        if name.startswith('aten::') and name != 'aten::_local_scalar_dense'
+    ]
     return compiled, fallbacks, metric.evaluate(6)
 
 
@@ -229,5 +265,6 @@ def test_a_lazy_device_compiles_once_and_has_no_fallback(tmp_path: Path) -> None
     assert compiled[0] > 0 and compiled[-1] == compiled[1], compiled
     assert fallbacks == []
     pairs = [label_maps(number, 7) for number in range(6)]
-    assert result == evaluate('ConfusionMatrixMetric', pairs,
-                             iou_metrics=['mIoU', 'mBoundaryIoU', 'kappa'])
+    assert result == evaluate(
+        'ConfusionMatrixMetric', pairs, iou_metrics=['mIoU', 'mBoundaryIoU', 'kappa']
+    )

@@ -1,4 +1,5 @@
 """The mIoU of a model that predicts the most frequent class everywhere."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,13 +24,14 @@ def test_agrees_with_mmseg_metric(tmp_path: Path) -> None:
         dataset = LoveDADataset(
             data_root=str(tmp_path / 'demo'),
             data_prefix=dict(img_path='img_dir/val', seg_map_path='ann_dir/val'),
-            pipeline=pipeline)
+            pipeline=pipeline,
+        )
         labels = [sample['data_samples'].gt_sem_seg.data[0] for sample in dataset]
     counts = count_class_pixels(dataset)
     assert counts.sum() == sum(int((label != 255).sum()) for label in labels)
     areas = [
-        IoUMetric.intersect_and_union(
-            torch.full_like(label, int(counts.argmax())), label, 7, 255) for label in labels
+        IoUMetric.intersect_and_union(torch.full_like(label, int(counts.argmax())), label, 7, 255)
+        for label in labels
     ]
     intersection, union = (sum(a[i] for a in areas).numpy() for i in (0, 1))
     present = union > 0
@@ -38,7 +40,7 @@ def test_agrees_with_mmseg_metric(tmp_path: Path) -> None:
 
 
 def test_absent_classes_do_not_count() -> None:
-    assert single_class_miou([60, 20, 20, 0]) == pytest.approx(.6 / 3)
+    assert single_class_miou([60, 20, 20, 0]) == pytest.approx(0.6 / 3)
 
 
 def test_nothing_labeled_is_an_error() -> None:

@@ -1,4 +1,5 @@
 """The gate before a frozen encoder: which encoders it takes, and what it answers with."""
+
 from __future__ import annotations
 
 import copy
@@ -13,12 +14,21 @@ from mapsage.features import FeatureSourceError, Item, Prefetched, StreamingErro
 from mapsage.features.encoder_gate import EncoderGate, check_frozen
 
 
-@pytest.mark.parametrize('layer, refused', [
-    (nn.BatchNorm2d(3), True), (nn.Dropout(0.1), True), (nn.Dropout2d(0.1), True),
-    (nn.MultiheadAttention(3, 1, dropout=0.1), True), (nn.MultiheadAttention(3, 1), False),
-    (nn.Dropout(0.), False), (nn.GroupNorm(1, 3), False)])
-def test_an_encoder_that_is_not_the_same_in_every_step_is_refused(layer: nn.Module,
-                                                                  refused: bool) -> None:
+@pytest.mark.parametrize(
+    'layer, refused',
+    [
+        (nn.BatchNorm2d(3), True),
+        (nn.Dropout(0.1), True),
+        (nn.Dropout2d(0.1), True),
+        (nn.MultiheadAttention(3, 1, dropout=0.1), True),
+        (nn.MultiheadAttention(3, 1), False),
+        (nn.Dropout(0.0), False),
+        (nn.GroupNorm(1, 3), False),
+    ],
+)
+def test_an_encoder_that_is_not_the_same_in_every_step_is_refused(
+    layer: nn.Module, refused: bool
+) -> None:
     encoder = nn.Sequential(nn.Conv2d(3, 3, 1), layer).requires_grad_(False)
     if not refused:
         check_frozen(encoder)
@@ -48,7 +58,7 @@ def test_a_model_that_is_put_into_training_leaves_the_encoder_alone() -> None:
     encoder = Levels().eval()
     model = nn.Sequential(encoder)
     gate = EncoderGate(encoder)
-    images = torch.arange(24.).view(2, 3, 2, 2)
+    images = torch.arange(24.0).view(2, 3, 2, 2)
     expected, before = encoder(images)[0], copy.deepcopy(encoder.state_dict())
     source = Prefetched(gate.encode, depth=8)
     for number in range(200):
@@ -76,8 +86,9 @@ def test_features_go_with_one_call_and_its_images() -> None:
     assert len(encoder(torch.ones(1, 3, 2, 2))[0]) == 1
 
 
-@pytest.mark.parametrize('answer', [
-    dict(a=torch.ones(1, 1, 1, 1)), torch.ones(1, 1, 1, 1), (), None])
+@pytest.mark.parametrize(
+    'answer', [dict(a=torch.ones(1, 1, 1, 1)), torch.ones(1, 1, 1, 1), (), None]
+)
 def test_a_backbone_that_gives_no_levels_is_refused(answer: Any) -> None:
     encoder = nn.Identity()
     encoder.forward = lambda images: answer  # type: ignore[method-assign]

@@ -1,4 +1,5 @@
 """The bounded queue that encodes ahead, alone."""
+
 from __future__ import annotations
 
 import threading
@@ -30,8 +31,9 @@ def test_features_come_in_order_and_are_those_of_the_encoder(settings: Any) -> N
     for number in range(20):
         source.request(item(number + 3))
         features = source.features(item(number))
-        assert all(torch.equal(got, right)
-                   for got, right in zip(features, double(item(number).images)))
+        assert all(
+            torch.equal(got, right) for got, right in zip(features, double(item(number).images))
+        )
     source.close()
     source.close()
 
@@ -113,8 +115,10 @@ def test_items_out_of_order_are_an_error() -> None:
     source.close()
 
 
-@pytest.mark.parametrize('settings', [dict(depth=0), dict(depth=1.5), dict(depth=True),
-                                      dict(timeout=0), dict(timeout=-1)])
+@pytest.mark.parametrize(
+    'settings',
+    [dict(depth=0), dict(depth=1.5), dict(depth=True), dict(timeout=0), dict(timeout=-1)],
+)
 def test_settings_out_of_range(settings: Any) -> None:
     with pytest.raises(ValueError, match='expected'):
         Prefetched(double, **settings)

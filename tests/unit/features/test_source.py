@@ -1,4 +1,5 @@
 """The source that every other source is compared with."""
+
 from __future__ import annotations
 
 import pytest
@@ -26,7 +27,7 @@ def test_local_features_are_those_of_the_encoder_without_autograd() -> None:
         assert calls == list(range(number))  # nothing is encoded before it is needed
         first, second = source.features(item(number))
         assert not first.requires_grad and torch.equal(first, item(number).images)
-        assert torch.equal(second, torch.full((1, 1, 2, 2), 3. * number))
+        assert torch.equal(second, torch.full((1, 1, 2, 2), 3.0 * number))
     assert source.report() == {}
     source.close()
     source.close()

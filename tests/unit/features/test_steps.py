@@ -1,4 +1,5 @@
 """Batches whose items are requested ahead of time, in the order in which the loop takes them."""
+
 from __future__ import annotations
 
 from typing import Any, Iterable, List, Tuple
@@ -24,13 +25,18 @@ class Asked(FeatureSource):
         raise AssertionError('steps do not fetch features')
 
 
-def steps_of(batches: Iterable[Any], ahead: int, left: int = 10**6
-             ) -> Tuple[FeatureSteps, Asked, List[int]]:
+def steps_of(
+    batches: Iterable[Any], ahead: int, left: int = 10**6
+) -> Tuple[FeatureSteps, Asked, List[int]]:
     """Return the steps of a loop that takes ``left`` batches, its source, and the items taken."""
     source, taken = Asked(ahead), []  # type: Tuple[Asked, List[int]]
-    steps = FeatureSteps(batches, lambda batch: [Item(batch, (), torch.empty(0))], source,
-                         lambda items: taken.extend(each.number for each in items),
-                         lambda: left - len(taken) - 1)
+    steps = FeatureSteps(
+        batches,
+        lambda batch: [Item(batch, (), torch.empty(0))],
+        source,
+        lambda items: taken.extend(each.number for each in items),
+        lambda: left - len(taken) - 1,
+    )
     return steps, source, taken
 
 
@@ -50,8 +56,13 @@ def test_whole_steps_of_three_virtual_ranks_are_requested(ahead: int, more: int)
     def three(first: int) -> List[Item]:
         return [Item(first + turn, (), torch.empty(0)) for turn in range(3)]
 
-    steps = FeatureSteps(range(0, 15, 3), three, source,
-                         lambda items: taken.append([each.number for each in items]), lambda: 9)
+    steps = FeatureSteps(
+        range(0, 15, 3),
+        three,
+        source,
+        lambda items: taken.append([each.number for each in items]),
+        lambda: 9,
+    )
     assert [next(steps), next(steps)] == [0, 3]
     assert taken == [[0, 1, 2], [3, 4, 5]] and source.requested == list(range(6 + more))
 

@@ -1,4 +1,5 @@
 """Areas of interest: which pixels of a scene they hold, from any file and in any CRS."""
+
 from __future__ import annotations
 
 import copy
@@ -29,10 +30,14 @@ def scene(tmp_path: Path) -> Raster:
     return Raster(write_raster(tmp_path / 'a.tif', draw_classes()))
 
 
-def test_pixels_whose_center_lies_in_any_feature_of_any_layer(tmp_path: Path, scene: Raster
-                                                              ) -> None:
-    shapes = [blob(), shapely.MultiPolygon([blob(500010, 4099990, 8), blob(500140, 4099880, 7)]),
-              shapely.Polygon([(0, 0), (9, 9), (9, 0), (0, 9)])]  # far away, crosses itself
+def test_pixels_whose_center_lies_in_any_feature_of_any_layer(
+    tmp_path: Path, scene: Raster
+) -> None:
+    shapes = [
+        blob(),
+        shapely.MultiPolygon([blob(500010, 4099990, 8), blob(500140, 4099880, 7)]),
+        shapely.Polygon([(0, 0), (9, 9), (9, 0), (0, 9)]),
+    ]  # far away, crosses itself
     path = write_areas(tmp_path / 'a.gpkg', shapes[:1])
     write_areas(path, shapes[1:], layer='more')
     area = AreaOfInterest(path).of_scene(scene)
@@ -43,8 +48,8 @@ def test_pixels_whose_center_lies_in_any_feature_of_any_layer(tmp_path: Path, sc
         column, row, width, height = box
         part = area.mask(*box)
         assert part.shape == (height, width)
-        inside = expected[row:row + height, column:column + width]
-        np.testing.assert_array_equal(part[:inside.shape[0], :inside.shape[1]], inside)
+        inside = expected[row : row + height, column : column + width]
+        np.testing.assert_array_equal(part[: inside.shape[0], : inside.shape[1]], inside)
         assert area.meets(*box) == inside.any()
     assert not area.meets(300, 0, 64, 64)
     again = pickle.loads(pickle.dumps(area))
@@ -59,8 +64,9 @@ def test_areas_in_another_crs(tmp_path: Path, scene: Raster, crs: str) -> None:
     x, y = transformer.transform(500075, 4099935)  # the middle of the scene
     far = 0.8 if crs == 'EPSG:4326' else 80000
     box = shapely.box(x - far, y, x + far, y + far)
-    area = AreaOfInterest(write_areas(tmp_path / 'a.geojson' if '4326' in crs else
-                                      tmp_path / 'a.gpkg', [box], crs)).of_scene(scene)
+    area = AreaOfInterest(
+        write_areas(tmp_path / 'a.geojson' if '4326' in crs else tmp_path / 'a.gpkg', [box], crs)
+    ).of_scene(scene)
     rows, columns = np.mgrid[:260, :300] + 0.5
     there = transformer.transform(500000 + columns * 0.5, 4100000 - rows * 0.5)
     expected = shapely.contains_xy(box, *there)
@@ -71,8 +77,13 @@ def test_areas_in_another_crs(tmp_path: Path, scene: Raster, crs: str) -> None:
 def test_across_the_antimeridian(tmp_path: Path) -> None:
     place = dict(crs=CRS.from_epsg(32601), transform=from_origin(166000, 1000000, 100, 100))
     scene = Raster(write_raster(tmp_path / 'a.tif', draw_classes(), place))  # 174 to 177 degrees W
-    east = Raster(write_raster(tmp_path / 'b.tif', draw_classes(), dict(
-        crs=CRS.from_epsg(4326), transform=from_origin(179, 9.05, 0.01, 0.01))))  # to 182
+    east = Raster(
+        write_raster(
+            tmp_path / 'b.tif',
+            draw_classes(),
+            dict(crs=CRS.from_epsg(4326), transform=from_origin(179, 9.05, 0.01, 0.01)),
+        )
+    )  # to 182
     torn = shapely.MultiPolygon([shapely.box(179.5, 8, 180, 9), shapely.box(-180, 8, -179.5, 9)])
     area = AreaOfInterest(write_areas(tmp_path / 'a.gpkg', [torn], 'EPSG:4326'))
     mask = area.of_scene(east).mask(0, 0, 300, 260)
@@ -92,9 +103,15 @@ def test_in_pixels_of_another_size(tmp_path: Path, scene: Raster) -> None:
 
 
 def test_keys_follow_the_polygons(tmp_path: Path) -> None:
-    keys = [AreaOfInterest(write_areas(tmp_path / f'{name}.gpkg', [shape], crs)).key
-            for name, shape, crs in (('a', blob(), 'EPSG:32650'), ('b', blob(), 'EPSG:32650'),
-                                     ('c', blob(), 'EPSG:32651'), ('d', blob(5), 'EPSG:32650'))]
+    keys = [
+        AreaOfInterest(write_areas(tmp_path / f'{name}.gpkg', [shape], crs)).key
+        for name, shape, crs in (
+            ('a', blob(), 'EPSG:32650'),
+            ('b', blob(), 'EPSG:32650'),
+            ('c', blob(), 'EPSG:32651'),
+            ('d', blob(5), 'EPSG:32650'),
+        )
+    ]
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
@@ -104,13 +121,16 @@ def test_areas_that_cannot_be_used(tmp_path: Path, scene: Raster) -> None:
     (tmp_path / 'notes.gpkg').write_text('not a GeoPackage')
     flat = shapely.Polygon([(0, 0), (1, 1), (2, 2)])
     for path, words in (
-            (tmp_path / 'no.gpkg', 'no such file'),
-            (tmp_path / 'notes.gpkg', 'no vector file that GDAL reads'),
-            (write_areas(tmp_path / 'points.gpkg', [point, line]),
-             'no polygons with an area, only LineStrings, Points; expected'),
-            (write_areas(tmp_path / 'empty.gpkg', [], kind='Polygon'), 'holds no polygons'),
-            (write_areas(tmp_path / 'flat.gpkg', [flat]), 'no polygons with an area'),
-            (write_areas(tmp_path / 'bare.gpkg', [blob()], None), "'areas' has no CRS.*a_srs")):
+        (tmp_path / 'no.gpkg', 'no such file'),
+        (tmp_path / 'notes.gpkg', 'no vector file that GDAL reads'),
+        (
+            write_areas(tmp_path / 'points.gpkg', [point, line]),
+            'no polygons with an area, only LineStrings, Points; expected',
+        ),
+        (write_areas(tmp_path / 'empty.gpkg', [], kind='Polygon'), 'holds no polygons'),
+        (write_areas(tmp_path / 'flat.gpkg', [flat]), 'no polygons with an area'),
+        (write_areas(tmp_path / 'bare.gpkg', [blob()], None), "'areas' has no CRS.*a_srs"),
+    ):
         with pytest.raises(GeoError, match=words) as caught:
             AreaOfInterest(path)
         assert path.name in str(caught.value)

@@ -1,4 +1,5 @@
 """Polygons of change with the classes of both dates, the dates and a score."""
+
 from __future__ import annotations
 
 import sqlite3
@@ -21,9 +22,18 @@ NAMES = ('unchanged', 'forest > building', 'changed')
 
 
 def write(path: Path, plane: np.ndarray) -> str:
-    with rasterio.open(str(path), 'w', driver='GTiff', dtype='uint8', count=1, height=len(plane),
-                       width=plane.shape[1], nodata=255, crs=CRS.from_epsg(32631),
-                       transform=from_origin(500_000, 4_500_000, .5, .5)) as file:
+    with rasterio.open(
+        str(path),
+        'w',
+        driver='GTiff',
+        dtype='uint8',
+        count=1,
+        height=len(plane),
+        width=plane.shape[1],
+        nodata=255,
+        crs=CRS.from_epsg(32631),
+        transform=from_origin(500_000, 4_500_000, 0.5, 0.5),
+    ) as file:
         file.write(plane, 1)
     return str(path)
 
@@ -40,23 +50,36 @@ def classes() -> np.ndarray:
 
 def polygons(tmp_path: Path, classes: np.ndarray, fields: ChangeFields) -> List[Dict[str, Any]]:
     path = tmp_path / 'map.gpkg'
-    write_polygons(write(tmp_path / 'map.tif', classes), path, NAMES, background=0,
-                   palette=[[255, 255, 255], [1, 2, 3], [4, 5, 6]], further=fields)
+    write_polygons(
+        write(tmp_path / 'map.tif', classes),
+        path,
+        NAMES,
+        background=0,
+        palette=[[255, 255, 255], [1, 2, 3], [4, 5, 6]],
+        further=fields,
+    )
     with sqlite3.connect(str(path)) as file:
         file.row_factory = sqlite3.Row
         return [dict(row) for row in file.execute('SELECT * FROM map ORDER BY class_id')]
 
 
-def test_polygons_have_classes_dates_and_the_mean_confidence(tmp_path: Path, classes: np.ndarray
-                                                             ) -> None:
+def test_polygons_have_classes_dates_and_the_mean_confidence(
+    tmp_path: Path, classes: np.ndarray
+) -> None:
     rng = np.random.default_rng(0)
     percents = rng.integers(30, 100, classes.shape)
     confidence = np.where(classes == 255, 255, percents).astype(np.uint8)
-    fields = ChangeFields([transition_of(name) for name in NAMES], ('2019-06-14', ''),
-                          write(tmp_path / 'confidence.tif', confidence))
+    fields = ChangeFields(
+        [transition_of(name) for name in NAMES],
+        ('2019-06-14', ''),
+        write(tmp_path / 'confidence.tif', confidence),
+    )
     built, changed = polygons(tmp_path, classes, fields)
     assert (built['from_class'], built['to_class'], built['class_name']) == (
-        'forest', 'building', 'forest > building')
+        'forest',
+        'building',
+        'forest > building',
+    )
     assert built['area_px'] == 6 * 16 - 4 and built['date_from'] == '2019-06-14'
     assert built['date_to'] is None and changed['from_class'] is None
     for row, label in ((built, 1), (changed, 2)):
@@ -69,8 +92,9 @@ def test_polygons_have_classes_dates_and_the_mean_confidence(tmp_path: Path, cla
 def test_a_map_without_change_has_the_fields(tmp_path: Path, classes: np.ndarray) -> None:
     fields = ChangeFields([transition_of(name) for name in NAMES])
     path = tmp_path / 'map.gpkg'
-    write_polygons(write(tmp_path / 'map.tif', classes * 0), path, NAMES, background=0,
-                   further=fields)
+    write_polygons(
+        write(tmp_path / 'map.tif', classes * 0), path, NAMES, background=0, further=fields
+    )
     info = pyogrio.read_info(str(path), layer='map')
     assert {'from_class', 'to_class', 'date_from', 'date_to', 'score'} <= set(info['fields'])
 

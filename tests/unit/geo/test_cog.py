@@ -1,4 +1,5 @@
 """Class maps as Cloud Optimized GeoTIFFs."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -71,7 +72,12 @@ def test_map_has_its_place_colors_and_names(tmp_path: Path, place: dict) -> None
         np.testing.assert_array_equal(file.read(1), confidence)
         assert file.transform == place['transform'] and file.nodata == CONFIDENCE_NODATA
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        'map.tif', 'map.tif.aux.xml', 'map_confidence.tif', 'work.tif', 'work_confidence.tif']
+        'map.tif',
+        'map.tif.aux.xml',
+        'map_confidence.tif',
+        'work.tif',
+        'work_confidence.tif',
+    ]
 
 
 def test_gdal_finds_the_class_names(tmp_path: Path) -> None:
@@ -130,8 +136,7 @@ def test_folder_of_a_killed_process_goes_with_the_next(tmp_path: Path) -> None:
     def folders() -> Set[str]:
         return {path.name for path in tmp_path.iterdir()}
 
-    child = multiprocessing.get_context('fork').Process(target=_die_while_writing,
-                                                        args=(tmp_path,))
+    child = multiprocessing.get_context('fork').Process(target=_die_while_writing, args=(tmp_path,))
     child.start()
     child.join(60)
     other = {name for name in folders() if name.startswith('.other.tif.')}
@@ -144,7 +149,7 @@ def test_folder_of_a_killed_process_goes_with_the_next(tmp_path: Path) -> None:
 
 
 # For this process the disk is full once a file has so many bytes.
-FULL_DISK = '''
+FULL_DISK = """
 import os, resource, sys
 import numpy as np
 sys.path[:0] = [{root!r}, {tests!r}]
@@ -169,16 +174,20 @@ for stage, (size, action) in stages.items():
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     print(stage, 'left', sorted(os.listdir()))
     write_work()
-'''
+"""
 
 
 def test_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     script = tmp_path / 'full_disk.py'
     script.write_text(FULL_DISK.format(root=str(ROOT), tests=str(ROOT / 'tests')))
     (tmp_path / 'disk').mkdir()
-    done = subprocess.run([warm_python(), str(script), str(tmp_path / 'disk')],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True, timeout=120)
+    done = subprocess.run(
+        [warm_python(), str(script), str(tmp_path / 'disk')],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=120,
+    )
     for stage, name in (('work', 'work.tif'), ('map', 'map.tif'), ('polygons', 'map.gpkg')):
         assert f'{stage} GeoError: cannot write {name}: ' in done.stdout, done.stdout[-3000:]
         assert f"{stage} left ['work.tif']" in done.stdout

@@ -1,4 +1,5 @@
 """Fast copies of rasters: the same pixels and everything that hides them, on any disk."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -41,9 +42,13 @@ def write_scene(path: Path, kind: str) -> Path:
     if kind == 'nodata beyond the type':
         write_raster(path, values)
         path.with_suffix('.tif.aux.xml').write_text(
-            '<PAMDataset>' + ''.join(f'<PAMRasterBand band="{band}"><NoDataValue>-9999'
-                                     '</NoDataValue></PAMRasterBand>' for band in (1, 2, 3))
-            + '</PAMDataset>')
+            '<PAMDataset>'
+            + ''.join(
+                f'<PAMRasterBand band="{band}"><NoDataValue>-9999</NoDataValue></PAMRasterBand>'
+                for band in (1, 2, 3)
+            )
+            + '</PAMDataset>'
+        )
         return path
     if kind == 'alpha':
         values = np.concatenate([values, np.where(classes[None] == 1, 0, 255).astype('uint8')])
@@ -62,8 +67,14 @@ def write_scene(path: Path, kind: str) -> Path:
     if kind == 'control points':
         write_raster(path, values, place={})
         with rasterio.open(path, 'r+') as file:
-            file.gcps = ([GroundControlPoint(row, column, column * 2., row * 3.)
-                          for row in (0, 260) for column in (0, 300)], CRS.from_epsg(32650))
+            file.gcps = (
+                [
+                    GroundControlPoint(row, column, column * 2.0, row * 3.0)
+                    for row in (0, 260)
+                    for column in (0, 300)
+                ],
+                CRS.from_epsg(32650),
+            )
         return path
     assert kind == 'described'
     write_raster(path, values.astype('int16'))
@@ -79,13 +90,33 @@ def facts(path: Path) -> Any:
     with rasterio.open(path) as file:
         colors = file.colormap(1) if file.colorinterp[0] == ColorInterp.palette else None
         points, crs = file.gcps
-        return (file.shape, file.dtypes, file.crs, file.transform, file.colorinterp,
-                file.descriptions, file.scales, file.offsets, file.units, colors, crs,
-                [(point.row, point.col, point.x, point.y) for point in points])
+        return (
+            file.shape,
+            file.dtypes,
+            file.crs,
+            file.transform,
+            file.colorinterp,
+            file.descriptions,
+            file.scales,
+            file.offsets,
+            file.units,
+            colors,
+            crs,
+            [(point.row, point.col, point.x, point.y) for point in points],
+        )
 
 
-KINDS = ('strips', 'nodata', 'float', 'nodata beyond the type', 'alpha', 'mask', 'colors',
-         'control points', 'described')
+KINDS = (
+    'strips',
+    'nodata',
+    'float',
+    'nodata beyond the type',
+    'alpha',
+    'mask',
+    'colors',
+    'control points',
+    'described',
+)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -123,20 +154,29 @@ def test_a_mosaic_is_copied_as_one_file(tmp_path: Path) -> None:
     parts = [write_raster(tmp_path / f'{name}.tif', draw_classes()) for name in 'ab']
     mosaic = write_mosaic(tmp_path / 'mosaic.vrt', parts)
     write_fast_copy(str(mosaic), tmp_path / 'copy.tif')
-    assert np.array_equal(Raster(tmp_path / 'copy.tif').read(0, 0, 600, 260)[0],
-                          Raster(mosaic).read(0, 0, 600, 260)[0])
+    assert np.array_equal(
+        Raster(tmp_path / 'copy.tif').read(0, 0, 600, 260)[0],
+        Raster(mosaic).read(0, 0, 600, 260)[0],
+    )
 
 
 def test_what_a_geotiff_cannot_store_is_refused(tmp_path: Path) -> None:
     write_raster(tmp_path / 'scene.tif', paint(draw_classes(), 2))
-    band = ('<VRTRasterBand dataType="{}" band="{}"><NoDataValue>{}</NoDataValue><SimpleSource>'
-            '<SourceFilename relativeToVRT="1">scene.tif</SourceFilename>'
-            '<SourceBand>{}</SourceBand></SimpleSource></VRTRasterBand>')
+    band = (
+        '<VRTRasterBand dataType="{}" band="{}"><NoDataValue>{}</NoDataValue><SimpleSource>'
+        '<SourceFilename relativeToVRT="1">scene.tif</SourceFilename>'
+        '<SourceBand>{}</SourceBand></SimpleSource></VRTRasterBand>'
+    )
     mosaic = tmp_path / 'mosaic.vrt'
-    for kinds, nodata, reason in ((('Byte', 'UInt16'), (0, 0), 'its bands hold uint16, uint8'),
-                                  (('Byte', 'Byte'), (0, 7), 'different no-data values')):
-        mosaic.write_text('<VRTDataset rasterXSize="300" rasterYSize="260">' + ''.join(
-            band.format(kinds[i], i + 1, nodata[i], i + 1) for i in (0, 1)) + '</VRTDataset>')
+    for kinds, nodata, reason in (
+        (('Byte', 'UInt16'), (0, 0), 'its bands hold uint16, uint8'),
+        (('Byte', 'Byte'), (0, 7), 'different no-data values'),
+    ):
+        mosaic.write_text(
+            '<VRTDataset rasterXSize="300" rasterYSize="260">'
+            + ''.join(band.format(kinds[i], i + 1, nodata[i], i + 1) for i in (0, 1))
+            + '</VRTDataset>'
+        )
         with pytest.raises(NotCopiedError, match=reason):
             write_fast_copy(str(mosaic), tmp_path / 'copy.tif')
 

@@ -1,4 +1,5 @@
 """Open files of a raster in forked processes and in threads."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -50,8 +51,10 @@ def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
 
     def read_rows(thread: int) -> int:
         for row in range(0, 250, 10):
-            np.testing.assert_array_equal(raster.read(thread, row, 100, 10)[0],
-                                          values[:, row:row + 10, thread:thread + 100])
+            np.testing.assert_array_equal(
+                raster.read(thread, row, 100, 10)[0],
+                values[:, row : row + 10, thread : thread + 100],
+            )
         barrier.wait(60)
         there = count_open_files(path)
         barrier.wait(60)

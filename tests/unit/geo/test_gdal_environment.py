@@ -1,4 +1,5 @@
 """Contexts of GDAL's options: one within another, and files that are opened in them."""
+
 from __future__ import annotations
 
 import threading
@@ -20,8 +21,7 @@ LISTING = 'GDAL_DISABLE_READDIR_ON_OPEN'
 def test_a_context_in_a_context_enters_nothing(monkeypatch: Any) -> None:
     entered: List[object] = []
     enter = rasterio.Env.__enter__
-    monkeypatch.setattr(rasterio.Env, '__enter__',
-                        lambda self: entered.append(self) or enter(self))
+    monkeypatch.setattr(rasterio.Env, '__enter__', lambda self: entered.append(self) or enter(self))
     with gdal_environment('a.tif', remote=False):
         with gdal_environment('b.tif', remote=False):
             assert len(entered) == 1
@@ -54,7 +54,8 @@ def test_a_thread_enters_a_context_of_its_own(tmp_path: Path) -> None:
 
 
 def test_labels_read_their_header_once_and_threads_do_not_share_files(
-        tmp_path: Path, monkeypatch: Any) -> None:
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     values = np.arange(16, dtype=np.uint8).reshape(1, 4, 4)
     scene = Raster(write_raster(tmp_path / 'a.tif', np.zeros((1, 4, 4), np.uint8)))
     labels = RasterLabels(write_raster(tmp_path / 'b.tif', values), scene)
@@ -64,9 +65,11 @@ def test_labels_read_their_header_once_and_threads_do_not_share_files(
     monkeypatch.setattr(file_handles, '_COARSE_TICK', 0)
     labels = RasterLabels(labels.path, scene)
     init = Raster.__init__
-    monkeypatch.setattr(Raster, '__init__',
-                        lambda self, *args, **kwargs: headers.append(args) or init(
-                            self, *args, **kwargs))
+    monkeypatch.setattr(
+        Raster,
+        '__init__',
+        lambda self, *args, **kwargs: headers.append(args) or init(self, *args, **kwargs),
+    )
     assert (labels.read(0, 0, 4, 4)[0] == values[0]).all()
     assert not headers
 

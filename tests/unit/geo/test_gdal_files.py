@@ -1,4 +1,5 @@
 """Opening files for GDAL, and stamps that change with their content."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -16,21 +17,30 @@ from mapsage.geo import Raster, stamp
 
 
 @pytest.mark.parametrize('kind', ['tif', 'vrt'])
-def test_forked_processes_read_where_gdal_uses_threads(tmp_path: Path, kind: str,
-                                                       monkeypatch: Any) -> None:
+def test_forked_processes_read_where_gdal_uses_threads(
+    tmp_path: Path, kind: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv('GDAL_NUM_THREADS', '2')
     halves = np.random.RandomState(0).randint(0, 255, (2, 1024, 1024), 'uint8')
-    paths = [write_raster(tmp_path / f'{place}.tif', half, dict(
-        UTM, transform=from_origin(500000.0 + 512 * place, 4100000.0, 0.5, 0.5)),
-        blockxsize=512, blockysize=512) for place, half in enumerate(halves)]
+    paths = [
+        write_raster(
+            tmp_path / f'{place}.tif',
+            half,
+            dict(UTM, transform=from_origin(500000.0 + 512 * place, 4100000.0, 0.5, 0.5)),
+            blockxsize=512,
+            blockysize=512,
+        )
+        for place, half in enumerate(halves)
+    ]
     path = paths[0] if kind == 'tif' else write_mosaic(tmp_path / 'a.vrt', paths)
     raster = Raster(path)
     whole = 0, 0, raster.width, raster.height  # from a million pixels on, mosaics use threads
     expected = raster.read(*whole)[0].sum()
     context = multiprocessing.get_context('fork')
     queue = context.Queue()
-    child = context.Process(target=lambda: queue.put(Raster(path).read(*whole)[0].sum()),
-                            daemon=True)  # which ends a child that waits for ever
+    child = context.Process(
+        target=lambda: queue.put(Raster(path).read(*whole)[0].sum()), daemon=True
+    )  # which ends a child that waits for ever
     child.start()
     assert queue.get(timeout=60) == expected
     child.join(60)

@@ -1,4 +1,5 @@
 """The pool of open rasters."""
+
 from __future__ import annotations
 
 import os
@@ -27,9 +28,10 @@ def test_pool_keeps_a_bounded_number_open(tmp_path: Path, monkeypatch: Any) -> N
     assert all(open_raster(str(path)) is raster for path, raster in zip(paths, kept))
 
 
-@pytest.mark.parametrize('allowed, kept', [(100, 64), (1024, 256), (10 ** 6, 1024)])
-def test_pool_keeps_a_share_of_the_files_that_may_be_open(allowed: int, kept: int,
-                                                          monkeypatch: Any) -> None:
+@pytest.mark.parametrize('allowed, kept', [(100, 64), (1024, 256), (10**6, 1024)])
+def test_pool_keeps_a_share_of_the_files_that_may_be_open(
+    allowed: int, kept: int, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(pool.resource, 'getrlimit', lambda _: (allowed, allowed))
     assert pool.most_open() == kept
 
@@ -104,8 +106,9 @@ def test_a_source_of_a_mosaic_that_changes_is_read_again(change: Callable, tmp_p
         assert joined.read(0, 0, 20, 20)[0][0, 0, 0] == value
 
 
-def test_many_sources_are_looked_at_when_a_raster_is_opened(tmp_path: Path,
-                                                            monkeypatch: Any) -> None:
+def test_many_sources_are_looked_at_when_a_raster_is_opened(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(file_handles, '_MANY', 3)
     paths = [write_value(tmp_path / f'{number}.tif', 1) for number in range(5)]
     mosaic = write_mosaic(tmp_path / 'm.vrt', paths)
@@ -131,7 +134,8 @@ def test_companion_files_that_appear_or_change_count(tmp_path: Path) -> None:
     assert read_value(path) == 1
     (tmp_path / 'a.tif.aux.xml').write_text(
         '<PAMDataset><PAMRasterBand band="1"><NoDataValue>1</NoDataValue></PAMRasterBand>'
-        '</PAMDataset>')
+        '</PAMDataset>'
+    )
     assert not open_raster(str(path)).read(0, 0, 20, 20)[1].any()
 
 

@@ -1,4 +1,5 @@
 """Statistics of the bands of scenes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,8 +16,10 @@ from mapsage.geo.statistics import _BandTally
 def test_statistics_are_those_of_the_valid_pixels(tmp_path: Path) -> None:
     scenes = [paint(draw_classes(), 2, 'int16'), paint(draw_classes(700, 90), 2, 'int16') - 300]
     scenes[0][:, :50] = -32768
-    paths = [write_raster(tmp_path / f'{i}.tif', scene, nodata=-32768, tiled=not i)
-             for i, scene in enumerate(scenes)]
+    paths = [
+        write_raster(tmp_path / f'{i}.tif', scene, nodata=-32768, tiled=not i)
+        for i, scene in enumerate(scenes)
+    ]
     pixels = np.concatenate([scenes[0][:, 50:].reshape(2, -1), scenes[1].reshape(2, -1)], 1)
     found = band_statistics(paths)
     assert found.pixels == pixels.shape[1] and found.bands == (1, 2)

@@ -1,4 +1,5 @@
 """Rasters on a grid near 180 degrees of longitude and near the poles: every place's own value."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,31 +33,39 @@ def values_at(longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:
     return (2000 + 1000 * np.sin(np.radians(longitude)) + 5 * latitude).astype(np.float32)
 
 
-def write_degrees(path: Path, west: float, east: float, south: float = -90, north: float = 90,
-                  step: float = STEP) -> Path:
+def write_degrees(
+    path: Path, west: float, east: float, south: float = -90, north: float = 90, step: float = STEP
+) -> Path:
     columns, rows = (int(round(span / step)) for span in (east - west, north - south))
-    longitude, latitude = np.meshgrid(west + (np.arange(columns) + .5) * step,
-                                      north - (np.arange(rows) + .5) * step)
-    return write_raster(path, values_at(longitude, latitude), dict(
-        crs='EPSG:4326', transform=from_origin(west, north, step, step)))
+    longitude, latitude = np.meshgrid(
+        west + (np.arange(columns) + 0.5) * step, north - (np.arange(rows) + 0.5) * step
+    )
+    return write_raster(
+        path,
+        values_at(longitude, latitude),
+        dict(crs='EPSG:4326', transform=from_origin(west, north, step, step)),
+    )
 
 
-def write_projected(path: Path, crs: str, transform: Affine, width: int = 60,
-                    height: int = 50) -> Path:
-    return write_raster(path, values_at(*places(crs, transform, width, height)),
-                        dict(crs=crs, transform=transform))
+def write_projected(
+    path: Path, crs: str, transform: Affine, width: int = 60, height: int = 50
+) -> Path:
+    return write_raster(
+        path, values_at(*places(crs, transform, width, height)), dict(crs=crs, transform=transform)
+    )
 
 
 def places(crs: Any, transform: Affine, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
     """Return longitudes and latitudes of the centers of pixels."""
-    columns, rows = np.meshgrid(np.arange(width) + .5, np.arange(height) + .5)
+    columns, rows = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
     x, y = transform * (columns, rows)
     return pyproj.Transformer.from_crs(crs, 'EPSG:4326', always_xy=True).transform(x, y)
 
 
 def grid_around(crs: str, longitude: float, latitude: float, pixel: float) -> Affine:
     x, y = pyproj.Transformer.from_crs('EPSG:4326', crs, always_xy=True).transform(
-        longitude, latitude)
+        longitude, latitude
+    )
     return from_origin(round(x) - 30 * pixel, round(y) + 25 * pixel, pixel, pixel)
 
 
@@ -65,32 +74,42 @@ GRIDS: Any = {
     'UTM 1 north': ('EPSG:32601', grid_around('EPSG:32601', -180, 50, 5000)),
     'Fiji': ('EPSG:3460', grid_around('EPSG:3460', 180, -17, 10000)),
     'PDC Mercator': ('EPSG:3832', grid_around('EPSG:3832', 180, 10, 30000)),
-    'web Mercator up to the line': ('EPSG:3857', from_origin(20037508.342789244 - 60 * 2e4, 2e6,
-                                                             2e4, 2e4)),
-    'web Mercator beyond the line': ('EPSG:3857', from_origin(20037508.342789244 - 30 * 2e4, 2e6,
-                                                              2e4, 2e4)),
+    'web Mercator up to the line': (
+        'EPSG:3857',
+        from_origin(20037508.342789244 - 60 * 2e4, 2e6, 2e4, 2e4),
+    ),
+    'web Mercator beyond the line': (
+        'EPSG:3857',
+        from_origin(20037508.342789244 - 30 * 2e4, 2e6, 2e4, 2e4),
+    ),
     'north pole': ('EPSG:3413', from_origin(-30 * 5e4, 25 * 5e4, 5e4, 5e4)),
     'south pole': ('EPSG:3031', from_origin(-30 * 2e4, 25 * 2e4, 2e4, 2e4)),
-    'degrees of 0 to 360': ('EPSG:4326', from_origin(165, 20, .5, .5)),
-    'degrees, an edge on the line': ('EPSG:4326', from_origin(150, 20, .5, .5)),
-    'degrees of another datum': ('EPSG:4269', from_origin(-195, 20, .5, .5)),
+    'degrees of 0 to 360': ('EPSG:4326', from_origin(165, 20, 0.5, 0.5)),
+    'degrees, an edge on the line': ('EPSG:4326', from_origin(150, 20, 0.5, 0.5)),
+    'degrees of another datum': ('EPSG:4269', from_origin(-195, 20, 0.5, 0.5)),
 }
 
 
 @pytest.mark.parametrize('west', [-180, 0, -30])
 @pytest.mark.parametrize('crs, transform', GRIDS.values(), ids=GRIDS)
-def test_a_raster_of_the_whole_globe_is_read_everywhere(crs: str, transform: Affine, west: int,
-                                                        tmp_path: Path) -> None:
+def test_a_raster_of_the_whole_globe_is_read_everywhere(
+    crs: str, transform: Affine, west: int, tmp_path: Path
+) -> None:
     raster = Raster(write_degrees(tmp_path / 'world.tif', west, west + 360))
     grid, size = CRS.from_user_input(crs), (60, 50)
-    position = RasterOnGrid(raster, box_on_grid(raster, grid, transform, size), grid, transform,
-                            size)
+    position = RasterOnGrid(
+        raster, box_on_grid(raster, grid, transform, size), grid, transform, size
+    )
     values = np.zeros((50, 60), np.float32)
     valid = np.zeros((50, 60), bool)
     left, top = (max(side, 0) for side in position.box[:2])
-    box = (left, top, min(60, position.box[0] + position.box[2]) - left,
-           min(50, position.box[1] + position.box[3]) - top)
-    inside = np.s_[top:top + box[3], left:left + box[2]]
+    box = (
+        left,
+        top,
+        min(60, position.box[0] + position.box[2]) - left,
+        min(50, position.box[1] + position.box[3]) - top,
+    )
+    inside = np.s_[top : top + box[3], left : left + box[2]]
     (values[inside],), valid[inside] = position.read(box)
     assert valid.all()
     np.testing.assert_allclose(values, values_at(*places(crs, transform, 60, 50)), atol=TOLERANCE)
@@ -101,31 +120,39 @@ def test_a_raster_of_the_whole_globe_is_read_everywhere(crs: str, transform: Aff
 
 @pytest.mark.parametrize('order', [(0, 1), (1, 0)])
 @pytest.mark.parametrize('second', [-180, 180])
-def test_neighbors_across_the_line_join(second: int, order: Tuple[int, int],
-                                        tmp_path: Path) -> None:
-    paths = [write_degrees(tmp_path / 'a.tif', 170, 180, -10, 10),
-             write_degrees(tmp_path / 'b.tif', second, second + 12, -10, 10)]
+def test_neighbors_across_the_line_join(
+    second: int, order: Tuple[int, int], tmp_path: Path
+) -> None:
+    paths = [
+        write_degrees(tmp_path / 'a.tif', 170, 180, -10, 10),
+        write_degrees(tmp_path / 'b.tif', second, second + 12, -10, 10),
+    ]
     mosaic = Mosaic([paths[index] for index in order])
     assert (mosaic.width, mosaic.height, mosaic.resampled) == (44, 40, [])
     values, valid = mosaic.read(0, 0, 44, 40)
     assert valid.all()
     np.testing.assert_array_equal(
-        values[0], values_at(*places(mosaic.crs, mosaic.transform, 44, 40)))
+        values[0], values_at(*places(mosaic.crs, mosaic.transform, 44, 40))
+    )
 
 
 @pytest.mark.parametrize('first', ['EPSG:32601', 'EPSG:4326'])
 def test_zones_on_both_sides_of_the_line_join(first: str, tmp_path: Path) -> None:
     """Scenes of the zones 60 and 1, onto the grid of zone 1, and of a scene in degrees."""
-    scenes = [write_projected(tmp_path / '60.tif', 'EPSG:32660',
-                              grid_around('EPSG:32660', 179, 50, 2000)),
-              write_projected(tmp_path / '1.tif', 'EPSG:32601',
-                              grid_around('EPSG:32601', -179.5, 50, 2000))]
+    scenes = [
+        write_projected(
+            tmp_path / '60.tif', 'EPSG:32660', grid_around('EPSG:32660', 179, 50, 2000)
+        ),
+        write_projected(
+            tmp_path / '1.tif', 'EPSG:32601', grid_around('EPSG:32601', -179.5, 50, 2000)
+        ),
+    ]
     if first == 'EPSG:4326':
-        scenes.append(write_degrees(tmp_path / 'd.tif', 179, 180, 49, 50, .02))
+        scenes.append(write_degrees(tmp_path / 'd.tif', 179, 180, 49, 50, 0.02))
     mosaic = Mosaic(scenes[::-1])
     assert mosaic.width < 300 and mosaic.height < 150
     values, valid = mosaic.read(0, 0, mosaic.width, mosaic.height)
-    assert valid.mean() > .6
+    assert valid.mean() > 0.6
     expected = values_at(*places(mosaic.crs, mosaic.transform, mosaic.width, mosaic.height))
     np.testing.assert_allclose(values[0][valid], expected[valid], atol=TOLERANCE)
 
@@ -135,8 +162,11 @@ def test_labels_and_pairs_may_be_a_turn_away(west: int, tmp_path: Path) -> None:
     scene = Raster(write_degrees(tmp_path / 'a.tif', -181, -179, 0, 2))
     pair = write_degrees(tmp_path / 'b.tif', west, west + 2, 0, 2)
     check_same_grid(scene, Raster(pair))
-    labels = write_raster(tmp_path / 'labels.tif', np.ones((4, 4), np.uint8), dict(
-        crs='EPSG:4326', transform=from_origin(west, 2, STEP, STEP)))
+    labels = write_raster(
+        tmp_path / 'labels.tif',
+        np.ones((4, 4), np.uint8),
+        dict(crs='EPSG:4326', transform=from_origin(west, 2, STEP, STEP)),
+    )
     assert RasterLabels(labels, scene).read(0, 0, 4, 4)[1].all()
 
 

@@ -1,4 +1,5 @@
 """Label rasters, and which label file belongs to a scene."""
+
 from __future__ import annotations
 
 import re
@@ -46,8 +47,11 @@ def test_grids_that_are_rotated(tmp_path: Path, angle: int) -> None:
     scene = Raster(write_raster(tmp_path / 'scene.tif', paint(classes), dict(UTM, transform=grid)))
     for shift, refused in ((0.05, False), (40, True)):
         for move in ((shift, shift), (shift, 0), (-shift, shift)):
-            path = write_raster(tmp_path / 'labels.tif', classes,
-                                dict(UTM, transform=grid * Affine.translation(*move)))
+            path = write_raster(
+                tmp_path / 'labels.tif',
+                classes,
+                dict(UTM, transform=grid * Affine.translation(*move)),
+            )
             if refused:
                 with pytest.raises(GeoError, match='lie up to 40 pixels off'):
                     RasterLabels(path, scene)
@@ -86,4 +90,5 @@ def test_a_folder_is_listed_once(tmp_path: Path) -> None:
     files = LabelFiles(str(folder))
     folder.rename(tmp_path / 'moved')
     assert [files.find(f'scenes/{number}.tif') for number in range(50)] == [
-        str(folder / f'{number}.tif') for number in range(50)]
+        str(folder / f'{number}.tif') for number in range(50)
+    ]

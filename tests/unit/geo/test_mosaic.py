@@ -1,4 +1,5 @@
 """Scenes read as one raster: the same pixels where grids agree, GDAL's bilinear ones elsewhere."""
+
 from __future__ import annotations
 
 import pickle
@@ -22,11 +23,21 @@ GRID = Affine(2, 0, 500000, 0, -2, 5300000)
 UTM = 'EPSG:32633'
 
 
-def write(path: Path, values: np.ndarray, transform: Affine = GRID, crs: Any = UTM,
-          **options: Any) -> str:
-    with rasterio.open(path, 'w', driver='GTiff', count=len(values), height=values.shape[1],
-                       width=values.shape[2], dtype=values.dtype, transform=transform, crs=crs,
-                       **options) as file:
+def write(
+    path: Path, values: np.ndarray, transform: Affine = GRID, crs: Any = UTM, **options: Any
+) -> str:
+    with rasterio.open(
+        path,
+        'w',
+        driver='GTiff',
+        count=len(values),
+        height=values.shape[1],
+        width=values.shape[2],
+        dtype=values.dtype,
+        transform=transform,
+        crs=crs,
+        **options,
+    ) as file:
         file.write(values)
     return str(path)
 
@@ -35,7 +46,7 @@ def ground(height: int, width: int, dtype: Any = np.uint16) -> np.ndarray:
     """Return four bands of noise; 0 occurs in single bands, and in all of them at two places."""
     values = np.random.RandomState(0).randint(0, 6, (4, height, width)).astype(dtype) * 40
     values[:, 3:9, 5:30] = 0
-    values[:, height // 2:height // 2 + 7, width // 2:] = 0
+    values[:, height // 2 : height // 2 + 7, width // 2 :] = 0
     return values
 
 
@@ -48,22 +59,34 @@ def six(tmp_path_factory: Any) -> Tuple[Raster, Mosaic]:
     paths = []
     for row, rows in ((0, 37), (35, 35)):
         for column, columns in ((0, 30), (30, 40), (64, 36)):
-            part = values[:, row:row + rows, column:column + columns].copy()
+            part = values[:, row : row + rows, column : column + columns].copy()
             part[:, 10:14, 10:14] = 0 if column == 64 else part[:, 10:14, 10:14]
-            paths.append(write(folder / f'{row}_{column}.tif', part, nodata=0,
-                               transform=GRID * Affine.translation(column, row)))
-    hole = write(folder / 'hole.tif', values[:, 8:60, 70:90], nodata=0,
-                 transform=GRID * Affine.translation(70, 8))
+            paths.append(
+                write(
+                    folder / f'{row}_{column}.tif',
+                    part,
+                    nodata=0,
+                    transform=GRID * Affine.translation(column, row),
+                )
+            )
+    hole = write(
+        folder / 'hole.tif',
+        values[:, 8:60, 70:90],
+        nodata=0,
+        transform=GRID * Affine.translation(70, 8),
+    )
     return Raster(whole), Mosaic([*paths, hole])
 
 
 @settings(max_examples=30)
 @given(st.integers(-9, 100), st.integers(-9, 70), st.integers(1, 80), st.integers(1, 80))
-def test_windows_are_those_of_the_one_scene(six: Tuple[Raster, Mosaic], column: int, row: int,
-                                            width: int, height: int) -> None:
+def test_windows_are_those_of_the_one_scene(
+    six: Tuple[Raster, Mosaic], column: int, row: int, width: int, height: int
+) -> None:
     whole, parts = six
-    for found, expected in zip(parts.read(column, row, width, height),
-                               whole.read(column, row, width, height)):
+    for found, expected in zip(
+        parts.read(column, row, width, height), whole.read(column, row, width, height)
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -104,19 +127,24 @@ def scene_of(path: Path, transform: Affine, crs: str, side: int, dtype: Any = np
 
 TURNED = GRID * Affine.translation(70, 5) * Affine.rotation(20)
 # the same ground in the next zone: about 120 m east of GRID's corner and 60 m south of it
-EAST = rasterio.warp.transform(CRS.from_string(UTM), CRS.from_string('EPSG:32634'), [500120.],
-                               [5299940.])
+EAST = rasterio.warp.transform(
+    CRS.from_string(UTM), CRS.from_string('EPSG:32634'), [500120.0], [5299940.0]
+)
 
 
-@pytest.mark.parametrize('name, transform, crs, why', [
-    ('turned', TURNED, UTM, 'rotated'),
-    ('zone', Affine(2, 0, EAST[0][0], 0, -2, EAST[1][0]), 'EPSG:32634', 'EPSG:32634'),
-    ('degrees', Affine(2.6e-5, 0, 15.0002, 0, -1.8e-5, 47.852), 'EPSG:4326', 'EPSG:4326'),
-    ('shifted', GRID * Affine.translation(50.4, 10.25), UTM, 'shifted'),
-    ('coarse', GRID * Affine.translation(20, 10) * Affine.scale(1.5), UTM, 'another size')])
-def test_scenes_off_the_grid_are_interpolated_as_by_gdal(tmp_path: Path, name: str,
-                                                         transform: Affine, crs: str,
-                                                         why: str) -> None:
+@pytest.mark.parametrize(
+    'name, transform, crs, why',
+    [
+        ('turned', TURNED, UTM, 'rotated'),
+        ('zone', Affine(2, 0, EAST[0][0], 0, -2, EAST[1][0]), 'EPSG:32634', 'EPSG:32634'),
+        ('degrees', Affine(2.6e-5, 0, 15.0002, 0, -1.8e-5, 47.852), 'EPSG:4326', 'EPSG:4326'),
+        ('shifted', GRID * Affine.translation(50.4, 10.25), UTM, 'shifted'),
+        ('coarse', GRID * Affine.translation(20, 10) * Affine.scale(1.5), UTM, 'another size'),
+    ],
+)
+def test_scenes_off_the_grid_are_interpolated_as_by_gdal(
+    tmp_path: Path, name: str, transform: Affine, crs: str, why: str
+) -> None:
     first = scene_of(tmp_path / 'first.tif', GRID, UTM, 40)
     other = scene_of(tmp_path / f'{name}.tif', transform, crs, 60)
     both = Mosaic([first, other])
@@ -125,12 +153,18 @@ def test_scenes_off_the_grid_are_interpolated_as_by_gdal(tmp_path: Path, name: s
     values, valid = both.read(0, 0, both.width, both.height)
     shift = both.transform
     with rasterio.open(other) as source, WarpedVRT(
-            source, crs=UTM, transform=shift, width=both.width, height=both.height,
-            resampling=Resampling.bilinear, tolerance=0.01) as warped:
+        source,
+        crs=UTM,
+        transform=shift,
+        width=both.width,
+        height=both.height,
+        resampling=Resampling.bilinear,
+        tolerance=0.01,
+    ) as warped:
         expected, known = warped.read(), warped.read_masks(1) > 0
     left, top = (round(number) for number in ~shift * (GRID.c, GRID.f))
-    known[top:top + 40, left:left + 40] = True
-    expected[:, top:top + 40, left:left + 40] = Raster(first).read(0, 0, 40, 40)[0]
+    known[top : top + 40, left : left + 40] = True
+    expected[:, top : top + 40, left : left + 40] = Raster(first).read(0, 0, 40, 40)[0]
     assert (known != valid).mean() < 0.02  # along the scene's edge
     both_know = known & valid
     difference = np.abs(values.astype(float) - expected)[:, both_know]
@@ -150,8 +184,9 @@ def test_the_grid_is_that_of_the_first_scene_that_is_not_turned(tmp_path: Path) 
     alone = Mosaic([turned])
     assert alone.transform.b == 0 and alone.transform.a == pytest.approx(2)
     # Its corners lie in the mosaic, and the mosaic ends with them.
-    columns, rows = zip(*(~alone.transform * (TURNED * corner)
-                          for corner in ((0, 0), (40, 0), (0, 40), (40, 40))))
+    columns, rows = zip(
+        *(~alone.transform * (TURNED * corner) for corner in ((0, 0), (40, 0), (0, 40), (40, 40)))
+    )
     assert 0 <= min(columns) < 1 and 0 <= alone.width - max(columns) < 1
     assert 0 <= min(rows) < 1 and 0 <= alone.height - max(rows) < 1
     assert alone.read(0, 0, alone.width, alone.height)[1].sum() == pytest.approx(1600, rel=0.02)
@@ -176,11 +211,18 @@ def test_damage_is_told_in_blocks_of_the_mosaic(tmp_path: Path, monkeypatch: Any
     values = np.random.RandomState(0).randint(1, 255, (1, 64, 64)).astype(np.uint8)
     tiled = dict(tiled=True, blockxsize=32, blockysize=32, compress='deflate')
     paths: List[str] = [
-        write(tmp_path / f'{number}.tif', values,
-              transform=GRID * Affine.translation(64 * number, 0), **tiled) for number in (0, 1)]
+        write(
+            tmp_path / f'{number}.tif',
+            values,
+            transform=GRID * Affine.translation(64 * number, 0),
+            **tiled,
+        )
+        for number in (0, 1)
+    ]
     with rasterio.open(paths[1]) as file:
         offset = int(file.tags(1, ns='TIFF').get('BLOCK_OFFSET_0_0', 0)) or int(
-            file.get_tag_item('BLOCK_OFFSET_0_0', 'TIFF', bidx=1))
+            file.get_tag_item('BLOCK_OFFSET_0_0', 'TIFF', bidx=1)
+        )
     with open(paths[1], 'r+b') as damaged:
         damaged.seek(offset)
         damaged.write(b'\xff' * 64)
@@ -197,16 +239,25 @@ def test_scenes_that_make_no_mosaic_are_named(tmp_path: Path) -> None:
     with pytest.warns(rasterio.errors.NotGeoreferencedWarning):
         nowhere = write(tmp_path / 'nowhere.tif', values, Affine.identity(), None)
     for words, other in (
-            ('nowhere.tif has no georeference', nowhere),
-            ('bare.tif has no CRS and .*first.tif has EPSG:32633',
-             write(tmp_path / 'bare.tif', values, crs=None)),
-            (r'few.tif has 2 band\(s\) of uint8, and .*first.tif 3',
-             write(tmp_path / 'few.tif', values[:2])),
-            (r'deep.tif has 3 band\(s\) of uint16',
-             write(tmp_path / 'deep.tif', values.astype(np.uint16))),
-            ('scenes lie far apart', write(tmp_path / 'far.tif', values,
-                                           GRID * Affine.translation(500, 500))),
-            ('no such file', str(tmp_path / 'no.tif'))):
+        ('nowhere.tif has no georeference', nowhere),
+        (
+            'bare.tif has no CRS and .*first.tif has EPSG:32633',
+            write(tmp_path / 'bare.tif', values, crs=None),
+        ),
+        (
+            r'few.tif has 2 band\(s\) of uint8, and .*first.tif 3',
+            write(tmp_path / 'few.tif', values[:2]),
+        ),
+        (
+            r'deep.tif has 3 band\(s\) of uint16',
+            write(tmp_path / 'deep.tif', values.astype(np.uint16)),
+        ),
+        (
+            'scenes lie far apart',
+            write(tmp_path / 'far.tif', values, GRID * Affine.translation(500, 500)),
+        ),
+        ('no such file', str(tmp_path / 'no.tif')),
+    ):
         with pytest.raises(GeoError, match=words):
             Mosaic([first, other])
 
@@ -215,25 +266,38 @@ def test_scenes_that_make_no_mosaic_are_named(tmp_path: Path) -> None:
 OFF_GRID = dict(
     degrees=('EPSG:4326', Affine(3e-5, 0, 15.001, 0, -2e-5, 47.848)),
     size=(UTM, Affine(1.7, 0, 500010, 0, -1.7, 5299990)),
-    shifted=(UTM, Affine(2, 0, 500010.7, 0, -2, 5299990.7)))
+    shifted=(UTM, Affine(2, 0, 500010.7, 0, -2, 5299990.7)),
+)
 
 
-@pytest.mark.parametrize('parts', [
-    [np.s_[:, :25], np.s_[:, 25:]],
-    [np.s_[:, 25:], np.s_[:, :25]],
-    [np.s_[:20, :25], np.s_[:20, 25:], np.s_[20:, :25], np.s_[20:, 25:]],
-    [np.s_[:, :30], np.s_[:, 22:]],
-], ids=['east of it', 'west of it', 'four', 'overlapping'])
+@pytest.mark.parametrize(
+    'parts',
+    [
+        [np.s_[:, :25], np.s_[:, 25:]],
+        [np.s_[:, 25:], np.s_[:, :25]],
+        [np.s_[:20, :25], np.s_[:20, 25:], np.s_[20:, :25], np.s_[20:, 25:]],
+        [np.s_[:, :30], np.s_[:, 22:]],
+    ],
+    ids=['east of it', 'west of it', 'four', 'overlapping'],
+)
 @pytest.mark.parametrize('name', list(OFF_GRID))
 def test_neighbors_with_one_grid_are_interpolated_without_a_seam(
-        tmp_path: Path, name: str, parts: List[Any]) -> None:
+    tmp_path: Path, name: str, parts: List[Any]
+) -> None:
     crs, transform = OFF_GRID[name]
     values = ground(40, 50)
     base = write(tmp_path / 'base.tif', values[:, :6, :6])
     whole = write(tmp_path / 'whole.tif', values, transform, crs, nodata=0)
-    tiles = [write(tmp_path / f'{number}.tif', np.ascontiguousarray(values[(slice(None), *part)]),
-                   transform * Affine.translation(part[1].start or 0, part[0].start or 0), crs,
-                   nodata=0) for number, part in enumerate(parts)]
+    tiles = [
+        write(
+            tmp_path / f'{number}.tif',
+            np.ascontiguousarray(values[(slice(None), *part)]),
+            transform * Affine.translation(part[1].start or 0, part[0].start or 0),
+            crs,
+            nodata=0,
+        )
+        for number, part in enumerate(parts)
+    ]
     expected, found = Mosaic([base, whole]), Mosaic([base, *tiles])
     assert (found.width, found.height) == (expected.width, expected.height)
     assert [path for path, _ in found.resampled] == tiles
@@ -249,13 +313,18 @@ def test_scenes_with_another_between_them_keep_their_order(tmp_path: Path) -> No
     values = ground(40, 50) + 1
     base = write(tmp_path / 'base.tif', values[:, :6, :6])
     west = write(tmp_path / 'west.tif', values[:, :, :30], transform, crs)
-    middle = write(tmp_path / 'middle.tif', np.full((4, 30, 20), 999, np.uint16),
-                   Affine(2, 0, 500030, 0, -2, 5299980))
-    east = write(tmp_path / 'east.tif', values[:, :, 25:],
-                 transform * Affine.translation(25, 0), crs)
+    middle = write(
+        tmp_path / 'middle.tif',
+        np.full((4, 30, 20), 999, np.uint16),
+        Affine(2, 0, 500030, 0, -2, 5299980),
+    )
+    east = write(
+        tmp_path / 'east.tif', values[:, :, 25:], transform * Affine.translation(25, 0), crs
+    )
     found = Mosaic([base, west, middle, east]).read(0, 0, 60, 60)[0]
     first = Mosaic([base, west]).read(0, 0, 60, 60)
-    np.testing.assert_array_equal(np.where(first[1], found[:, :60, :60], 0),
-                                  np.where(first[1], first[0], 0))
+    np.testing.assert_array_equal(
+        np.where(first[1], found[:, :60, :60], 0), np.where(first[1], first[0], 0)
+    )
     # Where the first scene has no data, the one in the middle comes before its neighbor.
     assert (found == 999).any()

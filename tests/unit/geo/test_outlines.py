@@ -1,4 +1,5 @@
 """Outlines of pixel regions: tracing, areas, simplification."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -49,8 +50,7 @@ def test_both_sides_of_a_border_are_simplified_alike() -> None:
     ends = [(4, 0), (5, 12)]  # where the border meets the outside
     node = (rings.points[:, None] == np.array(ends)).all(2).any(1)
     simple = simplify(rings, node, 1.5)
-    assert shapely.get_num_coordinates(simple).sum() \
-        < shapely.get_num_coordinates(halves).sum() / 2
+    assert shapely.get_num_coordinates(simple).sum() < shapely.get_num_coordinates(halves).sum() / 2
     assert shapely.is_valid(simple).all()
     assert shapely.area(simple).tolist() == [54, 66]
     assert shapely.area(shapely.intersection(*simple)) == 0

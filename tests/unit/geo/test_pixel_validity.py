@@ -1,4 +1,5 @@
 """One rule for invalid pixels, compared with rasterio's where both say the same."""
+
 from __future__ import annotations
 
 import re
@@ -27,14 +28,15 @@ def read(path: Path, bands: Any = None) -> Any:
 
 
 def with_alpha(path: Path, values: np.ndarray, alpha: np.ndarray, nodata: Any = None) -> Path:
-    return write_raster(path, np.concatenate([values, alpha[None]]), photometric='rgb',
-                        alpha='yes', nodata=nodata)
+    return write_raster(
+        path, np.concatenate([values, alpha[None]]), photometric='rgb', alpha='yes', nodata=nodata
+    )
 
 
 def alpha_of_columns(count: int) -> np.ndarray:
     """Return an alpha band whose first columns are 0, the next 128 and the others 255."""
     alpha = np.full((SIDE, SIDE), 255, np.uint8)
-    alpha[:, count:2 * count], alpha[:, :count] = 128, 0
+    alpha[:, count : 2 * count], alpha[:, :count] = 128, 0
     return alpha
 
 
@@ -73,10 +75,13 @@ def test_a_mask_and_no_data_both_hide(nodata: Optional[int], tmp_path: Path) -> 
         np.testing.assert_array_equal(got, np.where(expected, values, 0))
 
 
-@pytest.mark.parametrize('dtype, nodata', [('uint8', 255), ('uint8', 0), ('int16', -99),
-                                           ('float32', -3.4028234663852886e+38)])
-def test_one_band_that_equals_no_data_keeps_its_value(dtype: str, nodata: float,
-                                                      tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'dtype, nodata',
+    [('uint8', 255), ('uint8', 0), ('int16', -99), ('float32', -3.4028234663852886e38)],
+)
+def test_one_band_that_equals_no_data_keeps_its_value(
+    dtype: str, nodata: float, tmp_path: Path
+) -> None:
     values = scene(dtype)
     values[:, :5] = nodata
     values[1, 10:20] = nodata
@@ -90,14 +95,18 @@ def test_one_band_that_equals_no_data_keeps_its_value(dtype: str, nodata: float,
         np.testing.assert_array_equal(valid, file.dataset_mask() != 0)
     # of two bands the pixels are invalid where these two are
     assert (~read(path, (1, 2))[1]).sum() == 15 * SIDE
-    assert read(path, (3, ))[1][5:].all()
+    assert read(path, (3,))[1][5:].all()
 
 
-@pytest.mark.parametrize('dtype, tag, value', [
-    ('float32', '-3.40282e+38', np.finfo('float32').min),
-    ('float32', '3.40282e+38', np.finfo('float32').max),
-    ('float32', '9.96921e+36', np.float32(9.969209968386869e+36)),
-    ('float64', '-1.79769e+308', np.finfo('float64').min)])
+@pytest.mark.parametrize(
+    'dtype, tag, value',
+    [
+        ('float32', '-3.40282e+38', np.finfo('float32').min),
+        ('float32', '3.40282e+38', np.finfo('float32').max),
+        ('float32', '9.96921e+36', np.float32(9.969209968386869e36)),
+        ('float64', '-1.79769e+308', np.finfo('float64').min),
+    ],
+)
 def test_a_no_data_tag_of_six_digits(dtype: str, tag: str, value: float, tmp_path: Path) -> None:
     """Other programs print the tag like that; the pixels hold all digits, or the printed ones."""
     values = scene(dtype)
@@ -128,7 +137,9 @@ def test_bands_with_no_data_of_their_own(tmp_path: Path) -> None:
         parts = plain.split('<ColorInterp>')
         text = parts[0] + ''.join(
             ('' if number is None else f'<NoDataValue>{number}</NoDataValue>')
-            + f'<ColorInterp>{part}' for number, part in zip(numbers, parts[1:]))
+            + f'<ColorInterp>{part}'
+            for number, part in zip(numbers, parts[1:])
+        )
         mosaic.write_text(text)
         valid = read(mosaic)[1]
         assert valid[:5].any() != invalid and valid[5:].sum() > 0.99 * valid[5:].size
@@ -141,8 +152,11 @@ def test_no_data_that_no_pixel_can_equal_hides_nothing(nodata: float, tmp_path: 
     path = write_raster(tmp_path / 'a.tif', scene())
     mosaic = tmp_path / 'a.vrt'
     rasterio.shutil.copy(str(path), str(mosaic), driver='VRT')
-    mosaic.write_text(mosaic.read_text().replace(
-        '<ColorInterp>', f'<NoDataValue>{nodata}</NoDataValue><ColorInterp>'))
+    mosaic.write_text(
+        mosaic.read_text().replace(
+            '<ColorInterp>', f'<NoDataValue>{nodata}</NoDataValue><ColorInterp>'
+        )
+    )
     raster = Raster(mosaic)
     assert raster.read(0, 0, SIDE, SIDE)[1].all() and not raster.may_have_gaps
 
@@ -182,35 +196,48 @@ def test_labels_with_a_mask_and_no_data(tmp_path: Path) -> None:
     mask[:, :7] = 0
     with rasterio.Env(GDAL_TIFF_INTERNAL_MASK='YES'), rasterio.open(path, 'r+') as file:
         file.write_mask(mask)
-    for nodata, classes in (('file', {1: 91 * 87, 2: 2 * 96}),
-                            (None, {0: 5 * 87, 1: 91 * 87, 2: 2 * 96}),
-                            (1, {0: 5 * 87, 2: 2 * 96})):
+    for nodata, classes in (
+        ('file', {1: 91 * 87, 2: 2 * 96}),
+        (None, {0: 5 * 87, 1: 91 * 87, 2: 2 * 96}),
+        (1, {0: 5 * 87, 2: 2 * 96}),
+    ):
         got, labeled = RasterLabels(path, Raster(image), nodata).read(0, 0, SIDE, SIDE)
         values, counts = np.unique(got[labeled], return_counts=True)
         assert dict(zip(values.tolist(), counts.tolist())) == classes
 
 
-@pytest.mark.parametrize('text, nodata', [
-    (b'-9.2233720368547758e+18', -2**63), (b'-9223372036854775808', -2**63),
-    (b'9223372036854775807', 2**63 - 1), (b'9223372036854775806', 2**63 - 2), (b'-1', -1),
-    (b'1.5', 1.5), (b'nan', np.nan)])
+@pytest.mark.parametrize(
+    'text, nodata',
+    [
+        (b'-9.2233720368547758e+18', -(2**63)),
+        (b'-9223372036854775808', -(2**63)),
+        (b'9223372036854775807', 2**63 - 1),
+        (b'9223372036854775806', 2**63 - 2),
+        (b'-1', -1),
+        (b'1.5', 1.5),
+        (b'nan', np.nan),
+    ],
+)
 @pytest.mark.parametrize('big', ['NO', 'YES'])
 @pytest.mark.parametrize('order', ['LITTLE', 'BIG'])
-def test_no_data_of_64_bits(tmp_path: Path, text: bytes, nodata: float, big: str,
-                            order: str) -> None:
+def test_no_data_of_64_bits(
+    tmp_path: Path, text: bytes, nodata: float, big: str, order: str
+) -> None:
     """The text of the tag counts: a float has 53 bits, and GDAL reads -9 of -9.2e+18."""
     if not rasterio.dtypes.check_dtype('int64'):
         pytest.skip(f'rasterio {rasterio.__version__} cannot write int64')
     values = np.zeros((1, 8, 8), np.int64)
     values[0, :2] = [[2**63 - 1], [2**63 - 2]]
-    values[0, 2:5] = [[-2**63], [-1], [1]]
-    path = write_raster(tmp_path / 'a.tif', values, nodata=-2**63, bigtiff=big,
-                        endianness=order)
+    values[0, 2:5] = [[-(2**63)], [-1], [1]]
+    path = write_raster(tmp_path / 'a.tif', values, nodata=-(2**63), bigtiff=big, endianness=order)
     written = re.search(rb'-9[.0-9e+]{18,}', path.read_bytes())
     assert written is not None
     end = written.end()
-    path.write_bytes(path.read_bytes()[:end - len(written[0])] + text.ljust(
-        len(written[0]), b'\0')[:len(written[0])] + path.read_bytes()[end:])
+    path.write_bytes(
+        path.read_bytes()[: end - len(written[0])]
+        + text.ljust(len(written[0]), b'\0')[: len(written[0])]
+        + path.read_bytes()[end:]
+    )
     raster = Raster(path)
     assert repr(raster.nodata) == repr(nodata)
     np.testing.assert_array_equal(raster.read(0, 0, 8, 8)[1], values[0] != nodata)
@@ -220,12 +247,16 @@ def test_no_data_of_64_bits_in_a_mosaic(tmp_path: Path) -> None:
     if not rasterio.dtypes.check_dtype('int64'):
         pytest.skip(f'rasterio {rasterio.__version__} cannot write int64')
     values = np.zeros((1, 8, 8), np.int64)
-    values[0, :2] = -2**63
+    values[0, :2] = -(2**63)
     path = write_raster(tmp_path / 'a.tif', values)
     mosaic = tmp_path / 'a.vrt'
     rasterio.shutil.copy(str(path), str(mosaic), driver='VRT')
-    mosaic.write_text(mosaic.read_text(encoding='utf-8').replace(
-        '<ColorInterp>', f'<NoDataValue>{-2**63}</NoDataValue><ColorInterp>'), encoding='utf-8')
+    mosaic.write_text(
+        mosaic.read_text(encoding='utf-8').replace(
+            '<ColorInterp>', f'<NoDataValue>{-(2**63)}</NoDataValue><ColorInterp>'
+        ),
+        encoding='utf-8',
+    )
     raster = Raster(mosaic)
-    assert raster.nodata == -2**63
+    assert raster.nodata == -(2**63)
     np.testing.assert_array_equal(raster.read(0, 0, 8, 8)[1], values[0] == 0)

@@ -1,4 +1,5 @@
 """Class maps as polygons: areas, shared borders, strips."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,8 +32,9 @@ from mapsage.geo import GeoError, write_polygons
 def _one_piece_at_a_time(classes: np.ndarray) -> List[Tuple[int, int]]:
     """Return (class, pixels) of every region, found by GDAL on the whole map at once."""
     shapes = rasterio.features.shapes(classes, mask=classes != 255, connectivity=4)
-    return sorted((int(value), int(round(shapely.geometry.shape(shape).area)))
-                  for shape, value in shapes)
+    return sorted(
+        (int(value), int(round(shapely.geometry.shape(shape).area))) for shape, value in shapes
+    )
 
 
 def _regions(fields: Dict[str, np.ndarray]) -> List[Tuple[int, int]]:
@@ -43,8 +45,7 @@ def _regions(fields: Dict[str, np.ndarray]) -> List[Tuple[int, int]]:
 def test_shapes_areas_and_crs(tmp_path: Path, place: dict) -> None:
     meta, polygons, fields = map_polygons(tmp_path, draw_classes(), place)
     assert pyproj.CRS(meta['crs']) == pyproj.CRS(place['crs'].to_wkt())
-    assert list(fields) == ['class_id', 'class_name', 'area_m2', 'area_px',
-                            'is_cut']
+    assert list(fields) == ['class_id', 'class_name', 'area_m2', 'area_px', 'is_cut']
     assert _regions(fields) == _one_piece_at_a_time(draw_classes())
     assert [CLASSES[i] for i in fields['class_id']] == fields['class_name'].tolist()
     assert shapely.is_valid(polygons).all() and set(shapely.get_type_id(polygons)) == {3}
@@ -54,8 +55,9 @@ def test_shapes_areas_and_crs(tmp_path: Path, place: dict) -> None:
     # the area on the ellipsoid, right to a thousandth of a pixel
     geod, system = pyproj.Geod(ellps='WGS84'), pyproj.CRS(place['crs'].to_wkt())
     to_degrees = pyproj.Transformer.from_crs(system, 4326, always_xy=True)
-    for polygon, pixels, area in zip((house, rectangle(place, 200, 100, 205, 107)), (1200, 35),
-                                     (fields['area_m2'][number], None)):
+    for polygon, pixels, area in zip(
+        (house, rectangle(place, 200, 100, 205, 107)), (1200, 35), (fields['area_m2'][number], None)
+    ):
         fine = shapely.segmentize(polygon, place['transform'].a)
         x, y = to_degrees.transform(*np.array(fine.exterior.coords).T)
         expected = abs(geod.polygon_area_perimeter(x, y)[0])
@@ -66,8 +68,9 @@ def test_shapes_areas_and_crs(tmp_path: Path, place: dict) -> None:
 
 def test_map_in_pixels_has_no_square_meters(tmp_path: Path) -> None:
     meta, polygons, fields = map_polygons(tmp_path, draw_classes(), PIXELS)
-    assert np.isnan(fields['area_m2'].astype(float)).all() and \
-        'ndefined' in (meta['crs'] or 'undefined')  # GDAL before 3.9 cannot leave it empty
+    assert np.isnan(fields['area_m2'].astype(float)).all() and 'ndefined' in (
+        meta['crs'] or 'undefined'
+    )  # GDAL before 3.9 cannot leave it empty
     assert fields['area_px'].sum() == 300 * 260
     assert shapely.total_bounds(polygons).tolist() == [0, 0, 300, 260]
 
@@ -91,8 +94,9 @@ def _blobs(height: int, width: int, seed: int = 0) -> np.ndarray:
 def test_neighbors_share_their_simplified_border(tmp_path: Path) -> None:
     _, polygons, fields = map_polygons(tmp_path, draw_classes(), PIXELS)
     exact = map_polygons(tmp_path, draw_classes(), PIXELS, simplify=0)[1]
-    assert shapely.get_num_coordinates(polygons).sum() \
-        < 0.5 * shapely.get_num_coordinates(exact).sum()
+    assert (
+        shapely.get_num_coordinates(polygons).sum() < 0.5 * shapely.get_num_coordinates(exact).sum()
+    )
     assert shapely.area(polygons).sum() == pytest.approx(300 * 260, abs=1e-6)
     assert shapely.area(shapely.union_all(polygons)) == pytest.approx(300 * 260, abs=1e-6)
     pond, ground = (polygons[fields['class_id'] == i][0] for i in (2, 0))
@@ -118,13 +122,15 @@ def test_regions_that_cross_strips_stay_one(tmp_path: Path, rows: int, monkeypat
     assert _regions(strips[2]) == _one_piece_at_a_time(classes)
     key = shapely.to_wkb(shapely.normalize(whole[1]))
     np.testing.assert_array_equal(
-        np.sort(shapely.to_wkb(shapely.normalize(strips[1]))), np.sort(key))
+        np.sort(shapely.to_wkb(shapely.normalize(strips[1]))), np.sort(key)
+    )
 
 
-@given(st.integers(0, 10 ** 6), st.integers(1, 30), st.integers(1, 30), st.integers(1, 4))
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 30), st.integers(1, 4))
 @settings(max_examples=25)
-def test_any_map_in_strips(tmp_path_factory: Any, seed: int, height: int, width: int,
-                           classes: int) -> None:
+def test_any_map_in_strips(
+    tmp_path_factory: Any, seed: int, height: int, width: int, classes: int
+) -> None:
     folder = tmp_path_factory.mktemp('any')
     random = np.random.RandomState(seed)
     drawn = random.randint(0, classes, (height, width)).astype(np.uint8)
@@ -138,10 +144,13 @@ def test_any_map_in_strips(tmp_path_factory: Any, seed: int, height: int, width:
     assert shapely.is_valid(polygons).all()
 
 
-@pytest.mark.parametrize('height, width, share, rows', [
-    (40, 37, 0.05, 8), (33, 40, 0.5, 3), (5, 40, 0.2, 2), (40, 8, 0.2, 5), (24, 24, 0.1, 24)])
-def test_regions_larger_than_a_tile_are_cut(tmp_path: Path, height: int, width: int, share: float,
-                                            rows: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    'height, width, share, rows',
+    [(40, 37, 0.05, 8), (33, 40, 0.5, 3), (5, 40, 0.2, 2), (40, 8, 0.2, 5), (24, 24, 0.1, 24)],
+)
+def test_regions_larger_than_a_tile_are_cut(
+    tmp_path: Path, height: int, width: int, share: float, rows: int, monkeypatch: Any
+) -> None:
     drawn = (np.random.RandomState(0).rand(height, width) < share).astype(np.uint8)
     tile = 8
     monkeypatch.setattr(module, 'TILE', tile)
@@ -150,7 +159,8 @@ def test_regions_larger_than_a_tile_are_cut(tmp_path: Path, height: int, width: 
     _, exact, fields = map_polygons(tmp_path, drawn, PIXELS, simplify=0)
     assert shapely.is_valid(exact).all()
     burnt = rasterio.features.rasterize(
-        zip(exact, fields['class_id'].tolist()), out_shape=drawn.shape, fill=9)
+        zip(exact, fields['class_id'].tolist()), out_shape=drawn.shape, fill=9
+    )
     np.testing.assert_array_equal(burnt, drawn)
     assert fields['area_px'].sum() == drawn.size
     whole, cut = [], np.zeros(drawn.shape, int)
@@ -169,12 +179,14 @@ def test_regions_larger_than_a_tile_are_cut(tmp_path: Path, height: int, width: 
     # each part of a tile is in one piece
     tiles = np.indices(drawn.shape) // tile
     parts = rasterio.features.shapes(
-        (2 * (tiles[0] * 5 + tiles[1]) + drawn).astype(np.uint8), mask=cut > 0, connectivity=4)
+        (2 * (tiles[0] * 5 + tiles[1]) + drawn).astype(np.uint8), mask=cut > 0, connectivity=4
+    )
     assert is_cut.sum() == len(list(parts))
 
 
-def test_neighbors_share_their_simplified_border_where_they_are_cut(tmp_path: Path,
-                                                                    monkeypatch: Any) -> None:
+def test_neighbors_share_their_simplified_border_where_they_are_cut(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, 'TILE', 64)
     classes = draw_classes()
     _, polygons, fields = map_polygons(tmp_path, classes, PIXELS)

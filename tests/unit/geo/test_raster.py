@@ -1,4 +1,5 @@
 """Windows of scenes, their validity, and damaged files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,8 +33,10 @@ def test_facts_of_a_scene(tmp_path: Path) -> None:
 
 
 def test_rasters_with_one_crs_share_it(tmp_path: Path) -> None:
-    scenes = [Raster(write_raster(tmp_path / f'{number}.tif', paint(draw_classes())[:1], place))
-              for number, place in enumerate((UTM, DEGREES, UTM, DEGREES))]
+    scenes = [
+        Raster(write_raster(tmp_path / f'{number}.tif', paint(draw_classes())[:1], place))
+        for number, place in enumerate((UTM, DEGREES, UTM, DEGREES))
+    ]
     assert scenes[0].crs is scenes[2].crs and scenes[1].crs is scenes[3].crs
     assert [scene.crs for scene in scenes[:2]] == [UTM['crs'], DEGREES['crs']]
 
@@ -41,8 +44,10 @@ def test_rasters_with_one_crs_share_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize('dtype', ['uint8', 'uint16', 'int16', 'float32'])
 def test_windows_inside_across_and_beyond_the_border(tmp_path: Path, dtype: str) -> None:
     values = paint(draw_classes(), 4, dtype)
-    with Raster(write_raster(tmp_path / 'a.tif', values, photometric='minisblack',
-                             alpha='unspecified'), bands=(3, 1)) as raster:
+    with Raster(
+        write_raster(tmp_path / 'a.tif', values, photometric='minisblack', alpha='unspecified'),
+        bands=(3, 1),
+    ) as raster:
         read, valid = raster.read(70, 30, 100, 64)
         assert read.dtype == dtype and valid.all()
         np.testing.assert_array_equal(read, values[[2, 0], 30:94, 70:170])

@@ -1,4 +1,5 @@
 """Errors of damaged and truncated files name the blocks; the rest of the file is readable."""
+
 from __future__ import annotations
 
 import os
@@ -28,8 +29,9 @@ def test_damaged_block_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 def test_truncated_file_is_named(tmp_path: Path) -> None:
-    path = write_raster(tmp_path / 'a.tif', np.random.RandomState(0).randint(
-        0, 255, (3, 260, 300)).astype('uint8'))
+    path = write_raster(
+        tmp_path / 'a.tif', np.random.RandomState(0).randint(0, 255, (3, 260, 300)).astype('uint8')
+    )
     os.truncate(path, os.path.getsize(path) * 2 // 3)
     raster = Raster(path)
     with pytest.raises(RasterBlockError, match=r'a\.tif: the window .* damaged are \d+ block'):
@@ -41,5 +43,9 @@ def test_blocks_that_a_window_meets_end_at_the_edge_of_the_scene() -> None:
     grid = BlockGrid(width=300, height=130, rows=64, columns=128)
     assert list(grid.meeting((128, 64, 128, 64))) == [(128, 64, 128, 64)]
     assert list(grid.meeting((127, 63, 2, 2))) == [
-        (0, 0, 128, 64), (128, 0, 128, 64), (0, 64, 128, 64), (128, 64, 128, 64)]
+        (0, 0, 128, 64),
+        (128, 0, 128, 64),
+        (0, 64, 128, 64),
+        (128, 64, 128, 64),
+    ]
     assert list(grid.meeting((290, 129, 10, 1))) == [(256, 128, 44, 2)]

@@ -1,4 +1,5 @@
 """One answer to whether two CRS are the same on the ground, and a sentence without PROJ's file."""
+
 from __future__ import annotations
 
 import os
@@ -25,7 +26,8 @@ def esri(code: int) -> str:
 def with_towgs84(code: int) -> str:
     crs = pyproj.CRS.from_epsg(code)
     parameters = pyproj.crs.coordinate_operation.ToWGS84Transformation(
-        crs.geodetic_crs, 565.4, 50.3, 465.6, -0.4, 0.3, -1.9, 4.1)
+        crs.geodetic_crs, 565.4, 50.3, 465.6, -0.4, 0.3, -1.9, 4.1
+    )
     return str(pyproj.crs.BoundCRS(crs, 'EPSG:4326', parameters).to_wkt())
 
 
@@ -72,33 +74,57 @@ def test_no_crs_equals_no_crs_only() -> None:
     assert not same_crs('EPSG:4326', None)
 
 
-@pytest.mark.parametrize('code, spelling', [(3035, esri(3035)), (4326, 'EPSG:4979'),
-                                            (25832, 'EPSG:25832+7837')])
+@pytest.mark.parametrize(
+    'code, spelling', [(3035, esri(3035)), (4326, 'EPSG:4979'), (25832, 'EPSG:25832+7837')]
+)
 def test_rasters_in_two_spellings_fit(code: int, spelling: str, tmp_path: Path) -> None:
     """As labels, as a pair of dates, and as scenes of a mosaic that are not interpolated."""
-    side = 1e-4 if code == 4326 else 10.
-    origin = (10., 50.) if code == 4326 else (4321000., 3210000.)
+    side = 1e-4 if code == 4326 else 10.0
+    origin = (10.0, 50.0) if code == 4326 else (4321000.0, 3210000.0)
     image = np.random.RandomState(0).randint(1, 255, (3, 40, 60)).astype(np.uint8)
-    first = write_raster(tmp_path / 'a.tif', image[:, :, :30], dict(
-        crs=f'EPSG:{code}', transform=from_origin(*origin, side, side)))
-    second = write_raster(tmp_path / 'b.tif', image[:, :, :30], dict(
-        crs=spelling, transform=from_origin(*origin, side, side)))
-    labels = write_raster(tmp_path / 'labels.tif', image[0, :, :30], dict(
-        crs=spelling, transform=from_origin(*origin, side, side)))
-    right = write_raster(tmp_path / 'right.tif', image[:, :, 30:], dict(
-        crs=spelling, transform=from_origin(origin[0] + 30 * side, origin[1], side, side)))
+    first = write_raster(
+        tmp_path / 'a.tif',
+        image[:, :, :30],
+        dict(crs=f'EPSG:{code}', transform=from_origin(*origin, side, side)),
+    )
+    second = write_raster(
+        tmp_path / 'b.tif',
+        image[:, :, :30],
+        dict(crs=spelling, transform=from_origin(*origin, side, side)),
+    )
+    labels = write_raster(
+        tmp_path / 'labels.tif',
+        image[0, :, :30],
+        dict(crs=spelling, transform=from_origin(*origin, side, side)),
+    )
+    right = write_raster(
+        tmp_path / 'right.tif',
+        image[:, :, 30:],
+        dict(crs=spelling, transform=from_origin(origin[0] + 30 * side, origin[1], side, side)),
+    )
     np.testing.assert_array_equal(
-        RasterLabels(labels, Raster(first)).read(0, 0, 30, 40)[0], image[0, :, :30])
+        RasterLabels(labels, Raster(first)).read(0, 0, 30, 40)[0], image[0, :, :30]
+    )
     check_same_grid(Raster(first), Raster(second))
     mosaic = Mosaic([first, right])
     assert mosaic.resampled == []
     np.testing.assert_array_equal(mosaic.read(0, 0, 60, 40)[0], image)
 
 
-@pytest.mark.parametrize('crs, expected', [
-    ('EPSG:4326', 360), ('EPSG:4807', 400), ('EPSG:3857', 2 * np.pi * 6378137),
-    ('EPSG:3832', 2 * np.pi * 6378137), ('EPSG:4087', 2 * np.pi * 6378137), ('EPSG:32760', 0),
-    ('EPSG:3031', 0), ('EPSG:3460', 0), (None, 0)])
+@pytest.mark.parametrize(
+    'crs, expected',
+    [
+        ('EPSG:4326', 360),
+        ('EPSG:4807', 400),
+        ('EPSG:3857', 2 * np.pi * 6378137),
+        ('EPSG:3832', 2 * np.pi * 6378137),
+        ('EPSG:4087', 2 * np.pi * 6378137),
+        ('EPSG:32760', 0),
+        ('EPSG:3031', 0),
+        ('EPSG:3460', 0),
+        (None, 0),
+    ],
+)
 def test_a_turn_around_the_globe(crs: Any, expected: float) -> None:
     assert full_turn(crs) == pytest.approx(expected, abs=1e-6)
 
@@ -108,16 +134,25 @@ def test_a_folder_of_another_program_is_named(tmp_path: Path) -> None:
     variable = 'PROJ_LIB'
     write_raster(tmp_path / 'a.tif', np.ones((8, 8), np.uint8))
     write_raster(tmp_path / 'n.tif', np.ones((8, 8), np.uint8), {})
-    program = ('import sys, mapsage\n'
-               'from mapsage.geo import GeoError, Raster\n'
-               'assert Raster("n.tif").read(0, 0, 8, 8)[1].all()\n'
-               'try:\n    Raster("a.tif")\n'
-               'except GeoError as error:\n    print("REFUSED", error)\n')
-    environment = {name: value for name, value in os.environ.items()
-                   if name not in ('PROJ_DATA', 'PROJ_LIB')}
+    program = (
+        'import sys, mapsage\n'
+        'from mapsage.geo import GeoError, Raster\n'
+        'assert Raster("n.tif").read(0, 0, 8, 8)[1].all()\n'
+        'try:\n    Raster("a.tif")\n'
+        'except GeoError as error:\n    print("REFUSED", error)\n'
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ('PROJ_DATA', 'PROJ_LIB')
+    }
     environment.update({variable: str(tmp_path), 'PYTHONPATH': os.getcwd()})
-    done = subprocess.run([sys.executable, '-c', program], cwd=str(tmp_path), env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    done = subprocess.run(
+        [sys.executable, '-c', program],
+        cwd=str(tmp_path),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
     text = done.stdout.decode()
     assert done.returncode == 0, text
     assert f'{variable}={tmp_path}' in text and f'unset {variable}' in text, text

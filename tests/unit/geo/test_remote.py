@@ -1,4 +1,5 @@
 """Scenes on a server: their pixels, and errors that come soon and name the server's file."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -38,17 +39,20 @@ def test_pixels_come_without_a_look_into_the_folder(scene: Path, server: RangeSe
     assert asked == {'HEAD /ok/a.tif', 'GET /ok/a.tif'}
 
 
-def test_the_user_may_ask_for_companions(scene: Path, server: RangeServer, monkeypatch: Any
-                                         ) -> None:
+def test_the_user_may_ask_for_companions(
+    scene: Path, server: RangeServer, monkeypatch: Any
+) -> None:
     monkeypatch.setenv('GDAL_DISABLE_READDIR_ON_OPEN', 'TRUE')
     Raster(f'{server.url}/ok/a.tif').close()
     assert any('a.tif.aux.xml' in line for line in server.requests())
 
 
 def test_what_a_server_refuses(scene: Path, server: RangeServer) -> None:
-    for fault, words in (('gone', 'the server does not deliver it .*404'),
-                         ('private', 'the server does not deliver it .*403.*right to read'),
-                         ('norange', 'Range downloading not supported.* Copy the file here')):
+    for fault, words in (
+        ('gone', 'the server does not deliver it .*404'),
+        ('private', 'the server does not deliver it .*403.*right to read'),
+        ('norange', 'Range downloading not supported.* Copy the file here'),
+    ):
         with pytest.raises(GeoError, match=words) as caught:
             Raster(f'{server.url}/{fault}/a.tif')
         assert f'{server.url}/{fault}/a.tif' in str(caught.value)
@@ -71,8 +75,9 @@ def test_a_file_that_was_not_there_is_asked_for_again(scene: Path, server: Range
 @pytest.mark.parametrize('fault', ['stall', 'busy'])
 def test_a_server_that_stops_answering(scene: Path, server: RangeServer, fault: str) -> None:
     with Raster(f'{server.url}/{fault}/a.tif') as raster:
-        with pytest.raises(RemoteReadError, match='did not deliver the window .*GDAL_HTTP_TIMEOUT=1'
-                           ) as caught:
+        with pytest.raises(
+            RemoteReadError, match='did not deliver the window .*GDAL_HTTP_TIMEOUT=1'
+        ) as caught:
             raster.read(0, 0, 320, 256)
         assert raster.path in str(caught.value)
     assert len(server.requests()) < 20  # not each block again
@@ -80,7 +85,7 @@ def test_a_server_that_stops_answering(scene: Path, server: RangeServer, fault: 
 
 def test_a_file_that_is_cut_off(scene: Path, server: RangeServer) -> None:
     data = scene.read_bytes()
-    (scene.parent / 'half.tif').write_bytes(data[:len(data) // 2])
+    (scene.parent / 'half.tif').write_bytes(data[: len(data) // 2])
     with Raster(f'{server.url}/cut/a.tif') as remote, Raster(scene.parent / 'half.tif') as local:
         found = []
         for raster in (remote, local):
@@ -118,9 +123,13 @@ def test_a_mosaic_of_sources_on_a_server(tmp_path: Path, scene: Path, server: Ra
 
 def test_stores_like_s3(scene: Path, server: RangeServer, monkeypatch: Any) -> None:
     """The user's environment decides how requests are signed, and whether."""
-    for name, value in dict(AWS_S3_ENDPOINT=server.address, AWS_HTTPS='NO',
-                            AWS_VIRTUAL_HOSTING='FALSE', AWS_REGION='eu-central-1',
-                            AWS_NO_SIGN_REQUEST='YES').items():
+    for name, value in dict(
+        AWS_S3_ENDPOINT=server.address,
+        AWS_HTTPS='NO',
+        AWS_VIRTUAL_HOSTING='FALSE',
+        AWS_REGION='eu-central-1',
+        AWS_NO_SIGN_REQUEST='YES',
+    ).items():
         monkeypatch.setenv(name, value)
     with Raster('s3://ok/a.tif') as raster:
         np.testing.assert_array_equal(raster.read(0, 0, 320, 256)[0], NOISE)
@@ -143,12 +152,13 @@ def _compare(name: str, seed: int, answers: Any) -> None:
             with Raster(f'{name}?{seed}.{number}') as other:
                 for each in (raster, other):
                     values = each.read(column, row, 64, 64)[0]
-                    wrong += int((values != NOISE[:, row:row + 64, column:column + 64]).sum())
+                    wrong += int((values != NOISE[:, row : row + 64, column : column + 64]).sum())
     answers.put(wrong)
 
 
-def test_workers_that_are_forked_after_a_read(scene: Path, server: RangeServer,
-                                              monkeypatch: Any) -> None:
+def test_workers_that_are_forked_after_a_read(
+    scene: Path, server: RangeServer, monkeypatch: Any
+) -> None:
     """Without care they share their parent's connections, and read each other's answers."""
     monkeypatch.setenv('GDAL_HTTP_TIMEOUT', '30')
     name = f'{server.url}/ok/a.tif'
@@ -165,8 +175,9 @@ def test_workers_that_are_forked_after_a_read(scene: Path, server: RangeServer,
         assert worker.exitcode == 0
 
 
-def test_a_scene_on_a_server_has_a_fast_copy(scene: Path, server: RangeServer, tmp_path: Path
-                                             ) -> None:
+def test_a_scene_on_a_server_has_a_fast_copy(
+    scene: Path, server: RangeServer, tmp_path: Path
+) -> None:
     name = f'{server.url}/ok/a.tif'
     copies = FastCopies(str(tmp_path / 'fast'))
     report = copies.make([name])

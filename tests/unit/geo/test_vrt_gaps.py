@@ -1,4 +1,5 @@
 """Ground that no source of a VRT shows is invalid, in any VRT; compared with GDAL's pixels."""
+
 from __future__ import annotations
 
 import zipfile
@@ -40,11 +41,14 @@ def rectangle(name: str, sides: Rectangle) -> str:
     return f'<{name} xOff="{sides[0]}" yOff="{sides[1]}" xSize="{sides[2]}" ySize="{sides[3]}"/>'
 
 
-def source_of(name: str, shown: Rectangle, target: Rectangle, more: str = '',
-              kind: str = 'SimpleSource') -> str:
-    return (f'<{kind}><SourceFilename relativeToVRT="1">{name}</SourceFilename>'
-            f'<SourceBand>1</SourceBand>{rectangle("SrcRect", shown)}'
-            f'{rectangle("DstRect", target)}{more}</{kind}>')
+def source_of(
+    name: str, shown: Rectangle, target: Rectangle, more: str = '', kind: str = 'SimpleSource'
+) -> str:
+    return (
+        f'<{kind}><SourceFilename relativeToVRT="1">{name}</SourceFilename>'
+        f'<SourceBand>1</SourceBand>{rectangle("SrcRect", shown)}'
+        f'{rectangle("DstRect", target)}{more}</{kind}>'
+    )
 
 
 def write_vrt(path: Path, sources: Sequence[str], head: str = '', tail: str = '') -> Path:
@@ -53,7 +57,8 @@ def write_vrt(path: Path, sources: Sequence[str], head: str = '', tail: str = ''
         f'<VRTDataset rasterXSize="{VRT_WIDTH}" rasterYSize="{VRT_HEIGHT}">'
         f'<SRS>{UTM["crs"].to_wkt()}</SRS><GeoTransform>500000,0.5,0,4100000,0,-0.5</GeoTransform>'
         f'<VRTRasterBand dataType="Byte" band="1">{head}{"".join(sources)}</VRTRasterBand>{tail}'
-        f'</VRTDataset>')
+        f'</VRTDataset>'
+    )
     return path
 
 
@@ -81,8 +86,19 @@ def folder(tmp_path_factory: Any) -> Path:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(*[st.floats(-6, 12)] * 2, *[st.floats(1, 25)] * 2, *[
-    st.floats(-4, 26)] * 2, *[st.floats(1, 20)] * 2), min_size=1, max_size=3), st.booleans())
+@given(
+    st.lists(
+        st.tuples(
+            *[st.floats(-6, 12)] * 2,
+            *[st.floats(1, 25)] * 2,
+            *[st.floats(-4, 26)] * 2,
+            *[st.floats(1, 20)] * 2,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.booleans(),
+)
 def test_gaps_are_where_gdal_shows_nothing(folder: Path, sources: Any, whole: bool) -> None:
     """Resampled, overlapping sources, beyond the VRT and beyond the file; fractions of pixels."""
     texts = []
@@ -125,10 +141,14 @@ def test_a_vrt_without_gaps_is_a_plain_raster(folder: Path) -> None:
 
 def test_gaps_of_a_vrt_in_a_vrt(folder: Path) -> None:
     """With no-data, which the outer VRT takes as a value; enlarged, and in another folder."""
-    write_vrt(folder / 'in/inner.vrt', [source_of('../a.tif', WHOLE, (10, 8, 20, 16))],
-              '<NoDataValue>0</NoDataValue>')
-    outer = write_vrt(folder / 'outer.vrt', [source_of(
-        'in/inner.vrt', (5, 0, 25, 24), (1, 2, 20, 22))])
+    write_vrt(
+        folder / 'in/inner.vrt',
+        [source_of('../a.tif', WHOLE, (10, 8, 20, 16))],
+        '<NoDataValue>0</NoDataValue>',
+    )
+    outer = write_vrt(
+        folder / 'outer.vrt', [source_of('in/inner.vrt', (5, 0, 25, 24), (1, 2, 20, 22))]
+    )
     valid = read_valid(outer)
     assert 0 < valid.sum() < valid.size
     np.testing.assert_array_equal(valid, shown_by_gdal(outer))
@@ -140,8 +160,11 @@ def test_what_a_source_hides_is_a_gap(part: str, folder: Path) -> None:
     values[:, 3:9, 5:12] = 255
     write_raster(folder / 'holes.tif', values, nodata=255)
     for head in ('', '<NoDataValue>0</NoDataValue>'):
-        path = write_vrt(folder / 'm.vrt', [source_of(
-            'holes.tif', WHOLE, (4, 3, WIDTH, HEIGHT), part, 'ComplexSource')], head)
+        path = write_vrt(
+            folder / 'm.vrt',
+            [source_of('holes.tif', WHOLE, (4, 3, WIDTH, HEIGHT), part, 'ComplexSource')],
+            head,
+        )
         np.testing.assert_array_equal(read_valid(path), shown_by_gdal(path))
         assert read_valid(path).sum() == WIDTH * HEIGHT - 42
 
@@ -149,13 +172,15 @@ def test_what_a_source_hides_is_a_gap(part: str, folder: Path) -> None:
 @pytest.mark.parametrize('options', [{}, dict(add_alpha=True), dict(nodata=0)])
 def test_ground_outside_a_warp_is_a_gap(options: Any, folder: Path) -> None:
     """The corners of a rotated source, also where the warped VRT is a source of another one."""
-    turned = write_source(folder / 'turned.tif', place=dict(
-        crs=UTM['crs'], transform=UTM['transform'] * Affine.rotation(30)))
+    turned = write_source(
+        folder / 'turned.tif',
+        place=dict(crs=UTM['crs'], transform=UTM['transform'] * Affine.rotation(30)),
+    )
     with rasterio.open(turned) as file, WarpedVRT(file, **options) as warped:
         rasterio.shutil.copy(warped, str(folder / 'w.vrt'), driver='VRT')
         size = (0, 0, warped.width, warped.height)
     valid = read_valid(folder / 'w.vrt')
-    assert .4 * valid.size < valid.sum() < .8 * valid.size
+    assert 0.4 * valid.size < valid.sum() < 0.8 * valid.size
     np.testing.assert_array_equal(valid, shown_by_gdal(folder / 'w.vrt'))
     outer = write_vrt(folder / 'm.vrt', [source_of('w.vrt', size, (2, 1, *size[2:]))])
     np.testing.assert_array_equal(read_valid(outer), shown_by_gdal(outer))
@@ -163,9 +188,15 @@ def test_ground_outside_a_warp_is_a_gap(options: Any, folder: Path) -> None:
 
 def test_a_mask_of_the_vrt_hides_as_well(folder: Path) -> None:
     write_source(folder / 'mask.tif', 255)
-    path = write_vrt(folder / 'm.vrt', [source_of('a.tif', WHOLE, (0, 0, WIDTH, HEIGHT))], tail=(
-        '<MaskBand><VRTRasterBand dataType="Byte">'
-        + source_of('mask.tif', WHOLE, (5, 0, WIDTH, HEIGHT)) + '</VRTRasterBand></MaskBand>'))
+    path = write_vrt(
+        folder / 'm.vrt',
+        [source_of('a.tif', WHOLE, (0, 0, WIDTH, HEIGHT))],
+        tail=(
+            '<MaskBand><VRTRasterBand dataType="Byte">'
+            + source_of('mask.tif', WHOLE, (5, 0, WIDTH, HEIGHT))
+            + '</VRTRasterBand></MaskBand>'
+        ),
+    )
     expected = np.zeros((VRT_HEIGHT, VRT_WIDTH), bool)
     expected[:HEIGHT, 5:WIDTH] = True
     np.testing.assert_array_equal(read_valid(path), expected)
@@ -176,17 +207,27 @@ def test_names_that_are_no_paths(folder: Path) -> None:
     with zipfile.ZipFile(str(folder / 'z.zip'), 'w') as archive:
         archive.write(str(path), 'in/m.vrt')
         archive.write(str(folder / 'a.tif'), 'in/a.tif')
-    for name in (f'/vsizip/{folder}/z.zip/in/m.vrt', f'zip://{folder}/z.zip!in/m.vrt',
-                 f'vrt://{path}?bands=1,1'):
+    for name in (
+        f'/vsizip/{folder}/z.zip/in/m.vrt',
+        f'zip://{folder}/z.zip!in/m.vrt',
+        f'vrt://{path}?bands=1,1',
+    ):
         np.testing.assert_array_equal(read_valid(name), shown_by_gdal(path))
 
 
 def test_a_pixel_is_in_a_gap_where_no_band_shows_it(folder: Path) -> None:
-    path = write_vrt(folder / 'm.vrt', [source_of('a.tif', WHOLE, (0, 0, WIDTH, HEIGHT))], tail=(
-        '<VRTRasterBand dataType="Byte" band="2">'
-        + source_of('a.tif', WHOLE, (5, 4, WIDTH, HEIGHT)) + '</VRTRasterBand>'))
+    path = write_vrt(
+        folder / 'm.vrt',
+        [source_of('a.tif', WHOLE, (0, 0, WIDTH, HEIGHT))],
+        tail=(
+            '<VRTRasterBand dataType="Byte" band="2">'
+            + source_of('a.tif', WHOLE, (5, 4, WIDTH, HEIGHT))
+            + '</VRTRasterBand>'
+        ),
+    )
     with rasterio.open(path) as file:
         values = file.read()
     np.testing.assert_array_equal(read_valid(path), (values != 0).any(0))
-    np.testing.assert_array_equal(Raster(path, [2]).read(0, 0, VRT_WIDTH, VRT_HEIGHT)[1],
-                                  values[1] != 0)
+    np.testing.assert_array_equal(
+        Raster(path, [2]).read(0, 0, VRT_WIDTH, VRT_HEIGHT)[1], values[1] != 0
+    )

@@ -1,4 +1,5 @@
 """A mosaic whose source is gone is an error, and never a scene with zeros in it."""
+
 from __future__ import annotations
 
 import shutil
@@ -20,9 +21,10 @@ SIDE = 128
 def write_sources(folder: Path, count: int = 3) -> Any:
     """Write scenes of random values from 1 on; return their paths."""
     random = np.random.RandomState(1)
-    return [write_raster(folder / f'{number}.tif',
-                         random.randint(1, 255, (SIDE, SIDE)).astype('uint8'))
-            for number in range(count)]
+    return [
+        write_raster(folder / f'{number}.tif', random.randint(1, 255, (SIDE, SIDE)).astype('uint8'))
+        for number in range(count)
+    ]
 
 
 def test_a_missing_source_is_named_when_the_scene_is_opened(tmp_path: Path) -> None:
@@ -30,14 +32,17 @@ def test_a_missing_source_is_named_when_the_scene_is_opened(tmp_path: Path) -> N
     mosaic = write_mosaic(tmp_path / 'm.vrt', sources)
     Raster(mosaic)
     sources[1].unlink()
-    with pytest.raises(GeoError, match=r'm\.vrt is a mosaic of 3 file\(s\), and 1 of them cannot '
-                                       r'be found: \S*/1\.tif\. '):
+    with pytest.raises(
+        GeoError,
+        match=r'm\.vrt is a mosaic of 3 file\(s\), and 1 of them cannot '
+        r'be found: \S*/1\.tif\. ',
+    ):
         Raster(mosaic)
 
 
 def test_a_missing_source_of_a_mosaic_of_mosaics_is_named(tmp_path: Path) -> None:
     sources = write_sources(tmp_path / 'in', 4)
-    parts = [write_mosaic(tmp_path / f'{at}.vrt', sources[at:at + 2]) for at in (0, 2)]
+    parts = [write_mosaic(tmp_path / f'{at}.vrt', sources[at : at + 2]) for at in (0, 2)]
     whole = write_mosaic(tmp_path / 'whole.vrt', parts)
     assert Raster(whole).width == 4 * SIDE
     sources[3].unlink()
@@ -86,7 +91,8 @@ def test_the_blocks_of_the_missing_source_are_named(tmp_path: Path) -> None:
         raster.read(0, 0, 3 * SIDE, SIDE)
     grid = BlockGrid(raster.width, raster.height, *raster.blocks)
     assert caught.value.blocks == [
-        block for block in grid.meeting((0, 0, 3 * SIDE, SIDE)) if block[0] + block[2] > 256]
+        block for block in grid.meeting((0, 0, 3 * SIDE, SIDE)) if block[0] + block[2] > 256
+    ]
 
 
 def test_every_read_of_a_damaged_source_fails(tmp_path: Path) -> None:
@@ -106,8 +112,7 @@ def test_a_failed_read_leaves_no_open_file_and_a_later_one_works(tmp_path: Path)
     raster = Raster(path)
     with pytest.raises(RasterBlockError, match=r'\(64, 64, 64, 64\)'):
         raster.read(0, 0, SIDE, SIDE)
-    np.testing.assert_array_equal(raster.read(0, 0, 64, 64)[0],
-                                  Raster(whole).read(0, 0, 64, 64)[0])
+    np.testing.assert_array_equal(raster.read(0, 0, 64, 64)[0], Raster(whole).read(0, 0, 64, 64)[0])
     assert len(open_file_positions(path)) == 1
     raster.close()
     assert open_file_positions(path) == []

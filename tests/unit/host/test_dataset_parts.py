@@ -1,4 +1,5 @@
 """What a user's dataset may lack, asked without errors; `innermost` is in test_data_checks."""
+
 from __future__ import annotations
 
 from typing import Any

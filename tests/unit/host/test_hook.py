@@ -1,4 +1,5 @@
 """Hooks with MapSage's methods: of the base class, and of users."""
+
 from __future__ import annotations
 
 from pathlib import Path

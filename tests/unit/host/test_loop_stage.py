@@ -1,4 +1,5 @@
 """A stage between a loop and its loader."""
+
 from __future__ import annotations
 
 import itertools
@@ -10,6 +11,7 @@ from mapsage.host.loop_stage import LoopStage, insert_stage
 
 def stage_of(name: str) -> LoopStage:
     """Return a stage that marks what it sees."""
+
     def wrap_iterator(batches: Iterator[Any], discarded: int) -> Iterator[Any]:
         return itertools.chain([None] * discarded, (f'{name}({batch})' for batch in batches))
 

@@ -1,4 +1,5 @@
 """Metrics of a loop, which may be a user's and have neither an evaluator nor a matrix."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace

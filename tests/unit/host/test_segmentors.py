@@ -1,4 +1,5 @@
 """Parts and settings of a model, which may be a user's and lack them."""
+
 from __future__ import annotations
 
 import torch
@@ -31,10 +32,10 @@ def test_a_part_may_be_a_property_and_a_number_is_no_part() -> None:
 
 
 def test_a_preprocessor_may_have_neither_a_size_nor_means() -> None:
-    padding = Wrapped(SegDataPreProcessor(mean=[1., 2., 3.], std=[1., 1., 1.], size=(8, 16)))
+    padding = Wrapped(SegDataPreProcessor(mean=[1.0, 2.0, 3.0], std=[1.0, 1.0, 1.0], size=(8, 16)))
     assert padded_size(padding) == (8, 16)
     means = channel_means(padding.data_preprocessor)
-    assert means is not None and torch.equal(means.flatten(), torch.tensor([1., 2., 3.]))
+    assert means is not None and torch.equal(means.flatten(), torch.tensor([1.0, 2.0, 3.0]))
     plain = Wrapped(BaseDataPreprocessor())
     assert padded_size(plain) is None and channel_means(plain.data_preprocessor) is None
     assert padded_size(nn.Identity()) is None

@@ -1,4 +1,5 @@
 """Addresses and interfaces of this machine."""
+
 from __future__ import annotations
 
 import os
@@ -23,7 +24,8 @@ from mapsage_launcher.addresses import (
 
 namespaces = pytest.mark.skipif(
     os.getuid() != 0 or not all(map(shutil.which, ('ip', 'unshare'))),
-    reason='network namespaces need root, iproute2 and util-linux')
+    reason='network namespaces need root, iproute2 and util-linux',
+)
 
 
 def test_a_loopback_interface_with_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +38,14 @@ def in_namespace(commands: str, code: str) -> List[str]:
     """Return the lines that Python code prints in a network namespace of its own."""
     script = f'{commands}\n{sys.executable} -c "$CODE"'
     done = subprocess.run(
-        ['unshare', '--net', 'bash', '-euc', script], cwd=str(ROOT), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, universal_newlines=True, timeout=120,
-        env={**os.environ, 'CODE': 'import mapsage_launcher.addresses as h\n' + code})
+        ['unshare', '--net', 'bash', '-euc', script],
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=120,
+        env={**os.environ, 'CODE': 'import mapsage_launcher.addresses as h\n' + code},
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
 
@@ -46,23 +53,28 @@ def in_namespace(commands: str, code: str) -> List[str]:
 @namespaces
 @pytest.mark.parametrize('commands', ['', 'ip address add 127.0.0.1/8 dev lo'])
 def test_a_machine_whose_loopback_interface_is_down(commands: str) -> None:
-    lines = in_namespace(commands, 'try: print(h.loopback_interface())\n'
-                                   'except h.AddressError as error: print(error)')
+    lines = in_namespace(
+        commands, 'try: print(h.loopback_interface())\nexcept h.AddressError as error: print(error)'
+    )
     assert len(lines) == 1 and '`ip link set lo up`' in lines[0]
     assert in_namespace('ip link set lo up', 'print(h.loopback_interface())') == ['lo']
 
 
 @namespaces
 def test_the_addresses_of_an_interface() -> None:
-    make = ('ip link add eth7 type veth peer name eth8; ip link set eth8 up; ip link set eth7 up; '
-            'ip address add fd00::7/64 dev eth7 nodad; ')
+    make = (
+        'ip link add eth7 type veth peer name eth8; ip link set eth8 up; ip link set eth7 up; '
+        'ip address add fd00::7/64 dev eth7 nodad; '
+    )
     ask = 'print(h.addresses_of("eth7")); print(h.own_address("fd00::9"))'
     printed, own = in_namespace(make, ask)
     first, local = eval(printed)
     assert first == own == 'fd00::7'
     assert local.startswith('fe80::') and local.endswith('%eth7')
     assert eval(in_namespace(make + 'ip address add 10.1.2.3/24 dev eth7', ask)[0])[:2] == [
-        '10.1.2.3', 'fd00::7']
+        '10.1.2.3',
+        'fd00::7',
+    ]
 
 
 def test_an_address_can_be_bound() -> None:
@@ -87,8 +99,9 @@ def closed_port() -> int:
 
 @pytest.mark.parametrize('keeps_store', [True, False])
 @pytest.mark.parametrize('host', ['no-host.invalid', 'a' * 70 + '.invalid', 'node0..lan'])
-def test_a_meeting_at_an_unknown_name(host: str, keeps_store: bool,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_at_an_unknown_name(
+    host: str, keeps_store: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(addresses, '_LOOKUP_SECONDS', 60.0)
     problem = meeting_problem(host, 29500, keeps_store)
     assert f"MASTER_ADDR='{host}' stands for no address here (" in problem
@@ -112,8 +125,9 @@ def test_a_meeting_at_a_name_that_leads_to_this_machine() -> None:
 
 
 @pytest.mark.parametrize('resolved', [['127.0.0.1'], ['127.0.0.2', '127.0.0.1']])
-def test_a_meeting_where_something_answers(resolved: List[str],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_where_something_answers(
+    resolved: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(addresses, '_lookup', lambda host: (resolved, ''))
     with socket.create_server(('127.0.0.1', 0)) as listener:
         port = listener.getsockname()[1]
@@ -149,16 +163,19 @@ def test_a_long_wait_is_explained_once(hasty: None, capsys: pytest.CaptureFixtur
 
 
 def test_a_wait_that_fails_at_once_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match='host not found'), \
-            wait_explained('no-host.invalid', 29500, False, 900):
+    with pytest.raises(ValueError, match='host not found'), wait_explained(
+        'no-host.invalid', 29500, False, 900
+    ):
         raise ValueError('host not found')
     assert "MASTER_ADDR='no-host.invalid' stands for no address" in capsys.readouterr().err
 
 
 def test_nothing_is_printed_where_the_others_are_only_late(
-        hasty: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(('127.0.0.1', 0)) as listener, \
-            wait_explained('127.0.0.1', listener.getsockname()[1], True, 900):
+    hasty: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(('127.0.0.1', 0)) as listener, wait_explained(
+        '127.0.0.1', listener.getsockname()[1], True, 900
+    ):
         explanation().join()
     assert capsys.readouterr().err == ''
 

@@ -1,4 +1,5 @@
 """The words of the command line, the files of tools/ and the programs are the same ones."""
+
 from __future__ import annotations
 
 import os
@@ -39,20 +40,26 @@ def test_what_is_no_program(name: str, capsys: Any) -> None:
 
 def test_a_file_of_tools_runs_from_any_folder(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    done = subprocess.run([sys.executable, str(TOOLS['list_configs']), 'geotiff'],
-                          cwd=str(tmp_path), env=environ, stdout=subprocess.PIPE,
-                          universal_newlines=True)
+    done = subprocess.run(
+        [sys.executable, str(TOOLS['list_configs']), 'geotiff'],
+        cwd=str(tmp_path),
+        env=environ,
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+    )
     assert done.returncode == 0
     assert done.stdout.startswith('geotiff/efficientnet_lite0_fpn_geotiff.py')
 
 
 @pytest.mark.parametrize('before', [None, '1'])
-def test_a_program_is_imported_without_plugins(before: Optional[str], tmp_path: Path,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_imported_without_plugins(
+    before: Optional[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch imports plugins while it is imported; the program's children get the user's value."""
     (tmp_path / 'look_at_plugins.py').write_text(
         f'import os\nseen = [os.environ[{AUTOLOAD!r}]]\n'
-        f'def run():\n    seen.append(os.environ.get({AUTOLOAD!r}))\n')
+        f'def run():\n    seen.append(os.environ.get({AUTOLOAD!r}))\n'
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(command, 'program_modules', lambda: {'train': 'look_at_plugins'})
     monkeypatch.setattr(sys, 'argv', sys.argv)

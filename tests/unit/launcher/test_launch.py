@@ -1,4 +1,5 @@
 """tools/launch.py lets the ranks of a machine meet in private."""
+
 from __future__ import annotations
 
 import argparse
@@ -29,13 +30,20 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options() -> argparse.Namespace:
-    return argparse.Namespace(standalone=True, rdzv_backend='static', rdzv_endpoint='', rdzv_id='',
-                              rdzv_conf='', local_addr=None)
+    return argparse.Namespace(
+        standalone=True,
+        rdzv_backend='static',
+        rdzv_endpoint='',
+        rdzv_id='',
+        rdzv_conf='',
+        local_addr=None,
+    )
 
 
 def test_torchrun_meets_in_a_file_without_a_name(here: None) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
     args, other = options(), options()
     launch.keep_on_this_machine(args)
     launch.keep_on_this_machine(other)
@@ -43,8 +51,9 @@ def test_torchrun_meets_in_a_file_without_a_name(here: None) -> None:
     assert 'memfd' in os.readlink(args.rdzv_endpoint)
     before = listening([os.getpid()])
     conf = dict(pair.split('=') for pair in args.rdzv_conf.split(','))
-    backend, store = create_backend(RendezvousParameters(
-        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id, 1, 1, **conf))
+    backend, store = create_backend(
+        RendezvousParameters(args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id, 1, 1, **conf)
+    )
     assert type(store).__name__ == 'FileStore' and listening([os.getpid()]) == before
     assert backend.set_state(b'state')[2] and backend.get_state()[0] == b'state'
 
@@ -81,21 +90,25 @@ def test_the_command_before_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @on_host
-def test_a_command_of_the_launcher_forks_its_programs(monkeypatch: pytest.MonkeyPatch,
-                                                      tmp_path: Path) -> None:
+def test_a_command_of_the_launcher_forks_its_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     warm_python()
     monkeypatch.delenv('PYTHON_EXEC', raising=False)
     program = tmp_path / 'a program.py'
-    program.write_text('import sys\nheavy = "mmseg.models" in sys.modules\n'
-                       f'with open({str(tmp_path / "seen")!r}, "w") as seen:\n'
-                       '    seen.write(f"{heavy} {sys.argv[1:]}")')
+    program.write_text(
+        'import sys\nheavy = "mmseg.models" in sys.modules\n'
+        f'with open({str(tmp_path / "seen")!r}, "w") as seen:\n'
+        '    seen.write(f"{heavy} {sys.argv[1:]}")'
+    )
     monkeypatch.setenv('MAPSAGE_FIRST', f"""eval "$MAPSAGE_FORK_CALL" '"$$" "{program}" "a b"'""")
     launch._run_first(RankStart([]))
     assert (tmp_path / 'seen').read_text() == "True ['a b']"
 
 
 def test_a_folder_for_notes_that_others_could_write_to(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     with launch.private_folder() as folder:
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
@@ -115,19 +128,41 @@ def test_a_folder_for_notes_that_others_could_write_to(
 
 @pytest.mark.parametrize('node_rank', [0, 1])
 def test_a_launcher_says_where_it_waits_for_the_others(node_rank: int) -> None:
-    hasty = ('import sys; from mapsage_launcher import addresses, launch; '
-             'addresses._PATIENCE_SECONDS = 0.2; launch.run()')
+    hasty = (
+        'import sys; from mapsage_launcher import addresses, launch; '
+        'addresses._PATIENCE_SECONDS = 0.2; launch.run()'
+    )
     launcher = subprocess.Popen(
-        [sys.executable, '-c', hasty, '--nnodes', '2', '--node_rank', str(node_rank),
-         '--nproc_per_node', '1', '--master_addr', 'no-host.invalid', '--master_port', '0',
-         'tools/train.py'], cwd=str(ROOT), env={**os.environ, 'MAPSAGE_SECRET': 'a1' * 32},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
-        start_new_session=True)
+        [
+            sys.executable,
+            '-c',
+            hasty,
+            '--nnodes',
+            '2',
+            '--node_rank',
+            str(node_rank),
+            '--nproc_per_node',
+            '1',
+            '--master_addr',
+            'no-host.invalid',
+            '--master_port',
+            '0',
+            'tools/train.py',
+        ],
+        cwd=str(ROOT),
+        env={**os.environ, 'MAPSAGE_SECRET': 'a1' * 32},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        start_new_session=True,
+    )
     try:
         assert launcher.stdout
         # Without the warning, these lines end with torch's own error, after 900 s.
-        assert any(line.startswith("warning: MASTER_ADDR='no-host.invalid' stands for no address")
-                   for line in launcher.stdout)
+        assert any(
+            line.startswith("warning: MASTER_ADDR='no-host.invalid' stands for no address")
+            for line in launcher.stdout
+        )
     finally:
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.communicate()

@@ -1,4 +1,5 @@
 """The help of a command imports neither PyTorch nor anything else that takes long."""
+
 from __future__ import annotations
 
 import subprocess
@@ -16,7 +17,7 @@ from mapsage_launcher.only_help import is_only_help
 from mapsage_launcher.program_start import asks_for_help, import_program
 
 # What a help text must not import: all that is not the standard library, and not MapSage.
-PROGRAM = '''
+PROGRAM = """
 import contextlib, io, sys
 sys.path.insert(0, sys.argv[1])
 from mapsage_launcher import command
@@ -37,43 +38,64 @@ for name in sys.argv[2:]:
         'matplotlib', 'pyogrio', 'pyproj'}
     assert not foreign, f'{name} --help imports {foreign}'
 print(len(set(sys.modules) - before))
-'''
-WORDS = [*command.COMMANDS, *(name for name in command.program_modules()
-                              if name not in ('rendezvous', *(row.program for row in
-                                                              command.COMMANDS.values())))]
+"""
+WORDS = [
+    *command.COMMANDS,
+    *(
+        name
+        for name in command.program_modules()
+        if name not in ('rendezvous', *(row.program for row in command.COMMANDS.values()))
+    ),
+]
 
 
 def test_help_of_every_command_imports_little() -> None:
     assert {'train', 'doctor', 'predict', 'view', 'browse_dataset', 'check_weights'} <= set(WORDS)
-    done = subprocess.run([sys.executable, '-c', PROGRAM, str(ROOT), *WORDS],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(
+        [sys.executable, '-c', PROGRAM, str(ROOT), *WORDS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     # The programs themselves, argparse and what it takes: 60 with Python 3.11.
     assert int(done.stdout) < 120
 
 
 def test_the_list_of_commands_imports_the_standard_library_alone() -> None:
-    program = ('import sys; from mapsage_launcher import command; sys.argv[1:] = ["--help"]\n'
-               'try:\n    command.main()\n'
-               'except SystemExit:\n    pass\n'
-               'assert not {"torch", "mapsage", "numpy"} & set(sys.modules)')
-    subprocess.run([sys.executable, '-c', program], check=True, cwd=str(ROOT),
-                   stdout=subprocess.DEVNULL)
+    program = (
+        'import sys; from mapsage_launcher import command; sys.argv[1:] = ["--help"]\n'
+        'try:\n    command.main()\n'
+        'except SystemExit:\n    pass\n'
+        'assert not {"torch", "mapsage", "numpy"} & set(sys.modules)'
+    )
+    subprocess.run(
+        [sys.executable, '-c', program], check=True, cwd=str(ROOT), stdout=subprocess.DEVNULL
+    )
 
 
 def test_a_file_of_tools_prints_its_help() -> None:
-    program = ('import runpy, sys; sys.argv = ["train.py", "-h"]\n'
-               'try:\n    runpy.run_path("tools/train.py", run_name="__main__")\n'
-               'except SystemExit:\n    pass\n'
-               'assert "torch" not in sys.modules')
-    done = subprocess.run([sys.executable, '-c', program], check=True, cwd=str(ROOT),
-                          env={'PYTHONPATH': 'tools'}, stdout=subprocess.PIPE)
+    program = (
+        'import runpy, sys; sys.argv = ["train.py", "-h"]\n'
+        'try:\n    runpy.run_path("tools/train.py", run_name="__main__")\n'
+        'except SystemExit:\n    pass\n'
+        'assert "torch" not in sys.modules'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program],
+        check=True,
+        cwd=str(ROOT),
+        env={'PYTHONPATH': 'tools'},
+        stdout=subprocess.PIPE,
+    )
     assert done.stdout.startswith(b'usage: train.py ')
 
 
 def test_words_of_a_subcommand(monkeypatch: Any, capsys: pytest.CaptureFixture) -> None:
-    for words, text in ((['assess', 'plan', '-h'], '--half-width'),
-                        (['prepare', 'scenes', '--help'], '--max-size')):
+    for words, text in (
+        (['assess', 'plan', '-h'], '--half-width'),
+        (['prepare', 'scenes', '--help'], '--max-size'),
+    ):
         monkeypatch.setattr(sys, 'argv', sys.argv)
         with pytest.raises(SystemExit) as ended:
             command.run_program(words[0], words[1:])
@@ -81,9 +103,16 @@ def test_words_of_a_subcommand(monkeypatch: Any, capsys: pytest.CaptureFixture) 
         assert not is_only_help()
 
 
-@pytest.mark.parametrize('words, expected', [
-    ([], False), (['--help'], True), (['config.py', '-h'], True), (['--', '-h'], False),
-    (['--helpful'], False)])
+@pytest.mark.parametrize(
+    'words, expected',
+    [
+        ([], False),
+        (['--help'], True),
+        (['config.py', '-h'], True),
+        (['--', '-h'], False),
+        (['--helpful'], False),
+    ],
+)
 def test_who_asks_for_help(words: Any, expected: bool) -> None:
     assert asks_for_help(words) is expected
 
@@ -103,6 +132,7 @@ def test_constants_that_programs_repeat() -> None:
     from mapsage.extras.demo.prepare.layouts import LAYOUTS
     from mapsage.maps.exported import RUNTIMES
     from mapsage.models.backbones import dinov3_reference, dinov3_weights
+
     assert assess._ALLOCATIONS == ALLOCATIONS
     assert predict._RUNTIMES == RUNTIMES
     assert prepare_data._LAYOUTS == tuple(sorted(LAYOUTS))

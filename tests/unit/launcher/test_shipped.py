@@ -1,4 +1,5 @@
 """Configs that come with MapSage are found by name and copied; nothing is overwritten."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,8 +16,9 @@ NAME = 'demo/efficientnet_lite0_fpn_demo_48.py'
 
 
 @pytest.mark.parametrize('name', [NAME, f'configs/{NAME}', str(ROOT / 'configs' / NAME)])
-def test_a_shipped_config_is_found_from_any_folder(name: str, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_config_is_found_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_config(name) == ROOT / 'configs' / NAME
 
@@ -28,11 +30,18 @@ def test_a_file_of_the_user_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert find_config(NAME) == Path(NAME)
 
 
-@pytest.mark.parametrize('name, near', [
-    ('demo/efficientnet_lite0_fpn_demo48.py', NAME), ('/no/such.py', None),
-    ('../pyproject.toml', None), ('demo', None)])
-def test_what_is_no_config_is_refused(name: str, near: object, tmp_path: Path,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    'name, near',
+    [
+        ('demo/efficientnet_lite0_fpn_demo48.py', NAME),
+        ('/no/such.py', None),
+        ('../pyproject.toml', None),
+        ('demo', None),
+    ],
+)
+def test_what_is_no_config_is_refused(
+    name: str, near: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ShippedError, match='does not exist') as caught:
         find_config(name)
@@ -51,8 +60,9 @@ def test_a_copy_is_read_as_the_original_is(tmp_path: Path) -> None:
     new = copy_configs(str(folder))
     assert len(new) == len(set(new)) and all(Path(name).is_file() for name in new)
     for name in ('demo/efficientnet_lite0_fpn_demo.py', 'dinov3/vit_tiny_nwpu.py'):
-        copied, original = (Config.fromfile(str(root / name)) for root in (
-            folder, ROOT / 'configs'))
+        copied, original = (
+            Config.fromfile(str(root / name)) for root in (folder, ROOT / 'configs')
+        )
         assert copied.to_dict() == original.to_dict()
     names = Config.fromfile(str(folder / NAME)).train_dataloader.dataset.names
     assert Path(names).is_file() and folder in Path(names).parents
@@ -72,10 +82,13 @@ def test_texts_name_what_is_typed_here(monkeypatch: pytest.MonkeyPatch, tmp_path
     text = 'bash scripts/test.sh X; python tools/prepare_data.py; scripts/start_8card_training.sh Y'
     assert shipped.name_installed_commands(text) == (
         'bash scripts/test.sh X; python tools/prepare_data.py; '
-        'bash scripts/start_8card_training.sh Y')
+        'bash scripts/start_8card_training.sh Y'
+    )
     monkeypatch.setattr(shipped, 'SHIPPED', tmp_path)  # without links, as in a wheel
-    assert shipped.name_installed_commands(text) == 'mapsage launch test X; mapsage prepare; ' \
+    assert (
+        shipped.name_installed_commands(text) == 'mapsage launch test X; mapsage prepare; '
         'mapsage launch Y'
+    )
 
 
 def test_a_wheel_and_a_checkout_have_the_same_digest(tmp_path: Path) -> None:

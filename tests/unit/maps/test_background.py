@@ -1,4 +1,5 @@
 """Reading ahead of the model and writing behind it."""
+
 from __future__ import annotations
 
 import threading

@@ -1,4 +1,5 @@
 """Blended windows equal the whole image where the model allows it; finished rows move out."""
+
 from __future__ import annotations
 
 from typing import Any, List
@@ -21,8 +22,15 @@ def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.RandomState(seed).randint(0, 256, (3, height, width)).astype(np.uint8)
 
 
-def predict_all(scene: Any, model: Any, window: tuple, overlap: int, strips: Any = None,
-                batch_size: int = 3, tta: bool = False) -> List[Strip]:
+def predict_all(
+    scene: Any,
+    model: Any,
+    window: tuple,
+    overlap: int,
+    strips: Any = None,
+    batch_size: int = 3,
+    tta: bool = False,
+) -> List[Strip]:
     grid = Grid(*scene.pixels.shape[1:], window, overlap)
     predictor = WindowPredictor(model, torch.device('cpu'), window, overlap, batch_size, tta)
     kept: List[Strip] = []
@@ -32,14 +40,17 @@ def predict_all(scene: Any, model: Any, window: tuple, overlap: int, strips: Any
 
 
 def whole(strips: List[Strip]) -> tuple:
-    return (np.concatenate([strip.classes for strip in strips]),
-            np.concatenate([strip.confidence for strip in strips]))
+    return (
+        np.concatenate([strip.classes for strip in strips]),
+        np.concatenate([strip.confidence for strip in strips]),
+    )
 
 
 @settings(max_examples=25)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(4, 24), st.integers(4, 24), st.data())
 def test_a_model_of_single_pixels_gives_what_it_gives_for_the_whole_image(
-        height: int, width: int, high: int, wide: int, data: st.DataObject) -> None:
+    height: int, width: int, high: int, wide: int, data: st.DataObject
+) -> None:
     overlap = data.draw(st.integers(0, min(high, wide) - 1))
     scene = MemoryScene(random_pixels(height, width))
     model = PixelModel()
@@ -143,15 +154,22 @@ def test_finished_rows_move_out_and_new_ones_start_empty() -> None:
 
 @settings(max_examples=40)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 20), st.integers(2, 20), st.data())
-def test_sums_are_the_bits_of_sums_over_the_whole_scene(height: int, width: int, high: int,
-                                                        wide: int, data: st.DataObject) -> None:
+def test_sums_are_the_bits_of_sums_over_the_whole_scene(
+    height: int, width: int, high: int, wide: int, data: st.DataObject
+) -> None:
     grid = Grid(height, width, (high, wide), data.draw(st.integers(0, min(high, wide) - 1)))
     random = np.random.RandomState(data.draw(st.integers(0, 99)))
     weights = np.outer(*(blend_weights(side, 1) for side in grid.window))
     sums = np.zeros((3, height + high, width + wide), np.float32)
     total, valid = np.zeros_like(sums[0]), np.zeros(sums.shape[1:], bool)
-    blender = RowBlender(3, (min(high, height), min(wide, width)), width, grid.shared_rows,
-                         confidence=True, probabilities=True)
+    blender = RowBlender(
+        3,
+        (min(high, height), min(wide, width)),
+        width,
+        grid.shared_rows,
+        confidence=True,
+        probabilities=True,
+    )
     strips = []
     for number, row in enumerate(grid.rows):
         start, stop = grid.strip(number)
@@ -162,20 +180,25 @@ def test_sums_are_the_bits_of_sums_over_the_whole_scene(height: int, width: int,
             scores = random.rand(3, high, wide).astype(np.float32) * weights
             seen = random.rand(min(high, height), min(wide, width)) < 0.9
             blender.add(column, scores, weights, seen)
-            box = np.s_[row:row + high, column:column + wide]
+            box = np.s_[row : row + high, column : column + wide]
             sums[(slice(None), *box)] += scores
             total[box] += weights
-            valid[row:row + seen.shape[0], column:column + seen.shape[1]] |= seen
+            valid[row : row + seen.shape[0], column : column + seen.shape[1]] |= seen
         strips.append(blender.take())
     sums, total, valid = sums[:, :height, :width], total[:height, :width], valid[:height, :width]
     known = valid & (total > 0)
     classes = np.where(known, sums.argmax(0), NO_DATA)
     np.testing.assert_array_equal(np.concatenate([strip.classes for strip in strips]), classes)
     for planes, expected in (
-            ([strip.confidence for strip in strips],
-             np.rint(100 * np.minimum(sums.max(0) / np.where(known, total, 1), 1))),
-            (np.concatenate([strip.probabilities for strip in strips], 1),
-             np.minimum(np.rint(sums / (np.where(known, total, 1) / np.float32(250))), 250))):
+        (
+            [strip.confidence for strip in strips],
+            np.rint(100 * np.minimum(sums.max(0) / np.where(known, total, 1), 1)),
+        ),
+        (
+            np.concatenate([strip.probabilities for strip in strips], 1),
+            np.minimum(np.rint(sums / (np.where(known, total, 1) / np.float32(250))), 250),
+        ),
+    ):
         stored = planes if isinstance(planes, np.ndarray) else np.concatenate(planes)
         np.testing.assert_array_equal(stored, np.where(known, expected, NO_DATA))
 
@@ -183,8 +206,9 @@ def test_sums_are_the_bits_of_sums_over_the_whole_scene(height: int, width: int,
 def test_memory_grows_with_the_width_by_the_shared_rows_only() -> None:
     def bytes_of(width: int) -> int:
         blender = RowBlender(150, (64, 64), width, 16)
-        return sum(plane.nbytes for sums in (blender._open, blender._shared)
-                   for plane in sums.planes())
+        return sum(
+            plane.nbytes for sums in (blender._open, blender._shared) for plane in sums.planes()
+        )
 
     assert bytes_of(2000) - bytes_of(1000) == 1000 * 16 * (151 * 4 + 1)
 
@@ -217,8 +241,9 @@ class _Scores(PixelModel):
 
     def encode_decode(self, inputs: torch.Tensor, metas: Any) -> torch.Tensor:
         scores = inputs.new_zeros(len(inputs), self.num_classes, *inputs.shape[2:])
-        scores[:, 2] = torch.where(inputs[:, 0] < 100, inputs.new_tensor(1.6),
-                                   inputs.new_tensor(.4))
+        scores[:, 2] = torch.where(
+            inputs[:, 0] < 100, inputs.new_tensor(1.6), inputs.new_tensor(0.4)
+        )
         return scores
 
 

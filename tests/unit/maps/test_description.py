@@ -1,4 +1,5 @@
 """The metadata of an ONNX file that somebody else has made."""
+
 from __future__ import annotations
 
 import json
@@ -13,17 +14,29 @@ from mapsage.maps.description import KEY, Bands, ExportedDescription
 from mapsage.maps.errors import PredictError
 
 VALID = ExportedDescription(
-    ('a', 'b'), ((0, 0, 0), (255, 0, 0)), Bands(3, False, (1, 2, 3)), 512, 128, None, 2, 0.5, 'c',
-    'onnx', '1.0')
-PLACES = dict(type='SceneStackDataset', training_days=dict(s2=[15, 202]),
-              sensors=dict(s2=dict(scenes='{place}_{date}.tif', bands=[1, 2], max_dates=2)))
+    ('a', 'b'),
+    ((0, 0, 0), (255, 0, 0)),
+    Bands(3, False, (1, 2, 3)),
+    512,
+    128,
+    None,
+    2,
+    0.5,
+    'c',
+    'onnx',
+    '1.0',
+)
+PLACES = dict(
+    type='SceneStackDataset',
+    training_days=dict(s2=[15, 202]),
+    sensors=dict(s2=dict(scenes='{place}_{date}.tif', bands=[1, 2], max_dates=2)),
+)
 OF_STACKS = replace(VALID, bands=Bands(10, False), places=PLACES)
 
 
 @pytest.mark.parametrize('description', [VALID, OF_STACKS])
 def test_what_is_written_is_read(description: ExportedDescription) -> None:
-    assert ExportedDescription.from_metadata(
-        {KEY: description.to_text()}, 'm.onnx') == description
+    assert ExportedDescription.from_metadata({KEY: description.to_text()}, 'm.onnx') == description
 
 
 def test_a_file_of_an_older_version_has_no_places() -> None:
@@ -32,9 +45,18 @@ def test_a_file_of_an_older_version_has_no_places() -> None:
     assert ExportedDescription.from_metadata({KEY: json.dumps(stored)}, 'm.onnx') == VALID
 
 
-@pytest.mark.parametrize('change', [
-    3, [], dict(PLACES, sensors=3), dict(PLACES, sensors=dict(s2=3)), dict(PLACES, type=None),
-    dict(PLACES, training_days=[]), dict(PLACES, training_days=dict(s2=['1']))])
+@pytest.mark.parametrize(
+    'change',
+    [
+        3,
+        [],
+        dict(PLACES, sensors=3),
+        dict(PLACES, sensors=dict(s2=3)),
+        dict(PLACES, type=None),
+        dict(PLACES, training_days=[]),
+        dict(PLACES, training_days=dict(s2=['1'])),
+    ],
+)
 def test_places_of_another_kind_are_an_error(change: object) -> None:
     stored = dict(json.loads(VALID.to_text()), places=change)
     with pytest.raises(PredictError, match='m.onnx: its description cannot be read'):

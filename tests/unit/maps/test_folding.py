@@ -1,4 +1,5 @@
 """Batch normalizations are folded into convolutions where the output stays the same."""
+
 from __future__ import annotations
 
 from typing import Any, List
@@ -23,11 +24,14 @@ def trained_norm(channels: int, **options: Any) -> nn.BatchNorm2d:
     """Return a normalization with statistics and weights as after a training."""
     norm = nn.BatchNorm2d(channels, **options)
     random = np.random.RandomState(channels)
-    for tensor, low, high in ((norm.running_mean, -1, 1), (norm.running_var, 0.2, 3),
-                              (norm.weight, 0.5, 2), (norm.bias, -1, 1)):
+    for tensor, low, high in (
+        (norm.running_mean, -1, 1),
+        (norm.running_var, 0.2, 3),
+        (norm.weight, 0.5, 2),
+        (norm.bias, -1, 1),
+    ):
         if tensor is not None:
-            tensor.data = torch.from_numpy(
-                random.uniform(low, high, channels).astype(np.float32))
+            tensor.data = torch.from_numpy(random.uniform(low, high, channels).astype(np.float32))
     return norm
 
 
@@ -47,12 +51,16 @@ def norms(model: nn.Module) -> int:
     return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-@pytest.mark.parametrize('conv, options', [
-    (nn.Conv2d(3, 8, 3, padding=1), {}),
-    (nn.Conv2d(3, 8, 3, bias=False), {}),
-    (nn.Conv2d(3, 9, 3, groups=3, stride=2), {}),
-    (nn.Conv2d(3, 8, 1), dict(affine=False)),
-], ids=['bias', 'no bias', 'groups', 'not affine'])
+@pytest.mark.parametrize(
+    'conv, options',
+    [
+        (nn.Conv2d(3, 8, 3, padding=1), {}),
+        (nn.Conv2d(3, 8, 3, bias=False), {}),
+        (nn.Conv2d(3, 9, 3, groups=3, stride=2), {}),
+        (nn.Conv2d(3, 8, 1), dict(affine=False)),
+    ],
+    ids=['bias', 'no bias', 'groups', 'not affine'],
+)
 def test_a_pair_becomes_a_convolution(conv: nn.Conv2d, options: Any) -> None:
     model = nn.Sequential(conv, trained_norm(conv.out_channels, **options), nn.ReLU())
     assert fold(model) and norms(model) == 0
@@ -159,8 +167,21 @@ class WeightNorm(Block):
         nn.utils.weight_norm(self.conv)
 
 
-@pytest.mark.parametrize('kind', [Between, BetweenInPlace, HardlyBetween, ConvTwice, NormTwice,
-                                  Reversed, Hooked, Trained, OwnWeights, WeightNorm])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        Between,
+        BetweenInPlace,
+        HardlyBetween,
+        ConvTwice,
+        NormTwice,
+        Reversed,
+        Hooked,
+        Trained,
+        OwnWeights,
+        WeightNorm,
+    ],
+)
 def test_only_neighbors_that_follow_each_other_are_folded(kind: Any) -> None:
     model = kind()
     assert fold(model) and norms(model.first) == 0 and isinstance(model.norm, nn.BatchNorm2d)
@@ -193,18 +214,24 @@ def test_without_a_proof_the_whole_model_is_left_as_it_was(kind: Any) -> None:
     assert folding == ([], ['norm', 'first.1']) or folding == ([], ['first.1', 'norm'])
 
 
-@pytest.mark.parametrize('mean, std', [(.2, .1), (.1, .05), (110, 50), (1500, 900)])
+@pytest.mark.parametrize('mean, std', [(0.2, 0.1), (0.1, 0.05), (110, 50), (1500, 900)])
 def test_the_trial_window_has_the_units_of_the_model(mean: float, std: float) -> None:
     """mmcv registers convolution and norm side by side, whatever the order in which they run."""
+
     class Model(nn.Module):
         num_classes = 3
 
         def __init__(self) -> None:
             super().__init__()
             self.data_preprocessor = BandDataPreProcessor([mean] * 3, [std] * 3)
-            self.blocks = nn.Sequential(*(ConvModule(
-                3, 3, 3, padding=1, norm_cfg=dict(type='BN'), order=('conv', 'act', 'norm'))
-                for _ in range(4)))
+            self.blocks = nn.Sequential(
+                *(
+                    ConvModule(
+                        3, 3, 3, padding=1, norm_cfg=dict(type='BN'), order=('conv', 'act', 'norm')
+                    )
+                    for _ in range(4)
+                )
+            )
             for module in self.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.load_state_dict(trained_norm(3).state_dict())
@@ -216,14 +243,18 @@ def test_the_trial_window_has_the_units_of_the_model(mean: float, std: float) ->
     model = Model()
     predictor = WindowPredictor(model, torch.device('cpu'), (32, 32), 0, 1)
     assert predictor.choose_folds(bands=3).folded == []
-    assert abs(model.seen.mean()) < .1 and abs(model.seen.std() - 1) < .1
+    assert abs(model.seen.mean()) < 0.1 and abs(model.seen.std() - 1) < 0.1
 
 
-@pytest.mark.parametrize('model', [
-    nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)),
-    nn.Sequential(nn.ConvTranspose2d(3, 8, 3), trained_norm(8)),
-    nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False)),
-], ids=['group norm', 'transposed', 'statistics of the batch'])
+@pytest.mark.parametrize(
+    'model',
+    [
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)),
+        nn.Sequential(nn.ConvTranspose2d(3, 8, 3), trained_norm(8)),
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False)),
+    ],
+    ids=['group norm', 'transposed', 'statistics of the batch'],
+)
 def test_other_layers_are_not_folded(model: nn.Module) -> None:
     assert not fold(model)
 
@@ -237,7 +268,8 @@ def test_windows_of_the_demo_have_the_same_scores() -> None:
             module.load_state_dict(trained_norm(module.num_features).state_dict())
     predictor = WindowPredictor(model, torch.device('cpu'), (64, 64), 16, 2)
     windows = torch.from_numpy(
-        np.random.RandomState(3).randint(0, 256, (3, 3, 64, 64)).astype(np.uint8))
+        np.random.RandomState(3).randint(0, 256, (3, 3, 64, 64)).astype(np.uint8)
+    )
     before = predictor(windows)
     predictor.fold_batch_norms(predictor.choose_folds(bands=3).folded)
     assert norms(model) == 0

@@ -1,4 +1,5 @@
 """What an earlier prediction, or somebody else, left in the folder of the maps."""
+
 from __future__ import annotations
 
 import json
@@ -22,8 +23,9 @@ REPORT = dict(settings=dict(input=[['a.tif', 1, 1]], window=[64, 64]), files=['a
 
 
 def outputs_in(folder: Path) -> Outputs:
-    return Outputs.of(folder, 'a', confidence=False, polygons=False, single_input=False,
-                      preview=False)
+    return Outputs.of(
+        folder, 'a', confidence=False, polygons=False, single_input=False, preview=False
+    )
 
 
 @given(documents(REPORT))
@@ -54,7 +56,11 @@ def test_a_report_removes_files_of_a_map_only(tmp_path: Path) -> None:
     outputs.report.write_text(json.dumps(dict(settings={}, files=names)))
     remove_outdated(outputs)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        '.bashrc', 'a.tif', 'b_confidence.tif', 'thesis.txt']
+        '.bashrc',
+        'a.tif',
+        'b_confidence.tif',
+        'thesis.txt',
+    ]
 
 
 @given(st.data())
@@ -67,9 +73,15 @@ def test_any_strip(tmp_path_factory: Any, data: st.DataObject) -> None:
     path = store._path(0)
     valid = path.read_bytes()
     head, pixels = zlib.decompress(valid).split(b'\n', 1)
-    path.write_bytes(data.draw(st.one_of(
-        st.binary(max_size=60), damaged(valid),
-        documents(json.loads(head)).map(lambda text: zlib.compress(text + b'\n' + pixels)))))
+    path.write_bytes(
+        data.draw(
+            st.one_of(
+                st.binary(max_size=60),
+                damaged(valid),
+                documents(json.loads(head)).map(lambda text: zlib.compress(text + b'\n' + pixels)),
+            )
+        )
+    )
     try:
         strip = store.read(0)
         assert all(isinstance(line, str) for line in strip.damage)
@@ -85,6 +97,7 @@ def test_a_strip_that_unpacks_into_gigabytes_is_not_unpacked(tmp_path: Path) -> 
     # after a full flush, equal bytes have equal codes: 4 MB for 4 GB
     store._path(0).write_bytes(first + more * 255)
     import resource
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(PredictError, match='is damaged'):
         store.read(0)

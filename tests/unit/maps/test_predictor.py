@@ -1,4 +1,5 @@
 """Scores of windows in 16 bits, and with too little memory for a batch."""
+
 from __future__ import annotations
 
 from typing import Any, List
@@ -12,7 +13,8 @@ from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
 
 WINDOWS = torch.from_numpy(
-    np.random.RandomState(0).randint(0, 256, (7, 3, 12, 16)).astype(np.uint8))
+    np.random.RandomState(0).randint(0, 256, (7, 3, 12, 16)).astype(np.uint8)
+)
 
 
 class Watched(PixelModel):
@@ -33,8 +35,9 @@ class Watched(PixelModel):
         return answer
 
 
-def predictor(model: Any, batch_size: int, amp: Any = None, say: Any = print,
-              tta: bool = False) -> WindowPredictor:
+def predictor(
+    model: Any, batch_size: int, amp: Any = None, say: Any = print, tta: bool = False
+) -> WindowPredictor:
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.01)
@@ -62,8 +65,10 @@ def test_too_little_memory_halves_the_batch_and_gives_the_same_scores() -> None:
     np.testing.assert_allclose(predict(WINDOWS), predictor(Watched(), 7)(WINDOWS), **close)
     # Halved from 7 to 3 and 1: 2 would fit, and only halves are tried.
     assert model.batches == [7, 3] + 7 * [1] and predict.batch_size == 1
-    assert said == ['out of memory with 7 windows of 16x12 pixels at a time: goes on with 3',
-                    'out of memory with 3 windows of 16x12 pixels at a time: goes on with 1']
+    assert said == [
+        'out of memory with 7 windows of 16x12 pixels at a time: goes on with 3',
+        'out of memory with 3 windows of 16x12 pixels at a time: goes on with 1',
+    ]
     model = Watched(most=4)
     predict = predictor(model, 4, say=said.append)
     np.testing.assert_allclose(predict(WINDOWS), predictor(Watched(), 7)(WINDOWS), **close)

@@ -1,4 +1,5 @@
 """Several threads compute batches: the bits of one thread, and no thread disturbs another."""
+
 from __future__ import annotations
 
 import threading
@@ -48,15 +49,27 @@ def batches(count: int) -> List[np.ndarray]:
     return [random.randint(0, 256, (2, 3, SIDE, SIDE)).astype(np.uint8) for _ in range(count)]
 
 
-@pytest.mark.parametrize('threads, expected', [
-    (1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (4, 1)), (5, (4, 1)), (6, (3, 2)), (8, (4, 2)),
-    (16, (4, 4)), (64, (4, 16))])
+@pytest.mark.parametrize(
+    'threads, expected',
+    [
+        (1, (1, 1)),
+        (2, (2, 1)),
+        (3, (3, 1)),
+        (4, (4, 1)),
+        (5, (4, 1)),
+        (6, (3, 2)),
+        (8, (4, 2)),
+        (16, (4, 4)),
+        (64, (4, 16)),
+    ],
+)
 def test_few_threads_are_left_over(threads: int, expected: tuple) -> None:
     assert divide_threads(threads) == expected
 
 
 def test_two_threads_compute_at_the_same_time_and_share_only_the_weights(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Remembering, 'barrier', threading.Barrier(2))
     threaded = ThreadedPredictor(predictor(Remembering()), 2)
     assert threaded.parallel == 2
@@ -83,7 +96,7 @@ def test_a_model_that_cannot_be_copied_computes_one_batch_at_a_time() -> None:
     model.lock = threading.Lock()
     threaded = ThreadedPredictor(predictor(model), 4)
     assert threaded.parallel == 1
-    batch, = batches(1)
+    (batch,) = batches(1)
     np.testing.assert_array_equal(threaded(batch), predictor(PixelModel())(batch))
     assert torch.get_num_threads() == 4
 
@@ -97,8 +110,16 @@ def test_the_strips_of_a_scene_are_the_same_bits(threads: int) -> None:
     torch.set_num_threads(1)
     for threaded in (model, ThreadedPredictor(model, threads)):
         strips.append([])
-        predict_strips(MemoryScene(pixels), grid, range(len(grid.rows)), threaded, 2, True,
-                       strips[-1].append, lambda count: None)
+        predict_strips(
+            MemoryScene(pixels),
+            grid,
+            range(len(grid.rows)),
+            threaded,
+            2,
+            True,
+            strips[-1].append,
+            lambda count: None,
+        )
     assert len(strips[0]) == len(grid.rows)
     for one, other in zip(*strips):
         assert one.number == other.number

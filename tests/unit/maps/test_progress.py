@@ -1,4 +1,5 @@
 """Progress of a prediction: a bar on a terminal, lines anywhere else."""
+
 from __future__ import annotations
 
 import re
@@ -34,8 +35,13 @@ def predict(seconds: List[float], step_seconds: float, shown: bool = True) -> Li
     return lines
 
 
-def terminal_text(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float],
-                  kind: str = 'xterm', shown: bool = True) -> Tuple[str, List[str]]:
+def terminal_text(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: List[float],
+    kind: str = 'xterm',
+    shown: bool = True,
+) -> Tuple[str, List[str]]:
     terminal = FakeTerminal(folder / 'terminal')
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', kind)
@@ -45,37 +51,44 @@ def terminal_text(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[f
 
 
 def test_a_terminal_shows_a_bar_and_keeps_its_cursor(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]
+) -> None:
     text, lines = terminal_text(tmp_path, monkeypatch, seconds)
     assert re.search(f'predicting [^\r\n]*{BAR}[^\r\n]* 4/10 2.0 windows/s  eta 0:00:03', text)
     assert re.search(f'[\r\n][^\r\n{BAR}]*written by the model', text)
-    assert '10/10' in text[text.rindex('predicting'):]
+    assert '10/10' in text[text.rindex('predicting') :]
     assert '\x1b[?25l' not in text
     assert lines == []
 
 
 def test_a_terminal_that_cannot_redraw_gets_lines(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]
+) -> None:
     text, lines = terminal_text(tmp_path, monkeypatch, seconds, kind='dumb')
     assert BAR not in text
     assert lines == ['predicting: 10/10 windows  2.0 windows/s  eta 0:00:00']
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds(
-        capsys: pytest.CaptureFixture, seconds: List[float]) -> None:
-    assert predict(seconds, 2.0) == ['predicting: 6/10 windows  1.0 windows/s  eta 0:00:04',
-                                     'predicting: 10/10 windows  1.0 windows/s  eta 0:00:00']
+    capsys: pytest.CaptureFixture, seconds: List[float]
+) -> None:
+    assert predict(seconds, 2.0) == [
+        'predicting: 6/10 windows  1.0 windows/s  eta 0:00:04',
+        'predicting: 10/10 windows  1.0 windows/s  eta 0:00:00',
+    ]
     assert capsys.readouterr().out == 'written by the model\n'
 
 
 def test_ranks_that_do_not_print_show_nothing(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]
+) -> None:
     text, lines = terminal_text(tmp_path, monkeypatch, seconds, shown=False)
     assert (text, lines) == ('written by the model\n', [])
 
 
 def test_names_beside_a_bar_do_not_act_on_the_terminal(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: List[float]
+) -> None:
     terminal = FakeTerminal(tmp_path / 'terminal')
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', 'xterm')

@@ -1,4 +1,5 @@
 """Windows are read in several threads, in order, while the model computes."""
+
 from __future__ import annotations
 
 import threading
@@ -52,11 +53,11 @@ def test_windows_come_in_order(threads: int) -> None:
     windows = list(reader.read(corners, (SIDE, SIDE)))
     assert len(windows) == len(corners) and len(set(scene.threads)) == threads
     for (column, row), (values, _, _) in zip(corners, windows):
-        np.testing.assert_array_equal(values, scene.pixels[:, row:row + 8, column:column + 8])
+        np.testing.assert_array_equal(values, scene.pixels[:, row : row + 8, column : column + 8])
     assert not reading_threads()
 
 
-@pytest.mark.parametrize('waiting, expected', [(1 << 40, 9), (3 * 3 * SIDE ** 2, 4), (1, 3)])
+@pytest.mark.parametrize('waiting, expected', [(1 << 40, 9), (3 * 3 * SIDE**2, 4), (1, 3)])
 def test_the_bytes_that_wait_are_limited(waiting: int, expected: int, monkeypatch: Any) -> None:
     """Four windows a thread, or as many as fit, but one a thread, and one that is handed out."""
     monkeypatch.setattr('mapsage.maps.reading._AHEAD_BYTES', waiting)
@@ -90,8 +91,17 @@ def test_an_error_ends_the_threads() -> None:
     grid = Grid(40, 40, (SIDE, SIDE), 0)
     predictor = WindowPredictor(PixelModel(), torch.device('cpu'), (SIDE, SIDE), 0, 2)
     with pytest.raises(OSError, match='the storage is gone'):
-        predict_strips(scene, grid, range(5), predictor, 2, False, lambda strip: None,
-                       lambda count: None, most_readers=3)
+        predict_strips(
+            scene,
+            grid,
+            range(5),
+            predictor,
+            2,
+            False,
+            lambda strip: None,
+            lambda count: None,
+            most_readers=3,
+        )
     assert not reading_threads()
 
 
@@ -118,8 +128,17 @@ def test_a_scene_that_is_read_slowly_gets_more_threads_and_the_same_map() -> Non
     for most in (1, 4):
         scene.threads.clear()
         maps.append([])
-        predict_strips(scene, grid, range(len(grid.rows)), predictor, 2, True, maps[-1].append,
-                       lambda count: None, most_readers=most)
+        predict_strips(
+            scene,
+            grid,
+            range(len(grid.rows)),
+            predictor,
+            2,
+            True,
+            maps[-1].append,
+            lambda count: None,
+            most_readers=most,
+        )
         # The model does nothing to speak of, so it waits for the windows.
         assert len(set(scene.threads)) >= min(2, most)
     for one, other in zip(*maps):
@@ -144,20 +163,32 @@ def test_the_next_batch_is_read_while_the_model_computes() -> None:
     grid = Grid(SIDE, 4 * SIDE, (SIDE, SIDE), 0)
     predictor = WindowPredictor(Waiting(), torch.device('cpu'), (SIDE, SIDE), 0, 2)
     strips: List[Strip] = []
-    predict_strips(Following(pixels(SIDE, 4 * SIDE)), grid, [0], predictor, 2, False,
-                   strips.append, lambda count: None)
+    predict_strips(
+        Following(pixels(SIDE, 4 * SIDE)),
+        grid,
+        [0],
+        predictor,
+        2,
+        False,
+        strips.append,
+        lambda count: None,
+    )
     assert len(strips) == 1
 
 
 def test_one_thread_reads_a_picture_and_a_mosaic(tmp_path: Path) -> None:
-    scenes = [str(write_scene(tmp_path / f'{number}.tif', paint(40, 40), 'EPSG:32633', transform))
-              for number, transform in enumerate((
-                  (1, 0, 500000, 0, -1, 5000000), (1, 0, 500030, 0, -1, 5000000)))]
+    scenes = [
+        str(write_scene(tmp_path / f'{number}.tif', paint(40, 40), 'EPSG:32633', transform))
+        for number, transform in enumerate(
+            ((1, 0, 500000, 0, -1, 5000000), (1, 0, 500030, 0, -1, 5000000))
+        )
+    ]
     bands = Bands(3, True)
     assert most_readers(Scene('all', bands, members=scenes)) == 1
     assert 1 <= most_readers(Scene(scenes[0], bands)) <= 8
     picture = tmp_path / 'picture.png'
     write_scene(tmp_path / 'plain.tif', paint(40, 40))
     import cv2
+
     cv2.imwrite(str(picture), np.zeros((40, 40, 3), np.uint8))
     assert most_readers(Scene(str(picture), bands)) == 1

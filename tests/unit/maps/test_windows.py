@@ -1,4 +1,5 @@
 """Every pixel of a scene is in a window, counts for something, and belongs to one strip."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -49,10 +50,10 @@ def test_weights_are_positive_and_normalized_sums_are_one(axis: tuple) -> None:
     np.testing.assert_array_equal(weights, weights[::-1])
     total, normalized = np.zeros(max(length, window)), np.zeros(max(length, window))
     for start in window_starts(length, window, overlap):
-        total[start:start + window] += weights
+        total[start : start + window] += weights
     assert (total > 0).all()
     for start in window_starts(length, window, overlap):
-        normalized[start:start + window] += weights / total[start:start + window]
+        normalized[start : start + window] += weights / total[start : start + window]
     np.testing.assert_allclose(normalized, 1, rtol=1e-6)
 
 
@@ -60,7 +61,7 @@ def test_weights_are_positive_and_normalized_sums_are_one(axis: tuple) -> None:
 def test_two_neighbors_sum_to_one_where_they_overlap(window: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(1, window // 2))
     weights = blend_weights(window, overlap)
-    np.testing.assert_allclose(weights[window - overlap:] + weights[:overlap], 1, atol=1e-6)
+    np.testing.assert_allclose(weights[window - overlap :] + weights[:overlap], 1, atol=1e-6)
 
 
 def test_weights_rise_smoothly() -> None:
@@ -70,8 +71,9 @@ def test_weights_rise_smoothly() -> None:
 
 
 @given(axes(), axes())
-def test_strips_tile_the_scene_and_need_the_windows_that_reach_them(down: tuple,
-                                                                    across: tuple) -> None:
+def test_strips_tile_the_scene_and_need_the_windows_that_reach_them(
+    down: tuple, across: tuple
+) -> None:
     window = down[1], across[1]
     overlap = min(down[2], across[1] - 1)
     grid = Grid(down[0], across[0], window, overlap)
@@ -80,10 +82,11 @@ def test_strips_tile_the_scene_and_need_the_windows_that_reach_them(down: tuple,
         start, stop = grid.strip(number)
         assert start == edge and stop > start
         edge = stop
-        reaching = [index for index, each in enumerate(grid.rows[:number + 1])
-                    if each + window[0] > start]
+        reaching = [
+            index for index, each in enumerate(grid.rows[: number + 1]) if each + window[0] > start
+        ]
         assert list(range(grid.first_row(number), number + 1)) == reaching
-        assert all(later >= stop for later in grid.rows[number + 1:]) and row == start
+        assert all(later >= stop for later in grid.rows[number + 1 :]) and row == start
     assert edge == grid.height
 
 

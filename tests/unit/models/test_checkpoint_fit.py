@@ -1,4 +1,5 @@
 """A checkpoint is compared with the model before its weights are used."""
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -39,8 +40,11 @@ def test_its_own_checkpoint_fits(training: bool) -> None:
 
 def test_auxiliary_heads_count_only_where_the_model_is_trained() -> None:
     model = build()
-    weights = {name: tensor for name, tensor in weights_of(model).items()
-               if not name.startswith('auxiliary_head.')}
+    weights = {
+        name: tensor
+        for name, tensor in weights_of(model).items()
+        if not name.startswith('auxiliary_head.')
+    }
     check_whole(model, weights, 'a.pth')
     with pytest.raises(CheckpointFitError, match='2 missing: auxiliary_head.weight'):
         check_whole(model, weights, 'a.pth', training=True)
@@ -56,11 +60,17 @@ def test_a_checkpoint_without_counters_of_batches_fits() -> None:
     check_whole(model, weights, 'a.pth', training=True)
 
 
-@pytest.mark.parametrize('change, message', [
-    (lambda weights: weights.pop('decode_head.bias'), '1 missing: decode_head.bias'),
-    (lambda weights: weights.update(extra=torch.zeros(1)), '1 left over: extra'),
-    (lambda weights: weights.update({'decode_head.bias': torch.zeros(3)}),
-     r'1 of another shape: decode_head.bias is \(3,\), expected \(2,\)')])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda weights: weights.pop('decode_head.bias'), '1 missing: decode_head.bias'),
+        (lambda weights: weights.update(extra=torch.zeros(1)), '1 left over: extra'),
+        (
+            lambda weights: weights.update({'decode_head.bias': torch.zeros(3)}),
+            r'1 of another shape: decode_head.bias is \(3,\), expected \(2,\)',
+        ),
+    ],
+)
 def test_a_single_weight_is_enough_to_refuse_a_test(change: Any, message: str) -> None:
     model = build()
     weights = weights_of(model)
@@ -72,17 +82,23 @@ def test_a_single_weight_is_enough_to_refuse_a_test(change: Any, message: str) -
 
 def test_names_are_counted_and_the_first_given() -> None:
     model = build()
-    with pytest.raises(CheckpointFitError, match=(
+    with pytest.raises(
+        CheckpointFitError,
+        match=(
             '18 missing: backbone.0.weight, backbone.0.bias, backbone.1.weight, '
-            'backbone.1.bias and 14 more; 1 left over: stem')):
+            'backbone.1.bias and 14 more; 1 left over: stem'
+        ),
+    ):
         check_whole(model, dict(stem=torch.zeros(1)), 'a.pth')
 
 
 @pytest.mark.parametrize('prefix', ['model_ema.', 'ema_model.module.', 'module.', 'ema_'])
 def test_a_prefix_that_is_in_the_way_is_named(prefix: str) -> None:
     model = build()
-    weights = plain_weights(dict(state_dict=dict(steps=torch.zeros(1), **weights_of(
-        model, f'module.{prefix}'))), 'a.pth')
+    weights = plain_weights(
+        dict(state_dict=dict(steps=torch.zeros(1), **weights_of(model, f'module.{prefix}'))),
+        'a.pth',
+    )
     for check in (check_whole, check_start):
         with pytest.raises(CheckpointFitError, match=f"begin with '{prefix}', without which"):
             check(model, weights, 'a.pth')
@@ -99,8 +115,9 @@ def test_the_prefix_of_a_wrapper_is_removed() -> None:
 def test_a_training_may_begin_with_a_part() -> None:
     """A backbone, adapters that are a small part of a model, a model with more heads."""
     model = build()
-    backbone = {name: tensor for name, tensor in weights_of(model).items()
-                if name.startswith('backbone.')}
+    backbone = {
+        name: tensor for name, tensor in weights_of(model).items() if name.startswith('backbone.')
+    }
     fit = check_start(model, backbone, 'a.pth')
     assert fit.fitting == len(backbone)
     check_start(model, {'decode_head.bias': torch.zeros(2)}, 'a.pth')
@@ -108,11 +125,15 @@ def test_a_training_may_begin_with_a_part() -> None:
     check_start(model, more, 'a.pth')
 
 
-@pytest.mark.parametrize('strange', [
-    {'conv.weight': torch.zeros(1)},
-    {'decode_head.bias': torch.zeros(2), **{f'stem.{at}': torch.zeros(1) for at in range(40)}},
-    {name: torch.zeros(1, 1) for name in build().state_dict()}], ids=[
-        'no name', 'one name by chance', 'no shape'])
+@pytest.mark.parametrize(
+    'strange',
+    [
+        {'conv.weight': torch.zeros(1)},
+        {'decode_head.bias': torch.zeros(2), **{f'stem.{at}': torch.zeros(1) for at in range(40)}},
+        {name: torch.zeros(1, 1) for name in build().state_dict()},
+    ],
+    ids=['no name', 'one name by chance', 'no shape'],
+)
 def test_a_training_does_not_begin_with_what_has_nothing_in_common(strange: Any) -> None:
     with pytest.raises(CheckpointFitError, match="load_from='a.pth' has nothing in common"):
         check_start(build(), strange, 'a.pth')

@@ -1,4 +1,5 @@
 """Charts as SVG text: the points agree with the axes."""
+
 from __future__ import annotations
 
 import math
@@ -13,22 +14,33 @@ from mapsage.report.charts import MAX_POINTS, ChartLine, line_chart, text, thinn
 
 
 def points_of(chart: str) -> List[List[Tuple[float, float]]]:
-    return [[tuple(map(float, pair.split(','))) for pair in points.split()]  # type: ignore[misc]
-            for points in re.findall(r'points="([^"]*)"', chart)]
+    return [
+        [tuple(map(float, pair.split(','))) for pair in points.split()]  # type: ignore[misc]
+        for points in re.findall(r'points="([^"]*)"', chart)
+    ]
 
 
 def test_points_agree_with_the_axes() -> None:
     chart = line_chart('t', [ChartLine('a', [(0, 0.0), (50, 5.0), (100, 10.0)])])
     (vertices,) = points_of(chart)
-    marks = {float(label): (float(x), float(y)) for x, y, label in re.findall(
-        r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="end">([\d.]+)<', chart)}
-    across = {float(label): float(x) for x, label in re.findall(
-        r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([\d.]+)<', chart)}
+    marks = {
+        float(label): (float(x), float(y))
+        for x, y, label in re.findall(
+            r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="end">([\d.]+)<', chart
+        )
+    }
+    across = {
+        float(label): float(x)
+        for x, label in re.findall(
+            r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([\d.]+)<', chart
+        )
+    }
     for (x, y), (left, top) in zip([(0, 0.0), (100, 10.0)], [vertices[0], vertices[2]]):
-        assert left == pytest.approx(across[x], abs=.11)
-        assert top == pytest.approx(marks[y][1] - 3.5, abs=.11)
+        assert left == pytest.approx(across[x], abs=0.11)
+        assert top == pytest.approx(marks[y][1] - 3.5, abs=0.11)
     assert vertices[1] == pytest.approx(
-        [(vertices[0][axis] + vertices[2][axis]) / 2 for axis in (0, 1)], abs=.11)
+        [(vertices[0][axis] + vertices[2][axis]) / 2 for axis in (0, 1)], abs=0.11
+    )
 
 
 @given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12))

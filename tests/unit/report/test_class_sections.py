@@ -1,4 +1,5 @@
 """Tables of classes: the change to the run before, and confusion matrices."""
+
 from __future__ import annotations
 
 import re
@@ -19,7 +20,17 @@ def cells(html: str) -> List[str]:
 def test_classes_are_compared_by_their_names() -> None:
     before = ClassTable('', ['road', 'land'], dict(IoU=[1.0, 50.0]))
     assert cells(_class_table(SCORES, before)) == [
-        'land', '60.00', '+10.00', '90.00', '100.00 %', 'r&lt;d', 'undefined', '', '1.00', '0.00 %']
+        'land',
+        '60.00',
+        '+10.00',
+        '90.00',
+        '100.00 %',
+        'r&lt;d',
+        'undefined',
+        '',
+        '1.00',
+        '0.00 %',
+    ]
     # Another first metric cannot be compared.
     assert '+10.00' not in _class_table(SCORES, ClassTable('', ['land'], dict(Dice=[50.0])))
 

@@ -1,4 +1,5 @@
 """Work dirs with anything in their files: the page is written, or an error says what there is."""
+
 from __future__ import annotations
 
 import json
@@ -14,10 +15,32 @@ from mapsage.report.pictures import find_maps
 from mapsage.report.record import config_of_file
 
 RECORD: Dict[str, Any] = dict(
-    kind='train', started=1e9, ended=1e9 + 5, written=1e9 + 5, status='finished', begin_iter=0,
-    end_iter=20, max_iters=20, config='configs/a.py', devices=[dict(rank=0, device='cpu')],
-    evaluations=[dict(phase='val', iteration=20, metrics=dict(mIoU=50.0), tables=[dict(
-        name='', classes=['a', 'b'], columns=dict(IoU=[40.0, None]), matrix=[[3, 1], [0, 2]])])])
+    kind='train',
+    started=1e9,
+    ended=1e9 + 5,
+    written=1e9 + 5,
+    status='finished',
+    begin_iter=0,
+    end_iter=20,
+    max_iters=20,
+    config='configs/a.py',
+    devices=[dict(rank=0, device='cpu')],
+    evaluations=[
+        dict(
+            phase='val',
+            iteration=20,
+            metrics=dict(mIoU=50.0),
+            tables=[
+                dict(
+                    name='',
+                    classes=['a', 'b'],
+                    columns=dict(IoU=[40.0, None]),
+                    matrix=[[3, 1], [0, 2]],
+                )
+            ],
+        )
+    ],
+)
 SCALARS = dict(step=10, iter=10, loss=0.5, lr=0.1, time=0.1, data_time=0.1, memory=5)
 MAP = dict(settings={}, files=['a.tif', 'a_preview.png'])
 
@@ -82,4 +105,3 @@ def test_any_config(tmp_path_factory: Any, content: bytes) -> None:
     path.write_bytes(content)
     values = config_of_file(path)
     assert all(isinstance(text, str) for pair in values.items() for text in pair)
-

@@ -1,4 +1,5 @@
 """How many samples are generated for each one that is trained on."""
+
 from __future__ import annotations
 
 import logging
@@ -13,8 +14,9 @@ from mapsage.sampling import BlockSampler, Totals, Validity
 GROUP = 4
 
 
-def walk(rate: float, steps: int, ranks: int = 4, groups: int = 8,
-         **settings: Any) -> Tuple[Totals, List[int]]:
+def walk(
+    rate: float, steps: int, ranks: int = 4, groups: int = 8, **settings: Any
+) -> Tuple[Totals, List[int]]:
     """Walk steps on several virtual ranks; return the sums and what each rank was asked for."""
     draw = random.Random(1)
     asked = [0] * ranks
@@ -22,12 +24,22 @@ def walk(rate: float, steps: int, ranks: int = 4, groups: int = 8,
     def fetch(rank: int, wanted: int) -> List[float]:
         assert wanted % GROUP == 0
         asked[rank] += wanted
-        return [score for _ in range(wanted // GROUP)
-                for score in ([0.0, 1.0, 0.0, 1.0] if draw.random() < rate else [1.0] * GROUP)]
+        return [
+            score
+            for _ in range(wanted // GROUP)
+            for score in ([0.0, 1.0, 0.0, 1.0] if draw.random() < rate else [1.0] * GROUP)
+        ]
 
     sampler = BlockSampler(
-        fetch, lambda rank, samples: samples, Validity(eps=1e-6), groups * GROUP,
-        ranks=VirtualRanks(ranks, 1), group_size=GROUP, shortfall='mask', **settings)
+        fetch,
+        lambda rank, samples: samples,
+        Validity(eps=1e-6),
+        groups * GROUP,
+        ranks=VirtualRanks(ranks, 1),
+        group_size=GROUP,
+        shortfall='mask',
+        **settings,
+    )
     for _ in range(steps):
         sampler.sample_block()
     return sampler.totals, asked

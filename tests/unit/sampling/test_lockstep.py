@@ -1,4 +1,5 @@
 """The comparison after a round, in one process; tests/distributed/ has several ranks."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -20,17 +21,20 @@ from mapsage.sampling.lockstep import (
 )
 
 ONE, THREE = VirtualRanks(1, 1), VirtualRanks(3, 1)
-COUNTED: List[Dict[str, int]] = [dict(valid=4, judged=8, passed=4, not_finite=2, original=8),
-                                 dict(valid=0, judged=3, passed=0, not_finite=0, original=3),
-                                 dict(valid=7, judged=7, passed=6, not_finite=1, original=5)]
+COUNTED: List[Dict[str, int]] = [
+    dict(valid=4, judged=8, passed=4, not_finite=2, original=8),
+    dict(valid=0, judged=3, passed=0, not_finite=0, original=3),
+    dict(valid=7, judged=7, passed=6, not_finite=1, original=5),
+]
 
 
 @pytest.mark.parametrize('ranks', [ONE, THREE])
 @pytest.mark.parametrize('status', [OK, ENDED])
 def test_one_process_finds_its_own_facts(ranks: VirtualRanks, status: int) -> None:
-    counts = COUNTED[:ranks.count]
-    found: Any = compare_round(Consensus(round_fields(ranks)), ranks, None, counts, step=3,
-                               attempt=1, status=status)
+    counts = COUNTED[: ranks.count]
+    found: Any = compare_round(
+        Consensus(round_fields(ranks)), ranks, None, counts, step=3, attempt=1, status=status
+    )
     assert found.ended == (status == ENDED)
     for name in COUNTS:
         assert getattr(found, name) == [each[name] for each in counts]
@@ -40,8 +44,9 @@ def test_one_process_finds_its_own_facts(ranks: VirtualRanks, status: int) -> No
 def test_one_process_raises_its_own_exception() -> None:
     error = OSError('tile 17 cannot be read')
     with pytest.raises(OSError) as raised:
-        compare_round(Consensus(round_fields(ONE)), ONE, error, COUNTED[:1], step=3, attempt=1,
-                      status=FAILED)
+        compare_round(
+            Consensus(round_fields(ONE)), ONE, error, COUNTED[:1], step=3, attempt=1, status=FAILED
+        )
     assert raised.value is error
 
 
@@ -60,12 +65,25 @@ class ManyRanks:
 
     def __init__(self, fields: Sequence[str], ranks: VirtualRanks) -> None:
         self.channel = SimpleNamespace(ranks=range(ranks.processes))
-        self.facts = Facts(fields, {
-            process: CountedSlots(fact_slots(fields, dict(
-                dict(step=3, attempt=0, status=OK),
-                **{f'{name} {turn}': 1000 * place + number for turn, number in enumerate(block)
-                   for place, name in enumerate(COUNTS)})))
-            for process, block in enumerate(ranks.blocks)})
+        self.facts = Facts(
+            fields,
+            {
+                process: CountedSlots(
+                    fact_slots(
+                        fields,
+                        dict(
+                            dict(step=3, attempt=0, status=OK),
+                            **{
+                                f'{name} {turn}': 1000 * place + number
+                                for turn, number in enumerate(block)
+                                for place, name in enumerate(COUNTS)
+                            },
+                        ),
+                    )
+                )
+                for process, block in enumerate(ranks.blocks)
+            },
+        )
 
     def tick(self, **facts: int) -> Facts:
         return self.facts

@@ -1,4 +1,5 @@
 """Samples as bytes and back: dtype, shape, metadata and structure intact."""
+
 from __future__ import annotations
 
 import os
@@ -18,8 +19,19 @@ from mapsage_launcher.trust.sealed import BrokenSealError, seal
 Pair = namedtuple('Pair', 'first second')
 SECRET = b's' * 32
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-          torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
 
 
 def there_and_back(samples: list, offset: int = 3) -> list:
@@ -34,11 +46,17 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, np.ndarray):
-        return (one.dtype == other.dtype and one.shape == other.shape
-                and one.tobytes() == other.tobytes())
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
     if isinstance(one, dict):
-        return type(one) is type(other) and list(one) == list(other) and all(
-            same(one[key], other[key]) for key in one)
+        return (
+            type(one) is type(other)
+            and list(one) == list(other)
+            and all(same(one[key], other[key]) for key in one)
+        )
     if isinstance(one, (list, tuple)):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and one == other
@@ -59,8 +77,13 @@ def test_values_that_compare_badly_are_bit_equal() -> None:
 
 def test_views_leave_their_layout_and_graph() -> None:
     base = torch.arange(24.0, requires_grad=True)
-    views = [base.view(4, 6).t(), base[::3], base.view(2, 3, 4)[:, 1], base.view(6, 4)[1:2].expand(
-        3, 4), torch.tensor([1 + 2j]).conj()]
+    views = [
+        base.view(4, 6).t(),
+        base[::3],
+        base.view(2, 3, 4)[:, 1],
+        base.view(6, 4)[1:2].expand(3, 4),
+        torch.tensor([1 + 2j]).conj(),
+    ]
     for view, back in zip(views, there_and_back(views)):
         assert same(back, view.detach().resolve_conj())
         assert not back.requires_grad
@@ -68,17 +91,33 @@ def test_views_leave_their_layout_and_graph() -> None:
 
 def test_structure_and_metadata() -> None:
     samples = [
-        dict(inputs=torch.rand(3, 4, 5), meta=dict(
-            path=Path('a/b.png'), shape=(4, 5), scale=(0.5, 2.0), flip=None, names=['x'],
-            seven={7: 'int key'}, text='Straße')),
-        OrderedDict(b=np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2], a=np.float32(0.25),
-                    scalar=np.array(3), pair=Pair(torch.ones(2), 'second'), empty={}),
-        (torch.zeros(1), [np.array(['text'], dtype=object)[0]], np.zeros((0, 2), '>f4'))]
+        dict(
+            inputs=torch.rand(3, 4, 5),
+            meta=dict(
+                path=Path('a/b.png'),
+                shape=(4, 5),
+                scale=(0.5, 2.0),
+                flip=None,
+                names=['x'],
+                seven={7: 'int key'},
+                text='Straße',
+            ),
+        ),
+        OrderedDict(
+            b=np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2],
+            a=np.float32(0.25),
+            scalar=np.array(3),
+            pair=Pair(torch.ones(2), 'second'),
+            empty={},
+        ),
+        (torch.zeros(1), [np.array(['text'], dtype=object)[0]], np.zeros((0, 2), '>f4')),
+    ]
     assert same(there_and_back(samples), samples)
 
 
 def test_data_elements_of_the_host_need_no_adapter() -> None:
     from mmengine.structures import PixelData
+
     sample = SegDataSample(metainfo=dict(img_path='a.png', ori_shape=(8, 8), flip=True))
     sample.gt_sem_seg = PixelData(data=torch.randint(0, 7, (1, 8, 8)))
     back = there_and_back([dict(inputs=torch.ones(3, 8, 8), data_samples=sample)])[0]
@@ -138,17 +177,19 @@ class Doubled(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, dtype=inner.dtype)
+            cls, inner.shape, dtype=inner.dtype
+        )
 
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Doubled, (self.inner, )
+        return Doubled, (self.inner,)
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-                           ) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         def plain(value: Any) -> Any:
             return value.inner * 2 if isinstance(value, Doubled) else value
 
@@ -161,14 +202,21 @@ def test_classes_and_attributes_of_tensors_stay() -> None:
     height.unit = 'm'
     named = torch.rand(2)
     named.role = 'prior'  # type: ignore[attr-defined]
-    samples = [height, height[1:], named, torch.nn.Parameter(torch.rand(2)),
-               torch.nn.Parameter(torch.arange(3), requires_grad=False), Weight(torch.rand(1))]
+    samples = [
+        height,
+        height[1:],
+        named,
+        torch.nn.Parameter(torch.rand(2)),
+        torch.nn.Parameter(torch.arange(3), requires_grad=False),
+        Weight(torch.rand(1)),
+    ]
     back = there_and_back(samples)
     for sample, moved in zip(samples, back):
         assert type(moved) is type(sample) and moved.requires_grad == sample.requires_grad
         assert moved.__dict__ == sample.__dict__ and moved.is_leaf
-        assert same(moved.detach().as_subclass(torch.Tensor),
-                    sample.detach().as_subclass(torch.Tensor))
+        assert same(
+            moved.detach().as_subclass(torch.Tensor), sample.detach().as_subclass(torch.Tensor)
+        )
     assert back[0].unit == 'm' and back[2].role == 'prior'
 
 
@@ -185,12 +233,12 @@ def test_a_view_of_a_subclass_sends_what_it_shows() -> None:
     assert parcel.payload_bytes == 24 and len(parcel.header) < 1000
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, '_make_wrapper_subclass'),
-                    reason='this PyTorch has no such tensors')
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, '_make_wrapper_subclass'), reason='this PyTorch has no such tensors'
+)
 def test_a_class_that_computes_by_itself_is_pickled_by_itself() -> None:
-    [back] = there_and_back([Doubled(torch.arange(3.))])
-    assert type(back) is Doubled and torch.equal(back + 0, torch.arange(3.) * 2)
-
+    [back] = there_and_back([Doubled(torch.arange(3.0))])
+    assert type(back) is Doubled and torch.equal(back + 0, torch.arange(3.0) * 2)
 
 
 class Attack:
@@ -205,7 +253,8 @@ class Attack:
 
 @pytest.mark.parametrize('secret', [None, b'of another job' * 3])
 def test_a_header_without_the_seal_of_the_job_is_never_unpickled(
-        secret: Any, tmp_path: Path) -> None:
+    secret: Any, tmp_path: Path
+) -> None:
     header = pickle.dumps(([], pickle.dumps([Attack(tmp_path / 'ran')])))
     header = bytes(32) + header if secret is None else seal(header, secret, 'samples')
     buffer = torch.frombuffer(bytearray(header), dtype=torch.uint8)

@@ -1,4 +1,5 @@
 """The loop on one rank: settings, accounting, pool, resume. Many ranks: tests/distributed."""
+
 from __future__ import annotations
 
 import itertools
@@ -27,8 +28,9 @@ def loader(batches: Sequence[Sequence[float]]) -> Callable[[int], List[Sample]]:
     """Return a fetch of batches of scores; samples are numbered from 0."""
     number = iter(range(10**6))
     source = iter(batches)
-    return lambda wanted: [dict(id=next(number), score=score, x=torch.tensor(score))
-                           for score in next(source)]
+    return lambda wanted: [
+        dict(id=next(number), score=score, x=torch.tensor(score)) for score in next(source)
+    ]
 
 
 def make(fetch: Callable[[int], Any], **settings: Any) -> DynamicSampler:
@@ -58,8 +60,12 @@ def test_no_resample_is_made_when_none_is_allowed() -> None:
 
 
 def test_surplus_waits_its_turn_and_expires() -> None:
-    sampler = make(loader([[1, 0, 1, 0], [1, 1, 1, 0], [1] * 4, [0] * 4, [0] * 4, [1] * 4]),
-                   max_resample_times=1, max_age=1, max_refill_rounds=1)
+    sampler = make(
+        loader([[1, 0, 1, 0], [1, 1, 1, 0], [1] * 4, [0] * 4, [0] * 4, [1] * 4]),
+        max_resample_times=1,
+        max_age=1,
+        max_refill_rounds=1,
+    )
     assert ids(sampler.sample().samples) == [0, 2, 4, 5]  # 6 stays
     third = sampler.sample()
     assert ids(third.samples) == [6, 8, 9, 10]  # the oldest first; 11 stays
@@ -90,14 +96,14 @@ def test_scores_that_are_not_finite_are_counted_and_never_kept() -> None:
 def test_a_share_of_what_is_not_valid_is_kept_reproducibly() -> None:
     kept = []
     for seed in (0, 0, 1):
-        sampler = make(loader([[0] * 1000]), keep_fraction=0.3, local_target=100, max_age=0,
-                       seed=seed)
+        sampler = make(
+            loader([[0] * 1000]), keep_fraction=0.3, local_target=100, max_age=0, seed=seed
+        )
         kept.append(sampler.sample())
     assert ids(kept[0].samples) == ids(kept[1].samples) != ids(kept[2].samples)
     unfiltered = kept[0].statistics.unfiltered
     assert 230 < unfiltered < 370  # 5 standard deviations
-    assert kept[0].statistics.dropped == {'too_low': 1000 - unfiltered, 'surplus':
-                                          unfiltered - 100}
+    assert kept[0].statistics.dropped == {'too_low': 1000 - unfiltered, 'surplus': unfiltered - 100}
     assert kept[0].statistics.pass_rate == 0
 
 
@@ -128,8 +134,9 @@ def test_nothing_is_asked_of_a_loader_that_has_ended() -> None:
 
 
 def test_raise_keeps_what_was_found() -> None:
-    sampler = make(loader([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]), max_resample_times=1,
-                   shortfall='raise')
+    sampler = make(
+        loader([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]), max_resample_times=1, shortfall='raise'
+    )
     with pytest.raises(ShortfallError, match='3/4 valid'):
         sampler.sample()
     assert ids(sampler.sample().samples) == [0, 1, 4, 8]
@@ -138,8 +145,9 @@ def test_raise_keeps_what_was_found() -> None:
 
 @pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize('validity', [Validity(low=0), Validity(high=2), Validity(eps=0, low=0)])
-def test_a_group_with_a_score_that_is_not_finite_is_dropped_whole(validity: Validity,
-                                                                  bad: float) -> None:
+def test_a_group_with_a_score_that_is_not_finite_is_dropped_whole(
+    validity: Validity, bad: float
+) -> None:
     scores = [[0.5, bad, 0.5, 1], [bad, bad, 1, 0.5]]
     batch = make(loader(scores), validity=validity, group_size=2, keep_fraction=1.0).sample()
     assert ids(batch.samples) == [2, 3, 6, 7]
@@ -148,34 +156,54 @@ def test_a_group_with_a_score_that_is_not_finite_is_dropped_whole(validity: Vali
     assert (batch.statistics.not_finite, batch.statistics.passed) == (4, 4)
 
 
-@pytest.mark.parametrize('policy, outcomes', [
-    ('fallback', ['fallback'] * 3), ('pad', ['pad', 'fallback', 'pad']),
-    ('shrink', ['shrink', 'fallback', 'shrink'])])
+@pytest.mark.parametrize(
+    'policy, outcomes',
+    [
+        ('fallback', ['fallback'] * 3),
+        ('pad', ['pad', 'fallback', 'pad']),
+        ('shrink', ['shrink', 'fallback', 'shrink']),
+    ],
+)
 def test_without_resamples_each_step_takes_the_policy(policy: str, outcomes: List[str]) -> None:
-    sampler = make(loader([[0, 1, 1, 0], [0] * 4, [1, 0, 0, 0]]), shortfall=policy,
-                   max_resample_times=0, max_age=0)
+    sampler = make(
+        loader([[0, 1, 1, 0], [0] * 4, [1, 0, 0, 0]]),
+        shortfall=policy,
+        max_resample_times=0,
+        max_age=0,
+    )
     steps = [sampler.sample() for _ in range(3)]
     assert [step.statistics.outcome for step in steps] == outcomes
     assert [ids(step.samples) for step in steps] == {
         'fallback': [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]],
         'pad': [[1, 2, 1, 2], [4, 5, 6, 7], [8, 8, 8, 8]],
-        'shrink': [[1, 2], [4, 5, 6, 7], [8]]}[policy]
+        'shrink': [[1, 2], [4, 5, 6, 7], [8]],
+    }[policy]
     totals = sampler.totals
     assert (totals.wanted, totals.attempts, totals.missing, totals.surplus) == (0, 0, 9, 0)
     assert totals.fetched == totals.used - totals.replicated + sum(totals.dropped.values())
     assert totals.dropped == ({} if policy == 'fallback' else {'too_low': 5})
 
 
-@pytest.mark.parametrize('settings_, message', [
-    (dict(local_target=6, group_size=4), 'local_target=6, group_size=4: expected a whole number of '
-                                         'groups on each rank, for example local_target=4, '
-                                         'group_size=4[.]$'),
-    (dict(local_target=2, group_size=4), 'local_target=2.* for example local_target=4'),
-    (dict(local_target=0), 'local_target=0'), (dict(group_size=0), 'group_size=0'),
-    (dict(max_resample_times=-1), 'max_resample_times=-1'),
-    (dict(max_refill_rounds=0), 'max_refill_rounds=0'), (dict(keep_fraction=1.5), 'keep_fraction'),
-    (dict(max_age=-1), 'max_age=-1'), (dict(shortfall='wait'), "'wait', expected one of"),
-    (dict(validity=Validity(eps=0)), 'group_size=1')])
+@pytest.mark.parametrize(
+    'settings_, message',
+    [
+        (
+            dict(local_target=6, group_size=4),
+            'local_target=6, group_size=4: expected a whole number of '
+            'groups on each rank, for example local_target=4, '
+            'group_size=4[.]$',
+        ),
+        (dict(local_target=2, group_size=4), 'local_target=2.* for example local_target=4'),
+        (dict(local_target=0), 'local_target=0'),
+        (dict(group_size=0), 'group_size=0'),
+        (dict(max_resample_times=-1), 'max_resample_times=-1'),
+        (dict(max_refill_rounds=0), 'max_refill_rounds=0'),
+        (dict(keep_fraction=1.5), 'keep_fraction'),
+        (dict(max_age=-1), 'max_age=-1'),
+        (dict(shortfall='wait'), "'wait', expected one of"),
+        (dict(validity=Validity(eps=0)), 'group_size=1'),
+    ],
+)
 def test_settings_that_cannot_be_meant_are_refused(settings_: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(loader([]), **settings_)
@@ -189,8 +217,9 @@ def test_batches_and_scores_that_do_not_fit_are_refused() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1), st.integers(1, 10**7), st.sampled_from([-2, 0, 1]))
-def test_refills_are_the_deficit_over_the_pass_rate(deficit: int, rate: float, limit: int,
-                                                    deviations: int) -> None:
+def test_refills_are_the_deficit_over_the_pass_rate(
+    deficit: int, rate: float, limit: int, deviations: int
+) -> None:
     def reach(groups: float) -> float:
         return groups * rate + deviations * math.sqrt(groups * rate * (1 - rate))
 
@@ -226,15 +255,28 @@ def test_refills_of_the_loop_follow_the_pass_rate() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.lists(st.sampled_from([0, 0, 1]), min_size=4, max_size=4), min_size=60,
-                max_size=60),
-       st.sampled_from(['fallback', 'pad', 'shrink']), st.integers(0, 3), st.integers(0, 3),
-       st.sampled_from([Validity(low=0), Validity(quantile=0.6)]), st.booleans())
-def test_a_resumed_loop_equals_one_that_was_not(batches: list, shortfall: str, max_age: int,
-                                                resamples: int, validity: Validity,
-                                                unbiased: bool) -> None:
-    options = dict(shortfall=shortfall, max_age=max_age, max_resample_times=resamples,
-                   group_size=2, keep_fraction=0.2, validity=validity, unbiased=unbiased)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0, 0, 1]), min_size=4, max_size=4), min_size=60, max_size=60
+    ),
+    st.sampled_from(['fallback', 'pad', 'shrink']),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from([Validity(low=0), Validity(quantile=0.6)]),
+    st.booleans(),
+)
+def test_a_resumed_loop_equals_one_that_was_not(
+    batches: list, shortfall: str, max_age: int, resamples: int, validity: Validity, unbiased: bool
+) -> None:
+    options = dict(
+        shortfall=shortfall,
+        max_age=max_age,
+        max_resample_times=resamples,
+        group_size=2,
+        keep_fraction=0.2,
+        validity=validity,
+        unbiased=unbiased,
+    )
 
     def walk(sampler: DynamicSampler, steps: int) -> Iterator[Any]:
         for _ in range(steps):
@@ -272,10 +314,16 @@ def test_a_step_that_raises_keeps_the_pool_and_is_taken_again() -> None:
             raise batch
         return batch
 
-    batches: Any = iter([[dict(id=k, score=1.0) for k in range(6)], OSError('tile 17'),
-                         [dict(id=k, score=1.0) for k in (6, 7)]])
-    sampler = DynamicSampler(fetch, lambda samples: [s['score'] for s in samples],
-                             Validity(low=0), 4)
+    batches: Any = iter(
+        [
+            [dict(id=k, score=1.0) for k in range(6)],
+            OSError('tile 17'),
+            [dict(id=k, score=1.0) for k in (6, 7)],
+        ]
+    )
+    sampler = DynamicSampler(
+        fetch, lambda samples: [s['score'] for s in samples], Validity(low=0), 4
+    )
     sampler.sample()
     with pytest.raises(OSError, match='tile 17'):
         sampler.sample()

@@ -1,4 +1,5 @@
 """Scorers, and what users may pass in their place."""
+
 from __future__ import annotations
 
 import pickle

@@ -1,4 +1,5 @@
 """Sums of rewards, and what is remembered of a tile."""
+
 from __future__ import annotations
 
 import math
@@ -32,6 +33,7 @@ def test_a_reward_that_is_nan_drops_its_group_and_no_other() -> None:
 def test_bad_rewards() -> None:
     with pytest.raises(ValueError, match=r'1 reward function\(s\) and 2 weight\(s\)'):
         WeightedRewards([of_index], [1, 2])
+
     def too_few(samples: Any) -> List[float]:
         return [0.0, 0.0]
 
@@ -94,8 +96,13 @@ def test_a_history_goes_on_from_its_state() -> None:
     assert torch.equal(other.shared_state(), one.shared_state())
 
 
-@pytest.mark.parametrize('settings, words', [(dict(momentum=1.0), 'momentum=1.0, expected a share'),
-                                             (dict(recheck=0), 'recheck=0, expected 1 call')])
+@pytest.mark.parametrize(
+    'settings, words',
+    [
+        (dict(momentum=1.0), 'momentum=1.0, expected a share'),
+        (dict(recheck=0), 'recheck=0, expected 1 call'),
+    ],
+)
 def test_bad_settings(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         TileHistory(Counting(), **settings)
@@ -103,12 +110,14 @@ def test_bad_settings(settings: dict, words: str) -> None:
 
 def test_totals_of_one_process_are_its_own() -> None:
     totals = Totals()
-    step = StepStatistics(judged=8, passed=6, used=4, fetched=8, seconds=0.5, missing=2,
-                          outcome='pad', surplus=2)
+    step = StepStatistics(
+        judged=8, passed=6, used=4, fetched=8, seconds=0.5, missing=2, outcome='pad', surplus=2
+    )
     step.drop('too_low', 2)
     totals.add(step)
     together = totals.over_ranks(SerialChannel())
     assert vars(together) == vars(totals)
     assert together.summary() == (
         '[DynSample] 1 step(s): pass rate 75.0% of 8 samples, 0 resample(s) of 0 sample(s), '
-        '0 sample(s) moved (0.0 MiB), surplus 2, shortfalls: pad 1, dropped: too_low 2, 0.5 s')
+        '0 sample(s) moved (0.0 MiB), surplus 2, shortfalls: pad 1, dropped: too_low 2, 0.5 s'
+    )

@@ -1,4 +1,5 @@
 """The weight of a filtered step: adding up all draws gives the share of valid samples exactly."""
+
 from __future__ import annotations
 
 import itertools
@@ -49,9 +50,16 @@ def mean_weight(batch: int, resamples: int, **settings: Any) -> Dict[str, float]
     for script in itertools.product((0, 1), repeat=batch * (resamples + 1)):
         draws.set(script)
         sampler = BlockSampler(
-            draws, lambda rank, samples: [float(sample) for sample in samples],
-            Validity(low=.5), 1, ranks=VirtualRanks(batch, 1), max_age=0,
-            max_resample_times=resamples, max_refill_rounds=1, **settings)
+            draws,
+            lambda rank, samples: [float(sample) for sample in samples],
+            Validity(low=0.5),
+            1,
+            ranks=VirtualRanks(batch, 1),
+            max_age=0,
+            max_resample_times=resamples,
+            max_refill_rounds=1,
+            **settings,
+        )
         batches = sampler.sample_block()
         taken = tuple(draws.taken)
         if taken in seen:  # the step ended before the scripts differ
@@ -63,15 +71,19 @@ def mean_weight(batch: int, resamples: int, **settings: Any) -> Dict[str, float]
             step = BatchShare.of(sampled, turn)
             gradient = sum(sampled.samples) / len(sampled.samples) * step.loss_weight / batch
             total += weight * gradient * step.share
-            naive += weight * gradient * (
-                1 if sampled.statistics.outcome == 'fallback' else sampled.statistics.pass_rate)
+            naive += (
+                weight
+                * gradient
+                * (1 if sampled.statistics.outcome == 'fallback' else sampled.statistics.pass_rate)
+            )
     return dict(total=total, naive=naive, covered=covered)
 
 
 @pytest.mark.parametrize('shortfall', ['fallback', 'pad', 'shrink'])
 @pytest.mark.parametrize('batch, resamples', [(1, 3), (1, 0), (2, 2), (3, 2), (4, 1)])
-def test_the_expected_gradient_is_that_without_a_filter(batch: int, resamples: int,
-                                                        shortfall: str) -> None:
+def test_the_expected_gradient_is_that_without_a_filter(
+    batch: int, resamples: int, shortfall: str
+) -> None:
     means = mean_weight(batch, resamples, shortfall=shortfall)
     assert means['covered'] == pytest.approx(1, abs=1e-12)
     assert means['total'] == pytest.approx(RATE, abs=1e-12)

@@ -1,4 +1,5 @@
 """What happens when valid samples are missing."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -11,22 +12,29 @@ from test_plan import carried_out
 
 from mapsage.sampling import Decision, ShortfallError, decide_shortfall
 
-cases = st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(1, 5),
-                  st.integers(1, 3))
+cases = st.tuples(
+    st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(1, 5), st.integers(1, 3)
+)
 
 
 def batches(decision: Decision) -> List[List[Tuple[int, int]]]:
     """Return each rank's batch as (source rank, index of a valid sample)."""
-    return [[(rank, decision.supplies[rank][index]) for rank, index in batch]
-            for batch in carried_out(decision.plan)]
+    return [
+        [(rank, decision.supplies[rank][index]) for rank, index in batch]
+        for batch in carried_out(decision.plan)
+    ]
 
 
 def decide(policy: str, case: tuple) -> Tuple[Decision, List[int], int, int]:
     groups, target, size = case
     counts = [count * size for count in groups]
     assume(0 < sum(groups) < target * len(groups))
-    return (decide_shortfall(policy, counts, counts, target * size, size), counts, target * size,
-            size)
+    return (
+        decide_shortfall(policy, counts, counts, target * size, size),
+        counts,
+        target * size,
+        size,
+    )
 
 
 @given(cases)
@@ -41,7 +49,7 @@ def test_pad_uses_every_sample_evenly(case: tuple) -> None:
     for batch in ranks:
         for begin in range(0, len(batch), size):
             rank, first = batch[begin]
-            assert batch[begin:begin + size] == [(rank, first + k) for k in range(size)]
+            assert batch[begin : begin + size] == [(rank, first + k) for k in range(size)]
 
 
 @given(cases)
@@ -76,16 +84,22 @@ def test_enough_valid_samples_need_no_policy(case: tuple) -> None:
     groups, target, size = case
     assume(sum(groups) >= target * len(groups))
     counts = [count * size for count in groups]
-    decisions = [decide_shortfall(policy, counts, [0] * len(counts), target * size, size)
-                 for policy in ('fallback', 'pad', 'shrink', 'raise')]
+    decisions = [
+        decide_shortfall(policy, counts, [0] * len(counts), target * size, size)
+        for policy in ('fallback', 'pad', 'shrink', 'raise')
+    ]
     assert all(decision == decisions[0] for decision in decisions)
     assert decisions[0].outcome == 'valid'
     assert batches(decisions[0]) == carried_out(decisions[0].plan)
 
 
 def test_fallback_and_no_valid_sample_at_all_take_the_original_batch() -> None:
-    for policy, counts in (('fallback', [16, 16, 16, 14]), ('fallback', [0] * 4), ('pad', [0] * 4),
-                           ('shrink', [0] * 4)):
+    for policy, counts in (
+        ('fallback', [16, 16, 16, 14]),
+        ('fallback', [0] * 4),
+        ('pad', [0] * 4),
+        ('shrink', [0] * 4),
+    ):
         decision = decide_shortfall(policy, counts, [16] * 4, 16, 2)
         assert (decision.outcome, decision.plan.moves) == ('fallback', ())
         assert batches(decision) == [[(rank, k) for k in range(16)] for rank in range(4)]
@@ -95,8 +109,9 @@ def test_fallback_and_no_valid_sample_at_all_take_the_original_batch() -> None:
 @pytest.mark.parametrize('world', [1, 2, 3, 5])
 @pytest.mark.parametrize('drawn', [(24,), (8,), (3,), (0, 24), (24, 8, 3), (5, 0)])
 @pytest.mark.parametrize('size', [1, 2])
-def test_a_fallback_trains_on_the_target_whatever_was_drawn(world: int, drawn: Tuple[int, ...],
-                                                            size: int) -> None:
+def test_a_fallback_trains_on_the_target_whatever_was_drawn(
+    world: int, drawn: Tuple[int, ...], size: int
+) -> None:
     counts = [drawn[rank % len(drawn)] * size for rank in range(world)]
     if not sum(counts):
         counts[0] = size

@@ -1,4 +1,5 @@
 """What is kept at random weighs 1/p, so that the class prior is that of the data."""
+
 from __future__ import annotations
 
 import logging
@@ -21,8 +22,16 @@ def walk(unbiased: bool, validity: Validity, size: int, **settings: Any) -> Tupl
         return [dull for dull in tiles for _ in range(size)]
 
     sampler = DynamicSampler(
-        fetch, lambda samples: [draw.random() - dull for dull in samples], validity, 8,
-        group_size=size, keep_fraction=0.25, unbiased=unbiased, max_age=4, **settings)
+        fetch,
+        lambda samples: [draw.random() - dull for dull in samples],
+        validity,
+        8,
+        group_size=size,
+        keep_fraction=0.25,
+        unbiased=unbiased,
+        max_age=4,
+        **settings,
+    )
     dull = total = count = 0.0
     for _ in range(2000):
         batch = sampler.sample()
@@ -33,13 +42,14 @@ def walk(unbiased: bool, validity: Validity, size: int, **settings: Any) -> Tupl
     return dull / total, total / count
 
 
-@pytest.mark.parametrize('validity, size', [
-    (Validity(low=0.0), 1), (Validity(low=0.0), 4), (Validity(quantile=0.7), 1)])
+@pytest.mark.parametrize(
+    'validity, size', [(Validity(low=0.0), 1), (Validity(low=0.0), 4), (Validity(quantile=0.7), 1)]
+)
 def test_the_weighted_prior_is_that_of_the_data(validity: Validity, size: int) -> None:
     share, mean = walk(True, validity, size)
     # 16,000 samples, of which 6,000 are dull in groups of size, of weight 4: 4 standard deviations
-    assert share == pytest.approx(PRIOR, abs=0.02 * size ** 0.5)
-    assert mean == pytest.approx(1, abs=0.03 * size ** 0.5)  # the learning rate keeps its meaning
+    assert share == pytest.approx(PRIOR, abs=0.02 * size**0.5)
+    assert mean == pytest.approx(1, abs=0.03 * size**0.5)  # the learning rate keeps its meaning
 
 
 def test_without_weights_the_prior_moves() -> None:
@@ -49,19 +59,35 @@ def test_without_weights_the_prior_moves() -> None:
 
 
 def test_a_step_that_falls_back_weighs_all_alike() -> None:
-    sampler = DynamicSampler(lambda wanted: [0.0] * 4, lambda scores: scores, Validity(low=0.5), 4,
-                             keep_fraction=0.01, unbiased=True, max_resample_times=0)
+    sampler = DynamicSampler(
+        lambda wanted: [0.0] * 4,
+        lambda scores: scores,
+        Validity(low=0.5),
+        4,
+        keep_fraction=0.01,
+        unbiased=True,
+        max_resample_times=0,
+    )
     batch = sampler.sample()
     assert (batch.statistics.outcome, batch.weights) == ('fallback', (1.0,) * 4)
 
 
-@pytest.mark.parametrize('unbiased, words', [(True, 'weighs 1/0.25 times as much'),
-                                             (False, 'weighs as much as a valid one')])
-def test_the_log_says_which_is_on(unbiased: bool, words: str,
-                                  caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    'unbiased, words',
+    [(True, 'weighs 1/0.25 times as much'), (False, 'weighs as much as a valid one')],
+)
+def test_the_log_says_which_is_on(
+    unbiased: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    DynamicSampler(lambda wanted: [], lambda scores: scores, Validity(low=0), 4, keep_fraction=0.25,
-                   unbiased=unbiased)
+    DynamicSampler(
+        lambda wanted: [],
+        lambda scores: scores,
+        Validity(low=0),
+        4,
+        keep_fraction=0.25,
+        unbiased=unbiased,
+    )
     assert len(caplog.records) == 1 and words in caplog.text
 
 

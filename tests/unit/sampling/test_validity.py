@@ -1,4 +1,5 @@
 """Which groups carry a signal."""
+
 from __future__ import annotations
 
 import math
@@ -22,8 +23,11 @@ def test_a_constant_group_has_no_spread(value: float, size: int) -> None:
 
 def test_float32_std_calls_constant_groups_valid_and_the_range_does_not() -> None:
     constants = [k / 100 for k in range(101)]
-    fooled = sum(bool(torch.full((size,), value).std() > 0)
-                 for value in constants for size in (4, 5, 8, 12, 16))
+    fooled = sum(
+        bool(torch.full((size,), value).std() > 0)
+        for value in constants
+        for size in (4, 5, 8, 12, 16)
+    )
     assert fooled > 0  # what this guards against is still true of this torch
     for size in (4, 5, 8, 12, 16):
         scores = torch.tensor(constants)[:, None].expand(-1, size)
@@ -35,12 +39,19 @@ def test_equals_plain_python(scores: list, eps: float, one: float, other: float)
     low, high = min(one, other), max(one, other) + 1
     verdict = Validity(eps=eps, low=low, high=high).judge(scores, 4)
     for index in range(3):
-        group = scores[4 * index:4 * index + 4]
+        group = scores[4 * index : 4 * index + 4]
         mean = math.fsum(group) / 4
         if any(abs(a - b) < 1e-6 for a, b in ((mean, low), (mean, high))):
             continue  # the last bit may fall either way
-        expected = ('no_spread' if not max(group) - min(group) > eps else
-                    'too_low' if not mean > low else 'too_high' if not mean < high else '')
+        expected = (
+            'no_spread'
+            if not max(group) - min(group) > eps
+            else 'too_low'
+            if not mean > low
+            else 'too_high'
+            if not mean < high
+            else ''
+        )
         assert verdict.reasons[index] == expected
         assert bool(verdict.valid[index]) == (not expected)
 
@@ -60,10 +71,16 @@ def test_scores_that_are_not_finite_are_never_valid(bad: float) -> None:
         assert verdict.valid.tolist() == [False, True]
 
 
-@pytest.mark.parametrize('scores', [
-    torch.tensor([[0, 1], [1, 1]]), torch.tensor([False, True, True, True]),
-    torch.tensor([0.0, 1, 1, 1], dtype=torch.bfloat16, requires_grad=True),
-    [torch.tensor(0.0), 1, torch.tensor(1), True], (0.0, 1.0, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    'scores',
+    [
+        torch.tensor([[0, 1], [1, 1]]),
+        torch.tensor([False, True, True, True]),
+        torch.tensor([0.0, 1, 1, 1], dtype=torch.bfloat16, requires_grad=True),
+        [torch.tensor(0.0), 1, torch.tensor(1), True],
+        (0.0, 1.0, 1.0, 1.0),
+    ],
+)
 def test_takes_any_numbers(scores: object) -> None:
     assert Validity(eps=1e-6).judge(scores, 2).valid.tolist() == [True, False]
 

@@ -1,4 +1,5 @@
 """Sums over the virtual ranks of one process, of counts of labels and of predictions."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
@@ -19,7 +20,7 @@ class LabelLoss(nn.Module):
     sum_over_ranks = staticmethod(lambda count: count)
 
     def count_batch(self, data_samples: Sequence[object]) -> torch.Tensor:
-        return torch.tensor([len(data_samples), 1.])
+        return torch.tensor([len(data_samples), 1.0])
 
 
 class PredictionLoss(nn.Module):
@@ -61,12 +62,17 @@ def test_label_counts_are_summed_before_the_first_forward_pass() -> None:
             loss.sum_over_ranks(local[:1])
 
 
-@pytest.mark.parametrize(('batch', 'count', 'message'), [
-    (dict(inputs=[]), torch.ones(2), 'LabelLoss.count_batch .* no key data_samples'),
-    ((1, 2), torch.ones(2), r'the batch \(tuple\) has no key data_samples'),
-    (dict(data_samples=[1]), 3, 'LabelLoss.count_batch gives 3, expected a tensor')])
-def test_counts_that_cannot_be_summed_are_refused(batch: Any, count: Any, message: str,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ('batch', 'count', 'message'),
+    [
+        (dict(inputs=[]), torch.ones(2), 'LabelLoss.count_batch .* no key data_samples'),
+        ((1, 2), torch.ones(2), r'the batch \(tuple\) has no key data_samples'),
+        (dict(data_samples=[1]), 3, 'LabelLoss.count_batch gives 3, expected a tensor'),
+    ],
+)
+def test_counts_that_cannot_be_summed_are_refused(
+    batch: Any, count: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LabelLoss, 'count_batch', lambda self, data_samples: count)
     with pytest.raises(VirtualRanksError, match=message):
         counts_of(LabelLoss()).prepare([batch] * RANKS)
@@ -80,10 +86,10 @@ def test_the_second_pass_reads_the_sums_of_the_first() -> None:
         first_pass(counts, loss)
         for values in predictions():
             total = loss(values)
-            assert total.tolist() == [6.] * 4 and not total.requires_grad
+            assert total.tolist() == [6.0] * 4 and not total.requires_grad
             counts.next_virtual_rank()
     # Outside of a training step it returns its argument.
-    assert loss(predictions()[1]).tolist() == [2.] * 4
+    assert loss(predictions()[1]).tolist() == [2.0] * 4
 
 
 def test_a_model_that_changes_between_the_passes_is_refused() -> None:

@@ -1,4 +1,5 @@
 """The wrapper places, reverts, proves and trains: on real gloo ranks."""
+
 from __future__ import annotations
 
 import logging
@@ -57,15 +58,24 @@ def wrap_and_step(device_ids: Any) -> Dict[str, Any]:
     set_current_accelerator(resolve_accelerator('cpu'))
     init_process_group(resolve_accelerator('cpu'), timeout=30)
     warnings = listen()
-    wrapped = MODEL_WRAPPERS.build(dict(
-        type='MMDistributedDataParallel', module=Model(dist.get_rank(), nn.SyncBatchNorm),
-        device_ids=device_ids))
+    wrapped = MODEL_WRAPPERS.build(
+        dict(
+            type='MMDistributedDataParallel',
+            module=Model(dist.get_rank(), nn.SyncBatchNorm),
+            device_ids=device_ids,
+        )
+    )
     assert type(wrapped) is MMDistributedDataParallel
     start = {k: v.clone() for k, v in wrapped.module.state_dict().items()}
     optim = OptimWrapper(torch.optim.SGD(wrapped.parameters(), lr=0.1))
     log = wrapped.train_step(dict(inputs=data(dist.get_rank())), optim)
-    return dict(start=start, end=dict(wrapped.module.state_dict()), log=log, warnings=warnings,
-                norm=type(wrapped.module.norm).__mro__[1].__name__)
+    return dict(
+        start=start,
+        end=dict(wrapped.module.state_dict()),
+        log=log,
+        warnings=warnings,
+        norm=type(wrapped.module.norm).__mro__[1].__name__,
+    )
 
 
 @pytest.fixture(scope='module')

@@ -1,4 +1,5 @@
 """Which part goes where: pure decisions, on every leg."""
+
 from __future__ import annotations
 
 import itertools
@@ -75,36 +76,68 @@ def test_a_residual_network_is_cut_between_its_blocks_only() -> None:
     resnet = ResNetV1c(depth=18, stem_channels=8, base_channels=8)
     assert names(Segmentor(resnet, nn.Conv2d(8, 2, 1))) == [
         *[f'backbone.stem.{i}' for i in (0, 1, 3, 4, 6, 7)],
-        *[f'backbone.layer{stage}.{block}' for stage in range(1, 5)
-                           for block in range(2)], 'decode_head']
+        *[f'backbone.layer{stage}.{block}' for stage in range(1, 5) for block in range(2)],
+        'decode_head',
+    ]
 
 
 def test_position_embeddings_go_with_the_patches() -> None:
     vit = VisionTransformer(img_size=32, embed_dims=8, num_layers=2, num_heads=1, final_norm=True)
     units = find_units(Segmentor(vit, nn.Conv2d(8, 2, 1)))
-    assert [unit.name for unit in units] == ['backbone.patch_embed', 'backbone.layers.0',
-                                             'backbone.layers.1', 'backbone.ln1', 'decode_head']
+    assert [unit.name for unit in units] == [
+        'backbone.patch_embed',
+        'backbone.layers.0',
+        'backbone.layers.1',
+        'backbone.ln1',
+        'decode_head',
+    ]
     assert units[0].parents == ('backbone',)
     assert {id(vit.pos_embed), id(vit.cls_token)} <= set(units[0].sizes)
 
 
 def test_segformer_is_cut_between_its_layers() -> None:
-    mit = MixVisionTransformer(embed_dims=8, num_stages=2, num_layers=[1, 2], num_heads=[1, 1],
-                               patch_sizes=[3, 3], strides=[4, 2], sr_ratios=[2, 1],
-                               out_indices=(0, 1))
+    mit = MixVisionTransformer(
+        embed_dims=8,
+        num_stages=2,
+        num_layers=[1, 2],
+        num_heads=[1, 1],
+        patch_sizes=[3, 3],
+        strides=[4, 2],
+        sr_ratios=[2, 1],
+        out_indices=(0, 1),
+    )
     assert names(Segmentor(mit, nn.Conv2d(8, 2, 1))) == [
-        'backbone.layers.0.0', 'backbone.layers.0.1.0', 'backbone.layers.0.2',
-        'backbone.layers.1.0', 'backbone.layers.1.1.0', 'backbone.layers.1.1.1',
-        'backbone.layers.1.2', 'decode_head']
+        'backbone.layers.0.0',
+        'backbone.layers.0.1.0',
+        'backbone.layers.0.2',
+        'backbone.layers.1.0',
+        'backbone.layers.1.1.0',
+        'backbone.layers.1.1.1',
+        'backbone.layers.1.2',
+        'decode_head',
+    ]
 
 
 def test_swin_is_cut_between_its_blocks() -> None:
-    swin = SwinTransformer(pretrain_img_size=32, embed_dims=4, depths=(2, 1), num_heads=(1, 1),
-                           strides=(4, 2), out_indices=(0, 1), window_size=2)
+    swin = SwinTransformer(
+        pretrain_img_size=32,
+        embed_dims=4,
+        depths=(2, 1),
+        num_heads=(1, 1),
+        strides=(4, 2),
+        out_indices=(0, 1),
+        window_size=2,
+    )
     assert names(Segmentor(swin, nn.Conv2d(8, 2, 1))) == [
-        'backbone.patch_embed', 'backbone.stages.0.blocks.0', 'backbone.stages.0.blocks.1',
-        'backbone.stages.0.downsample', 'backbone.stages.1.blocks.0', 'backbone.norm0',
-        'backbone.norm1', 'decode_head']
+        'backbone.patch_embed',
+        'backbone.stages.0.blocks.0',
+        'backbone.stages.0.blocks.1',
+        'backbone.stages.0.downsample',
+        'backbone.stages.1.blocks.0',
+        'backbone.norm0',
+        'backbone.norm1',
+        'decode_head',
+    ]
 
 
 def test_a_backbone_that_adds_stays_whole() -> None:
@@ -122,8 +155,15 @@ def test_an_automatic_map_is_even_and_in_order() -> None:
     layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
     found = automatic_map(Segmentor(layers, nn.Linear(4, 4, bias=False)), 3)
     # six times 80 bytes and once 64: 160, 160 and 224
-    assert found == {'backbone.0': 0, 'backbone.1': 0, 'backbone.2': 1, 'backbone.3': 1,
-                     'backbone.4': 2, 'backbone.5': 2, 'decode_head': 2}
+    assert found == {
+        'backbone.0': 0,
+        'backbone.1': 0,
+        'backbone.2': 1,
+        'backbone.3': 1,
+        'backbone.4': 2,
+        'backbone.5': 2,
+        'decode_head': 2,
+    }
 
 
 def test_tied_parameters_stay_together() -> None:
@@ -144,12 +184,17 @@ def test_nothing_to_split() -> None:
 
 def test_the_longest_path_decides() -> None:
     places = resolve_device_map(
-        small_segmentor(), {'': 0, 'backbone': 2, 'backbone.3': 'cuda:1'}, DEVICES)
-    assert {name: str(places[name]) for name in (*tensor_owners(small_segmentor()),
-                                                 'data_preprocessor')} == {
-        'backbone.0': 'cuda:2', 'backbone.1': 'cuda:2', 'backbone.3': 'cuda:1',
+        small_segmentor(), {'': 0, 'backbone': 2, 'backbone.3': 'cuda:1'}, DEVICES
+    )
+    assert {
+        name: str(places[name]) for name in (*tensor_owners(small_segmentor()), 'data_preprocessor')
+    } == {
+        'backbone.0': 'cuda:2',
+        'backbone.1': 'cuda:2',
+        'backbone.3': 'cuda:1',
         'decode_head': 'cuda:0',
-        'data_preprocessor': 'cuda:2'}  # with the first module, which takes the images
+        'data_preprocessor': 'cuda:2',
+    }  # with the first module, which takes the images
 
 
 def test_the_preprocessor_may_be_named() -> None:
@@ -164,17 +209,23 @@ def test_a_path_is_not_a_prefix_of_letters() -> None:
     assert places['backbone.10'] == DEVICES[0]
 
 
-@pytest.mark.parametrize('device_map, message', [
-    ({'': 0, 'backbone.layer9': 1}, "'backbone.layer9', which is not a module"),
-    ({'': 0, 'decode_haed': 1}, "Did you mean 'decode_head'"),
-    ({'': 3}, r"device_map\[''\] is 3: expected an index from 0 to 2, or one of cuda:0, cuda:1"),
-    ({'': -1}, 'expected an index from 0 to 2'),
-    ({'': True}, 'expected an index from 0 to 2'),
-    ({'': 'cuda:7'}, "is 'cuda:7'"),
-    ({'': None}, 'is None'),
-    ({'backbone': 0}, r'no device to 1 module\(s\) with parameters or buffers: decode_head'),
-    ({'decode_head': 0}, r'no device to 3 module\(s\)'),
-])
+@pytest.mark.parametrize(
+    'device_map, message',
+    [
+        ({'': 0, 'backbone.layer9': 1}, "'backbone.layer9', which is not a module"),
+        ({'': 0, 'decode_haed': 1}, "Did you mean 'decode_head'"),
+        (
+            {'': 3},
+            r"device_map\[''\] is 3: expected an index from 0 to 2, or one of cuda:0, cuda:1",
+        ),
+        ({'': -1}, 'expected an index from 0 to 2'),
+        ({'': True}, 'expected an index from 0 to 2'),
+        ({'': 'cuda:7'}, "is 'cuda:7'"),
+        ({'': None}, 'is None'),
+        ({'backbone': 0}, r'no device to 1 module\(s\) with parameters or buffers: decode_head'),
+        ({'decode_head': 0}, r'no device to 3 module\(s\)'),
+    ],
+)
 def test_a_map_that_does_not_fit(device_map: Dict[str, Any], message: str) -> None:
     with pytest.raises(DeviceMapError, match=message):
         resolve_device_map(small_segmentor(), device_map, DEVICES)

@@ -1,4 +1,5 @@
 """Moves of tensors when a module is entered; the meta device stands for the other one."""
+
 from __future__ import annotations
 
 import copy

@@ -1,4 +1,5 @@
 """Fused optimizers make the steps of the others, or are left out with a sentence."""
+
 from __future__ import annotations
 
 import copy
@@ -17,8 +18,9 @@ from mapsage.wrappers import OptimWrapper
 from mapsage.wrappers import fused as fused_module
 from mapsage.wrappers.fused import watch_fused_steps, why_not_fused, without_missing_fusion
 
-KINDS: Dict[str, Dict[str, Any]] = dict(AdamW={}, Adam=dict(amsgrad=True),
-                                        SGD=dict(momentum=0.9, weight_decay=0.01))
+KINDS: Dict[str, Dict[str, Any]] = dict(
+    AdamW={}, Adam=dict(amsgrad=True), SGD=dict(momentum=0.9, weight_decay=0.01)
+)
 HERE = CpuAccelerator.supports.fused_optimizer
 needs_fused = pytest.mark.skipif(not HERE, reason='this torch fuses no optimizer on the CPU')
 
@@ -63,8 +65,9 @@ def train(kind: str, last: bool, fused: bool, resumed: bool = False) -> torch.Te
 @needs_fused
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('last, resumed', [(False, False), (True, False), (True, True)])
-def test_fused_steps_are_those_of_the_others_in_any_layout(kind: str, last: bool,
-                                                           resumed: bool) -> None:
+def test_fused_steps_are_those_of_the_others_in_any_layout(
+    kind: str, last: bool, resumed: bool
+) -> None:
     difference = (train(kind, last, True, resumed) - train(kind, False, False)).abs().max()
     assert difference < 1e-6  # without the layouts in order it is 0.03 to 0.3
 
@@ -79,22 +82,32 @@ def test_torch_alone_mixes_the_layouts_up() -> None:
     assert (parameters[0] - parameters[1]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize('config', [
-    dict(optimizer=dict(type='AdamW', lr=0.1, fused=True), clip_grad=dict(max_norm=1)),
-    ConfigDict(optimizer=dict(type=torch.optim.SGD, lr=0.1, fused=True)),
-    dict(constructor='Mine', one=dict(optimizer=dict(type='SGD', lr=0.1, fused=True)),
-         other=dict(optimizer=dict(type='SGD', lr=0.1)))])
+@pytest.mark.parametrize(
+    'config',
+    [
+        dict(optimizer=dict(type='AdamW', lr=0.1, fused=True), clip_grad=dict(max_norm=1)),
+        ConfigDict(optimizer=dict(type=torch.optim.SGD, lr=0.1, fused=True)),
+        dict(
+            constructor='Mine',
+            one=dict(optimizer=dict(type='SGD', lr=0.1, fused=True)),
+            other=dict(optimizer=dict(type='SGD', lr=0.1)),
+        ),
+    ],
+)
 def test_where_there_is_none_a_sentence_says_so(config: Any) -> None:
     given = copy.deepcopy(config)
     found, (note,) = without_missing_fusion(config, Unfused())
     assert config == given and repr(found) == repr(given).replace(", 'fused': True", '')
     assert note.startswith('optimizer.fused=True has no effect: torch ')
     assert HERE is False or note.split(': ')[1].startswith(
-        f'torch {torch.__version__} has no fused optimizers for unfused')
+        f'torch {torch.__version__} has no fused optimizers for unfused'
+    )
 
 
-@pytest.mark.skipif('foreach' not in inspect.signature(torch.optim.SGD).parameters,
-                    reason='this torch has no steps over lists')
+@pytest.mark.skipif(
+    'foreach' not in inspect.signature(torch.optim.SGD).parameters,
+    reason='this torch has no steps over lists',
+)
 def test_where_steps_over_lists_are_wrong_they_are_switched_off() -> None:
     class NoLists(Unfused):
         supports = Supports(foreach_optimizer=False)
@@ -111,17 +124,30 @@ def test_where_steps_over_lists_are_wrong_they_are_switched_off() -> None:
 
 def test_what_asks_for_nothing_or_can_be_had_is_left_as_it_is() -> None:
     built = torch.optim.SGD([weight(False)], lr=0.1)
-    configs: List[Any] = [built, dict(optimizer=built), dict(optimizer=dict(type='SGD', lr=0.1)),
-                          dict(optimizer=dict(type='SGD', fused=False)), None]
+    configs: List[Any] = [
+        built,
+        dict(optimizer=built),
+        dict(optimizer=dict(type='SGD', lr=0.1)),
+        dict(optimizer=dict(type='SGD', fused=False)),
+        None,
+    ]
     for each in configs:
         found, notes = without_missing_fusion(each, Unfused())
         assert found == each and notes == []
     asked = dict(optimizer=dict(type='SGD', lr=0.1, fused=True))
     found, notes = without_missing_fusion(asked, CpuAccelerator())
-    assert (found == asked and not notes) if HERE else (
-        'fused' not in found['optimizer'] and notes == [
-            f'optimizer.fused=True has no effect: torch {torch.__version__} has no fused SGD. '
-            f'The steps are the same, by other kernels.'])
+    assert (
+        (found == asked and not notes)
+        if HERE
+        else (
+            'fused' not in found['optimizer']
+            and notes
+            == [
+                f'optimizer.fused=True has no effect: torch {torch.__version__} has no fused SGD. '
+                f'The steps are the same, by other kernels.'
+            ]
+        )
+    )
     lacking = why_not_fused(torch.optim.Rprop, CpuAccelerator())
     assert lacking == f'torch {torch.__version__} has no fused Rprop'
 
@@ -143,11 +169,18 @@ def test_a_fused_checkpoint_goes_on_where_there_is_none() -> None:
 
 @needs_fused
 def test_a_step_costs_no_look_at_the_signature_of_the_optimizer(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: List[Any] = []
     signature = inspect.signature
-    monkeypatch.setattr(inspect, 'signature', lambda kind, *arguments, **options: (
-        asked.append(kind), signature(kind, *arguments, **options))[1])
+    monkeypatch.setattr(
+        inspect,
+        'signature',
+        lambda kind, *arguments, **options: (
+            asked.append(kind),
+            signature(kind, *arguments, **options),
+        )[1],
+    )
     kind = type('UsersSGD', (torch.optim.SGD,), {})
     groups = [dict(params=[weight(False)]) for _ in range(150)]
     wrapper = watch_fused_steps(OptimWrapper(kind(groups, lr=0.1, fused=True)))
@@ -160,7 +193,8 @@ def test_a_step_costs_no_look_at_the_signature_of_the_optimizer(
 
 @needs_fused
 def test_averages_are_looked_at_again_when_a_checkpoint_or_a_layout_may_have_changed_them(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks: List[int] = []
     monkeypatch.setattr(fused_module, '_lay_out_averages', lambda *_: looks.append(1))
     weight = torch.nn.Parameter(torch.ones(4, 3, 2, 2))

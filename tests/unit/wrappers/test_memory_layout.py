@@ -1,4 +1,5 @@
 """Channels last: the order in memory changes, and neither the values nor what is drawn does."""
+
 from __future__ import annotations
 
 import copy
@@ -20,8 +21,13 @@ from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1),
-                         nn.Flatten(), nn.Linear(128, 4))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 2, 1),
+        nn.Flatten(),
+        nn.Linear(128, 4),
+    )
 
 
 def is_last(tensor: torch.Tensor) -> bool:
@@ -88,8 +94,9 @@ def efficientnet_config() -> Any:
 def step_of(model: Any) -> Tuple[float, Dict[str, torch.Tensor]]:
     loss, _ = model.parse_losses(losses_of(model, labels_of(2)))
     loss.backward()
-    return float(loss), {name: each.grad for name, each in model.named_parameters()
-                         if each.grad is not None}
+    return float(loss), {
+        name: each.grad for name, each in model.named_parameters() if each.grad is not None
+    }
 
 
 @pytest.mark.parametrize('name', ['efficientnet', 'eomt', 'pmt'])
@@ -107,6 +114,8 @@ def test_models_compute_the_same(name: str) -> None:
         assert (others[key] - each).norm() <= 1e-2 * each.norm() + 1e-4 * largest, key
     # As tools/predict.py asks, with mirror images.
     windows = torch.randint(0, 255, (3, 3, 64, 64), dtype=torch.uint8)
-    scores = [WindowPredictor(each, torch.device('cpu'), (64, 64), 8, 2, tta=True)(windows)
-              for each in (plain, last)]
+    scores = [
+        WindowPredictor(each, torch.device('cpu'), (64, 64), 8, 2, tta=True)(windows)
+        for each in (plain, last)
+    ]
     assert np.allclose(scores[0], scores[1], atol=1e-3)

@@ -1,4 +1,5 @@
 """A model over 1 to 4 simulated devices: losses, gradients, memory, and what moves between them."""
+
 from __future__ import annotations
 
 import copy
@@ -29,8 +30,9 @@ from torch import nn
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.wrappers import AmpOptimWrapper, CrossDeviceError, MMModelParallel, OptimWrapper
 
-pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
-                                reason=f'sim: {no_simulated_cards()}')
+pytestmark = pytest.mark.skipif(
+    no_simulated_cards() is not None, reason=f'sim: {no_simulated_cards()}'
+)
 
 CHECKS: Dict[str, Callable[[], Any]] = {}
 
@@ -41,6 +43,7 @@ def in_process(check: Callable[[], Any]) -> Callable[[], Any]:
 
 
 # --- what runs in a process of its own, on simulated devices ------------------------------------
+
 
 def held() -> List[int]:
     """Bytes of tensors on each of the first four simulated devices."""
@@ -63,14 +66,19 @@ def train_and_predict(build: Callable[[], nn.Module], wrap: Optional[Callable[..
     class Recording(OptimWrapper):
         def step(self, **kwargs: Any) -> None:
             if not gradients:
-                gradients.update({name: parameter.grad.cpu().clone()
-                                  for name, parameter in model.named_parameters()
-                                  if parameter.grad is not None})
+                gradients.update(
+                    {
+                        name: parameter.grad.cpu().clone()
+                        for name, parameter in model.named_parameters()
+                        if parameter.grad is not None
+                    }
+                )
             super().step(**kwargs)
 
     # A large eps: with the default, a gradient that is rounding alone gets a step of full length.
-    optimizer = Recording(torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3),
-                          clip_grad=dict(max_norm=0.5))
+    optimizer = Recording(
+        torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3), clip_grad=dict(max_norm=0.5)
+    )
     losses = []
     wrapped.train()
     for _ in range(2):
@@ -80,12 +88,20 @@ def train_and_predict(build: Callable[[], nn.Module], wrap: Optional[Callable[..
     with torch.no_grad():
         predicted = wrapped.val_step(batch())
     logits = torch.stack([sample.seg_logits.data.cpu() for sample in predicted])
-    devices = {str(tensor.device) for sample in predicted
-               for tensor in (sample.seg_logits.data, sample.pred_sem_seg.data,
-                              sample.gt_sem_seg.data)}
+    devices = {
+        str(tensor.device)
+        for sample in predicted
+        for tensor in (sample.seg_logits.data, sample.pred_sem_seg.data, sample.gt_sem_seg.data)
+    }
     weights = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
-    return dict(losses=losses, gradients=gradients, logits=logits, devices=devices, weights=weights,
-                weight_bytes=weight_bytes)
+    return dict(
+        losses=losses,
+        gradients=gradients,
+        logits=logits,
+        devices=devices,
+        weights=weights,
+        weight_bytes=weight_bytes,
+    )
 
 
 def over(count: int) -> Callable[[nn.Module], MMModelParallel]:
@@ -106,16 +122,22 @@ def run_model(name: str) -> Dict[Any, Any]:
     return found
 
 
-class Copies(getattr(getattr(torch.utils, '_python_dispatch', None),  # not in torch 1.10
-                     'TorchDispatchMode', object)):  # type: ignore[misc]
+class Copies(
+    getattr(
+        getattr(torch.utils, '_python_dispatch', None),  # not in torch 1.10
+        'TorchDispatchMode',
+        object,
+    )
+):  # type: ignore[misc]
     """Lists the shapes that are copied from one device to another."""
 
     def __init__(self) -> None:
         super().__init__()
         self.moved: List[Sequence[int]] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
-                           kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default and result.device != args[0].device:
             self.moved.append(tuple(result.shape))
@@ -165,8 +187,10 @@ def every_tensor_is_where_the_map_says() -> None:
 @in_process
 def a_head_may_be_cut() -> Any:
     split = {'': 0, 'decode_head.conv_seg': 'gcu:1', 'auxiliary_head': 2}
-    results = [train_and_predict(resnet_fcn_all_losses, wrap) for wrap in (
-        over(1), lambda model: MMModelParallel(model, split, devices=[0, 1, 2]))]
+    results = [
+        train_and_predict(resnet_fcn_all_losses, wrap)
+        for wrap in (over(1), lambda model: MMModelParallel(model, split, devices=[0, 1, 2]))
+    ]
     assert_same(*results)
 
 
@@ -176,12 +200,14 @@ def sliding_windows() -> None:
         model = segformer()
         model.test_cfg.update(mode='slide', crop_size=(32, 32), stride=(24, 24))
         return model
+
     assert_same(train_and_predict(build, over(1)), train_and_predict(build, over(3)))
 
 
 @in_process
 def augmented_predictions() -> None:
     from mmseg.models import SegTTAModel
+
     predictions = []
     for count in (1, 3):
         model = segformer().eval()
@@ -211,8 +237,10 @@ def a_deep_copy_is_independent() -> None:
 def splitting_again_replaces_the_split() -> None:
     model = segformer().eval()
     with torch.no_grad():
-        outputs = [over(count)(model)(**model.data_preprocessor(batch(), False)).cpu()
-                   for count in (1, 4, 2)]
+        outputs = [
+            over(count)(model)(**model.data_preprocessor(batch(), False)).cpu()
+            for count in (1, 4, 2)
+        ]
     assert torch.allclose(outputs[0], outputs[1], atol=1e-6)
     assert torch.equal(outputs[0], outputs[2])
 
@@ -336,7 +364,8 @@ def mixed_precision() -> None:
             model = segformer()
             wrapped = over(count)(model)
             optimizer = AmpOptimWrapper(
-                optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dtype=dtype, loss_scale=64.)
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dtype=dtype, loss_scale=64.0
+            )
             found.append([float(wrapped.train_step(batch(), optimizer)['loss']) for _ in range(3)])
         assert found[0] == pytest.approx(found[1], rel=2e-2)
         assert found[0][2] < found[0][0]
@@ -347,7 +376,8 @@ def an_accelerator_and_the_cpu() -> None:
     # what a machine with a single card can do
     split = {'': 'gcu:0', 'decode_head': 'cpu'}
     result = train_and_predict(
-        vit_upernet, lambda model: MMModelParallel(model, split, devices=['gcu:0', 'cpu']))
+        vit_upernet, lambda model: MMModelParallel(model, split, devices=['gcu:0', 'cpu'])
+    )
     assert result['devices'] == {'cpu'}
     assert_same(result, train_and_predict(vit_upernet, over(1)))
 
@@ -355,8 +385,11 @@ def an_accelerator_and_the_cpu() -> None:
 def run_all(kind: str) -> Dict[str, Any]:
     """Return what every check, or every model, came to: what it returned, or a traceback."""
     set_current_accelerator(resolve_accelerator('sim'))
-    jobs = CHECKS if kind == 'checks' else {
-        name: functools.partial(run_model, name) for name in SMALL_SEGMENTORS}
+    jobs = (
+        CHECKS
+        if kind == 'checks'
+        else {name: functools.partial(run_model, name) for name in SMALL_SEGMENTORS}
+    )
     found = {}
     for name, job in jobs.items():
         try:
@@ -367,6 +400,7 @@ def run_all(kind: str) -> Dict[str, Any]:
 
 
 # --- the tests: what those processes found ------------------------------------------------------
+
 
 @functools.lru_cache(maxsize=None)
 def on_sim(kind: str) -> Any:
@@ -395,8 +429,13 @@ def assert_same(result: Any, reference: Any) -> None:
             assert value == pytest.approx(theirs[name], rel=1e-4, abs=pixels), name
     assert result['gradients'].keys() == reference['gradients'].keys() != set()
     for name, gradient in result['gradients'].items():
-        torch.testing.assert_close(gradient, reference['gradients'][name], rtol=1e-3, atol=2e-5,
-                                   msg=lambda text, name=name: f'{name}: {text}')
+        torch.testing.assert_close(
+            gradient,
+            reference['gradients'][name],
+            rtol=1e-3,
+            atol=2e-5,
+            msg=lambda text, name=name: f'{name}: {text}',
+        )
     torch.testing.assert_close(result['logits'], reference['logits'], rtol=1e-3, atol=1e-3)
 
 

@@ -1,4 +1,5 @@
 """The plumbing around a vendor's own group and DDP, with CPU tensors: on every leg's torch."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -74,21 +75,34 @@ def wrap() -> Dict[str, Any]:
     accelerator = set_current_accelerator(OwnGroup())
     init_process_group(accelerator, timeout=30)
     rank = dist.get_rank()
-    wrapped = MODEL_WRAPPERS.build(dict(
-        type='MMDistributedDataParallel', module=Model(rank), device_ids=[rank],
-        find_unused_parameters=True))
+    wrapped = MODEL_WRAPPERS.build(
+        dict(
+            type='MMDistributedDataParallel',
+            module=Model(rank),
+            device_ids=[rank],
+            find_unused_parameters=True,
+        )
+    )
     assert type(wrapped).__name__ == 'NativeDataParallel' and is_model_wrapper(wrapped)
     module = wrapped.module
     assert module.tied.weight is module.layer.weight
-    weights = {name: tensor.detach().clone() for name, tensor in
-               [*module.named_parameters(), *module.named_buffers()]}
+    weights = {
+        name: tensor.detach().clone()
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
     optim = OptimWrapper(torch.optim.SGD(wrapped.parameters(), lr=0.1), accumulative_counts=2)
     optim.initialize_count_status(wrapped, 0, 2)
     with optim.optim_context(wrapped):
         accumulates = not wrapped.data_parallel.syncs
     log = wrapped.train_step(dict(inputs=torch.ones(2, 3)), optim)
-    return dict(weights=weights, started=accelerator.started, options=accelerator.options,
-                accumulates=accumulates, loss=float(log['loss']), backend=dist.get_backend())
+    return dict(
+        weights=weights,
+        started=accelerator.started,
+        options=accelerator.options,
+        accumulates=accumulates,
+        loss=float(log['loss']),
+        backend=dist.get_backend(),
+    )
 
 
 def test_rank_0_decides_and_the_vendor_wraps(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 """Mixed precision trains, clips, accumulates and survives a change of accelerator."""
+
 from __future__ import annotations
 
 import copy
@@ -100,9 +101,14 @@ def test_ranks_average_their_gradients_once_a_step(tmp_path: Path) -> None:
     assert run_ranks(synchronizing_batches, 1, tmp_path) == [[False, True] * 2]
 
 
-@pytest.mark.parametrize('first, second', [
-    (OptimWrapper, AmpOptimWrapper), (AmpOptimWrapper, OptimWrapper),
-    (AmpOptimWrapper, AmpOptimWrapper)])
+@pytest.mark.parametrize(
+    'first, second',
+    [
+        (OptimWrapper, AmpOptimWrapper),
+        (AmpOptimWrapper, OptimWrapper),
+        (AmpOptimWrapper, AmpOptimWrapper),
+    ],
+)
 def test_state_passes_between_kinds(first: Any, second: Any) -> None:
     model = conv_net()
     optim = wrapper(model, first)
@@ -140,8 +146,10 @@ def test_a_constant_scale_stays(loss_scale: Any) -> None:
     assert optim.loss_scaler.get_scale() == 64.0
 
 
-@pytest.mark.parametrize('dtype, enabled, want', [
-    ('float16', True, True), ('float16', False, False), ('bfloat16', True, False)])
+@pytest.mark.parametrize(
+    'dtype, enabled, want',
+    [('float16', True, True), ('float16', False, False), ('bfloat16', True, False)],
+)
 def test_the_scaler_may_be_switched_off(dtype: str, enabled: bool, want: bool) -> None:
     model = conv_net()
     with_scaler(model)
@@ -150,12 +158,16 @@ def test_the_scaler_may_be_switched_off(dtype: str, enabled: bool, want: bool) -
     train(model, wrapper(model, dtype='bfloat16', loss_scale=dict(enabled=enabled)), 1)
 
 
-@pytest.mark.parametrize('arguments, words', [
-    (dict(dtype='float8'), "expected 'float16' or 'bfloat16'"),
-    (dict(dtype=torch.float64), "expected 'float16' or 'bfloat16'"),
-    (dict(loss_scale='static'), "expected 'dynamic'"), (dict(loss_scale=True), "'dynamic'"),
-    (dict(use_fsdp=True), 'use_fsdp=True is not supported'),
-])
+@pytest.mark.parametrize(
+    'arguments, words',
+    [
+        (dict(dtype='float8'), "expected 'float16' or 'bfloat16'"),
+        (dict(dtype=torch.float64), "expected 'float16' or 'bfloat16'"),
+        (dict(loss_scale='static'), "expected 'dynamic'"),
+        (dict(loss_scale=True), "'dynamic'"),
+        (dict(use_fsdp=True), 'use_fsdp=True is not supported'),
+    ],
+)
 def test_bad_arguments(arguments: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         wrapper(conv_net(), **arguments)

@@ -1,4 +1,5 @@
 """A model arrives on the device of its rank as a whole, and shared parameters stay shared."""
+
 from __future__ import annotations
 
 from typing import Any

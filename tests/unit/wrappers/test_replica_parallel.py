@@ -1,4 +1,5 @@
 """The wrapper of head replicas, and the shares that its optimizer trains, on real ranks."""
+
 from __future__ import annotations
 
 from datetime import timedelta
@@ -36,7 +37,7 @@ def counted_in_a_replica(replicas: Any) -> List[float]:
             self.weight, self.told = nn.Parameter(torch.ones(1)), torch.zeros(0)
 
         def count_batch(self, data_samples: Any) -> torch.Tensor:
-            return torch.tensor([float(sum(data_samples)), 1.])
+            return torch.tensor([float(sum(data_samples)), 1.0])
 
         sum_over_ranks = staticmethod(lambda count: count)
 
@@ -59,17 +60,28 @@ def use_a_replica() -> Dict[str, Any]:
     from mapsage.features.split_head.trained_shares import TrainedShares
     from mapsage.wrappers import HeadReplicas, whole_model
     from mapsage.wrappers.optim_wrapper import AmpOptimWrapper
+
     dist.init_process_group('gloo', timeout=timedelta(seconds=30))
     set_current_accelerator(resolve_accelerator('cpu'))
     rank, replicas = dist.get_rank(), make_replicas(2, 30)
-    told: Dict[str, Any] = dict(places=[
-        replicas.count, replicas.index, replicas.position, list(replicas.leaders()),
-        dist.get_process_group_ranks(replicas.group), dist.get_process_group_ranks(replicas.peers)])
+    told: Dict[str, Any] = dict(
+        places=[
+            replicas.count,
+            replicas.index,
+            replicas.position,
+            list(replicas.leaders()),
+            dist.get_process_group_ranks(replicas.group),
+            dist.get_process_group_ranks(replicas.peers),
+        ]
+    )
     torch.manual_seed(0)
     model = HeadReplicas(Segmentor(), replicas)
     with pytest.raises(TensorParallelError) as caught:
-        TrainedShares(model.module.decode_head, replicas.group,
-                      torch.optim.LBFGS(model.module.decode_head.parameters()))
+        TrainedShares(
+            model.module.decode_head,
+            replicas.group,
+            torch.optim.LBFGS(model.module.decode_head.parameters()),
+        )
     told['optimizer'] = str(caught.value)
     start = {name: value.clone() for name, value in model.module.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -79,7 +91,8 @@ def use_a_replica() -> Dict[str, Any]:
     with whole_model(model), whole_model(model):
         whole = model.module.state_dict()
         told['whole'] = list(whole) == list(start) and all(
-            torch.equal(whole[name], value) for name, value in start.items())
+            torch.equal(whole[name], value) for name, value in start.items()
+        )
     told['split'] = model.module.decode_head is shares.head
     split, held = shares.parameters_of(optimizer)
     told['shapes'] = [tuple(each.shape) for each in split], [tuple(each.shape) for each in held]
@@ -89,8 +102,10 @@ def use_a_replica() -> Dict[str, Any]:
         each.grad = torch.full_like(each, float(rank + 1))
     wrapper = AmpOptimWrapper(optimizer=optimizer, dtype='float16')
     model._complete_gradients(wrapper)
-    told['means'] = [sorted({float(value) for each in parameters
-                             for value in each.grad.reshape(-1)}) for parameters in (split, held)]
+    told['means'] = [
+        sorted({float(value) for each in parameters for value in each.grad.reshape(-1)})
+        for parameters in (split, held)
+    ]
     with pytest.raises(TensorParallelError) as caught:
         shares.clip_grad_norm([*split, *held], 1.0, norm_type=1)
     told['norm'] = str(caught.value)
@@ -108,6 +123,7 @@ def run_scenarios(folder: Path) -> Any:
 
     import mapsage.features.split_head.parallel_styles  # noqa: F401
     import mapsage.wrappers.optim_wrapper  # noqa: F401
+
     return fork_ranks(use_a_replica, 4, folder / 'ranks')
 
 
@@ -115,8 +131,14 @@ def test_two_replicas_of_two_ranks(tmp_path: Path) -> None:
     answers = run_ranks(run_scenarios, 1, tmp_path, tmp_path, timeout=120)[0]
     for rank, told in enumerate(answers):
         index, place = divmod(rank, 2)
-        assert told['places'] == [2, index, place, [0, 2], [2 * index, 2 * index + 1],
-                                  [place, place + 2]]
+        assert told['places'] == [
+            2,
+            index,
+            place,
+            [0, 2],
+            [2 * index, 2 * index + 1],
+            [place, place + 2],
+        ]
         assert told['whole'] and told['split']
         assert told['shapes'] == ([(3, 4, 1, 1), (3,)], [(4, 3, 1, 1), (4,)])
         # shares: of ranks 0 and 2, of ranks 1 and 3; what is held whole: of all four

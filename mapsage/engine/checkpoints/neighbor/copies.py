@@ -6,6 +6,7 @@ Checkpoints remain files on the disk of rank 0's machine. With
 offers the newest checkpoint on its disk or in its memory, the newest offer wins, and `relay.py`
 sends it to the machines that lack it.
 """
+
 from __future__ import annotations
 
 import json
@@ -165,41 +166,59 @@ class NeighborCopies:
         with all_ranks_or_none('looking for checkpoints'):
             if self._leads():
                 local_offer = self._best_offer()
-        offers = {rank: Offer(**fields)
-                  for rank, fields in self._exchange(asdict(local_offer)).items()}
+        offers = {
+            rank: Offer(**fields) for rank, fields in self._exchange(asdict(local_offer)).items()
+        }
         holder = newest(offers)
         if holder is None:
             self._refuse_damaged(offers)
             return None
         chosen = offers[holder]
-        lacking = [rank for rank in self._leaders.values()
-                   if (offers[rank].size, offers[rank].checksum) != (chosen.size, chosen.checksum)]
+        lacking = [
+            rank
+            for rank in self._leaders.values()
+            if (offers[rank].size, offers[rank].checksum) != (chosen.size, chosen.checksum)
+        ]
         path = local_offer.path
         if lacking:
             path = self._receive([holder, *lacking], chosen) or path
         paths = self._exchange(path)
         notes = []
         if holder != self._channel.ranks[0] or chosen.location != _ON_DISK:
-            notes.append(f'the newest checkpoint of all machines is {chosen.name} of iteration '
-                         f'{chosen.iteration} {chosen.location} of {self._hosts[holder]}')
+            notes.append(
+                f'the newest checkpoint of all machines is {chosen.name} of iteration '
+                f'{chosen.iteration} {chosen.location} of {self._hosts[holder]}'
+            )
         if lacking:
-            notes.append(f'{chosen.name} ({megabytes(chosen.size)}) was sent to '
-                         f'{", ".join(self._hosts[rank] for rank in lacking)}')
-        skipped = [f'{self._hosts[rank]}: {line}'
-                   for rank in sorted(offers) for line in offers[rank].skipped]
-        return Choice(paths[self._leader], chosen.seed, chosen.virtual_ranks, skipped, notes,
-                      chosen.iteration)
+            notes.append(
+                f'{chosen.name} ({megabytes(chosen.size)}) was sent to '
+                f'{", ".join(self._hosts[rank] for rank in lacking)}'
+            )
+        skipped = [
+            f'{self._hosts[rank]}: {line}'
+            for rank in sorted(offers)
+            for line in offers[rank].skipped
+        ]
+        return Choice(
+            paths[self._leader], chosen.seed, chosen.virtual_ranks, skipped, notes, chosen.iteration
+        )
 
     def _refuse_damaged(self, offers: Mapping[int, Offer]) -> None:
         """Raise an error if machines other than rank 0's have checkpoints that cannot be read."""
         # Rank 0 searches its disk again after this, and then raises its error itself.
         first = self._channel.ranks[0]
-        damaged = [f'{self._hosts[rank]}: {line}' for rank, offer in sorted(offers.items())
-                   for line in offer.skipped if rank != first]
+        damaged = [
+            f'{self._hosts[rank]}: {line}'
+            for rank, offer in sorted(offers.items())
+            for line in offer.skipped
+            if rank != first
+        ]
         if damaged:
-            raise ResumeError(f'no machine has a checkpoint that can be read. '
-                              f'{" ".join(damaged)} Remove the files to start over, or bring '
-                              f'back a whole one.')
+            raise ResumeError(
+                f'no machine has a checkpoint that can be read. '
+                f'{" ".join(damaged)} Remove the files to start over, or bring '
+                f'back a whole one.'
+            )
 
     @contextmanager
     def running(self, logger: MMLogger, resumed: bool) -> Iterator[None]:
@@ -251,8 +270,9 @@ class NeighborCopies:
             try:
                 location = _IN_MEMORY if self._store.is_in_memory(path) else _ON_DISK
                 # The name of a copy is <size>-<CRC-32>-<name of the checkpoint>.
-                offers.append(_make_offer(read_choice(str(path)), location,
-                                          path.name.split('-', 2)[2]))
+                offers.append(
+                    _make_offer(read_choice(str(path)), location, path.name.split('-', 2)[2])
+                )
             except UNREADABLE as error:
                 skipped.append(error_text(error))
         best = max(offers, key=lambda offer: offer.iteration, default=Offer())
@@ -296,23 +316,28 @@ class NeighborCopies:
         if self._channel.rank != first:
             return receiver
         if keeper is None:
-            logger.warning('neighbor copy: there is no other machine, so checkpoints are only on '
-                           f'the disk of {self._hosts[first]}.')
+            logger.warning(
+                'neighbor copy: there is no other machine, so checkpoints are only on '
+                f'the disk of {self._hosts[first]}.'
+            )
             return None
         address = answers[keeper]
         if isinstance(address, str):
-            logger.warning(f'neighbor copy: {self._hosts[keeper]} cannot take copies ({address}), '
-                           f'so checkpoints are only on the disk of {self._hosts[first]}.')
+            logger.warning(
+                f'neighbor copy: {self._hosts[keeper]} cannot take copies ({address}), '
+                f'so checkpoints are only on the disk of {self._hosts[first]}.'
+            )
         else:
             # The next checkpoint makes what the other machines received at the start obsolete.
             outdated: List[Address] = [
-                answers[rank] for rank in self._leaders.values()
-                if rank != keeper and isinstance(answers[rank], list)]
+                answers[rank]
+                for rank in self._leaders.values()
+                if rank != keeper and isinstance(answers[rank], list)
+            ]
             self._sender = CopySender(self._hosts[keeper], address, logger, outdated)
         return receiver
 
-    def _start_receiver(
-            self, resumed: bool) -> Tuple[Optional[CopyReceiver], Union[Address, str]]:
+    def _start_receiver(self, resumed: bool) -> Tuple[Optional[CopyReceiver], Union[Address, str]]:
         """Return this machine's receiver, or None, and its address or the text of its error."""
         if resumed:
             self._store.remove_stale()
@@ -328,5 +353,11 @@ class NeighborCopies:
 
 def _make_offer(choice: Choice, location: str, name: str) -> Offer:
     assert choice.path is not None
-    return Offer(choice.path, location, name, choice.iteration or 0, seed=choice.seed,
-                 virtual_ranks=choice.virtual_ranks)
+    return Offer(
+        choice.path,
+        location,
+        name,
+        choice.iteration or 0,
+        seed=choice.seed,
+        virtual_ranks=choice.virtual_ranks,
+    )

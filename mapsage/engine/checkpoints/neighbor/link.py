@@ -14,6 +14,7 @@ the first line has announced their number:
 
 A sender whose copy is whole tells the other receivers ``{"obsolete": true}``.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -79,8 +80,9 @@ class CopyReceiver:
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
         self.address: Address = [host, listener.getsockname()[1], number.hex()]
-        self._guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
-                            self._start)
+        self._guard = Guard(
+            listener, lambda: ListenerHandshake(secret, _PURPOSE, number), self._start
+        )
 
     def close(self) -> None:
         """Accept no more copies."""
@@ -88,8 +90,9 @@ class CopyReceiver:
 
     def _start(self, connection: socket.socket) -> None:
         # One thread per connection, because a sender that stalls must not delay the next one.
-        threading.Thread(target=self._serve, args=(connection,), name='mapsage neighbor copy',
-                         daemon=True).start()
+        threading.Thread(
+            target=self._serve, args=(connection,), name='mapsage neighbor copy', daemon=True
+        ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         # These errors end only this connection: the sender is gone, or violates the protocol. It
@@ -118,7 +121,7 @@ class CopyReceiver:
             _write_line(stream, ready=True)
             buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
             while size:
-                chunk = buffer[:min(size, CHUNK_BYTES)]
+                chunk = buffer[: min(size, CHUNK_BYTES)]
                 if stream.readinto(chunk) != len(chunk):
                     raise EOFError('the connection ended inside the copy')
                 arrival.write(chunk)
@@ -140,8 +143,9 @@ class CopySender:
             ``address``.
     """
 
-    def __init__(self, host: str, address: Address, logger: MMLogger,
-                 outdated: Sequence[Address] = ()) -> None:
+    def __init__(
+        self, host: str, address: Address, logger: MMLogger, outdated: Sequence[Address] = ()
+    ) -> None:
         self._host, self._address, self._logger = host, address, logger
         self._outdated = list(outdated)
         self._worker = BackgroundWorker('neighbor copy')
@@ -193,9 +197,11 @@ class CopySender:
         if remark:
             self._log(f'neighbor copy: {remark}.', warning=True)
         else:
-            self._log(f'neighbor copy: {os.path.basename(path)} ({megabytes(size)}), and each '
-                      f'later one in its place, is in the memory of {self._host} as well',
-                      key='in memory')
+            self._log(
+                f'neighbor copy: {os.path.basename(path)} ({megabytes(size)}), and each '
+                f'later one in its place, is in the memory of {self._host} as well',
+                key='in memory',
+            )
 
     def _transfer(self, file: FileIO, name: str) -> Optional[Tuple[int, str]]:
         """Return the size and the receiver's remark; None after :meth:`close`."""
@@ -218,7 +224,7 @@ class CopySender:
     def _expect(self, stream: BufferedRWPair, key: str) -> Message:
         reply = _read_line(stream)
         if key not in reply:
-            raise OSError(f"{self._host} says: {reply.get('error', reply)}")
+            raise OSError(f'{self._host} says: {reply.get("error", reply)}')
         return reply
 
     def _log_failure(self, path: str, error: Exception) -> None:
@@ -227,9 +233,11 @@ class CopySender:
             self._log(
                 f'neighbor copy: {os.path.basename(path)} is not copied to {self._host}: '
                 f'{reason}. The training continues, and the previous copy, if there is '
-                f'one, is kept. The next checkpoint will be tried again.', warning=True,
+                f'one, is kept. The next checkpoint will be tried again.',
+                warning=True,
                 # Numbers, such as the free bytes, do not make it another message.
-                key=re.sub(r'\d+', '', reason))
+                key=re.sub(r'\d+', '', reason),
+            )
 
     def _log(self, text: str, warning: bool = False, key: str = '') -> None:
         """Log a text, unless the last message had the same key."""
@@ -253,8 +261,11 @@ def _connect(address: Address) -> socket.socket:
     secret, deadline = job_secret(os.environ), time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
-            connection = connect((host, port), ClientHandshake(
-                secret, _PURPOSE, bytes.fromhex(number)), max(0.01, deadline - time.monotonic()))
+            connection = connect(
+                (host, port),
+                ClientHandshake(secret, _PURPOSE, bytes.fromhex(number)),
+                max(0.01, deadline - time.monotonic()),
+            )
         except GreetingDroppedError:
             # The receiver has no room for another connection now.
             if time.monotonic() > deadline - _RETRY_SECONDS:

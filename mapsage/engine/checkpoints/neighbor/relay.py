@@ -10,6 +10,7 @@ Example with chunks c0, c1 and the chain A -> B -> C:
     step 1: A sends c1 to B, B sends c0 to C
     step 2: B sends c1 to C
 """
+
 from __future__ import annotations
 
 from typing import BinaryIO, Dict, List, Optional, Sequence, Tuple, Union
@@ -23,9 +24,13 @@ from .store import CHUNK_BYTES, Arrival
 Data = Union[bytes, memoryview]
 
 
-def pass_along(channel: Channel, chain: Sequence[int], size: int,
-               source: Optional[BinaryIO] = None,
-               arrival: Optional[Arrival] = None) -> Optional[Exception]:
+def pass_along(
+    channel: Channel,
+    chain: Sequence[int],
+    size: int,
+    source: Optional[BinaryIO] = None,
+    arrival: Optional[Arrival] = None,
+) -> Optional[Exception]:
     """Send a file from the first rank of a chain to all others in it. Collective, for all ranks.
 
     A rank that cannot read or write the file still takes part until the end, so that no rank waits.
@@ -83,8 +88,9 @@ def pass_along(channel: Channel, chain: Sequence[int], size: int,
     return error
 
 
-def _swap(channel: Channel, outgoing: Dict[int, Tuple[int, Data]],
-          incoming: Dict[int, int]) -> Dict[int, memoryview]:
+def _swap(
+    channel: Channel, outgoing: Dict[int, Tuple[int, Data]], incoming: Dict[int, int]
+) -> Dict[int, memoryview]:
     """Exchange bytes with other ranks. Collective.
 
     Args:
@@ -97,17 +103,25 @@ def _swap(channel: Channel, outgoing: Dict[int, Tuple[int, Data]],
     """
     sends = [outgoing.get(rank, (0, b'')) for rank in channel.ranks]
     receives = [incoming.get(rank, 0) for rank in channel.ranks]
-    tensors: List[torch.Tensor] = [torch.frombuffer(bytearray(data), dtype=torch.uint8)
-                                   for size, data in sends if size]
+    tensors: List[torch.Tensor] = [
+        torch.frombuffer(bytearray(data), dtype=torch.uint8) for size, data in sends if size
+    ]
     output = torch.empty(sum(receives), dtype=torch.uint8)
-    channel.all_to_all(output, torch.cat(tensors) if tensors else output.new_empty(0), receives,
-                       [size for size, _ in sends])
-    return {rank: memoryview(tensor.numpy())  # type: ignore[arg-type]
-            for rank, tensor in zip(channel.ranks, output.split(receives))}
+    channel.all_to_all(
+        output,
+        torch.cat(tensors) if tensors else output.new_empty(0),
+        receives,
+        [size for size, _ in sends],
+    )
+    return {
+        rank: memoryview(tensor.numpy())  # type: ignore[arg-type]
+        for rank, tensor in zip(channel.ranks, output.split(receives))
+    }
 
 
-def _read(source: BinaryIO, size: int,
-          error: Optional[Exception]) -> Tuple[bytes, Optional[Exception]]:
+def _read(
+    source: BinaryIO, size: int, error: Optional[Exception]
+) -> Tuple[bytes, Optional[Exception]]:
     """Return the next bytes of a file, or zeros once the file cannot be read, and the error."""
     data = b''
     if error is None:

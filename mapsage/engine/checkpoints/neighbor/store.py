@@ -5,6 +5,7 @@ it is removed or the machine loses power. A copy that arrives is an :class:`Arri
 the previous copy only once it is whole. `link.py` and `relay.py` receive copies; `copies.py`
 decides which copy a run resumes from.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -63,7 +64,9 @@ class CopyStore:
             match = _COPY.match(path.name)
             with contextlib.suppress(OSError):
                 if match and (path.stat().st_size, checksum_of(path)) == (
-                        int(match.group(1)), int(match.group(2), 16)):
+                    int(match.group(1)),
+                    int(match.group(2), 16),
+                ):
                     whole.append(path)
                 else:
                     # A killed process left it unfinished, or it is damaged.
@@ -86,13 +89,20 @@ class CopyStore:
             return Arrival(self, self._create_memory_folder(), os.path.basename(name), size)
         no_memory = (
             f'a copy of {megabytes(size)} has no room in the memory of {socket.gethostname()}: '
-            f'{megabytes(in_memory)} are free for it in {self._root}')
+            f'{megabytes(in_memory)} are free for it in {self._root}'
+        )
         if size < on_disk:
             self._disk.mkdir(exist_ok=True)
-            return Arrival(self, self._disk, os.path.basename(name), size,
-                           f'{no_memory}, so it is kept on the disk, in {self._disk}')
+            return Arrival(
+                self,
+                self._disk,
+                os.path.basename(name),
+                size,
+                f'{no_memory}, so it is kept on the disk, in {self._disk}',
+            )
         raise NoRoomError(
-            f'{no_memory}, and {megabytes(on_disk)} on the disk of {self._disk.parent}')
+            f'{no_memory}, and {megabytes(on_disk)} on the disk of {self._disk.parent}'
+        )
 
     def remove_stale(self) -> None:
         """Remove copies that an earlier run in this work dir left and that no folder names now."""
@@ -125,8 +135,13 @@ class CopyStore:
     def _files(self) -> List[Path]:
         folders = [folder for folder in (self._memory_folder(), self._disk) if folder is not None]
         # Nothing else in these folders is the store's, nor is a folder that a link leads to.
-        return [path for folder in folders if folder.is_dir() and not folder.is_symlink()
-                for path in folder.iterdir() if _FILES.fullmatch(path.name)]
+        return [
+            path
+            for folder in folders
+            if folder.is_dir() and not folder.is_symlink()
+            for path in folder.iterdir()
+            if _FILES.fullmatch(path.name)
+        ]
 
     def _memory_folder(self) -> Optional[Path]:
         """Return this store's folder in memory; None if it does not exist or has another owner."""
@@ -136,8 +151,11 @@ class CopyStore:
         except (OSError, ValueError):
             return None
         is_ours = folder.parent == self._root and folder.name.startswith(self._prefix)
-        return folder if is_ours and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() \
+        return (
+            folder
+            if is_ours and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
             else None
+        )
 
     def _create_memory_folder(self) -> Path:
         folder = self._memory_folder()
@@ -160,8 +178,9 @@ class Arrival:
         remark: Sentence about the location of the copy if it is not in memory; else empty.
     """
 
-    def __init__(self, store: CopyStore, folder: Path, name: str, size: int,
-                 remark: str = '') -> None:
+    def __init__(
+        self, store: CopyStore, folder: Path, name: str, size: int, remark: str = ''
+    ) -> None:
         self._store, self._name, self._left, self._size = store, name, size, size
         self._path = folder / f'{uuid.uuid4().hex}{_PARTIAL}'
         self._file = open(self._path, 'xb', buffering=0)
@@ -179,7 +198,7 @@ class Arrival:
         left = memoryview(data).cast('B')
         self._crc, self._left = zlib.crc32(left, self._crc), self._left - len(left)
         while len(left):
-            left = left[self._file.write(left):]
+            left = left[self._file.write(left) :]
 
     def keep(self, checksum: int) -> Path:
         """Replace the previous copy by this one; return its path.
@@ -196,7 +215,8 @@ class Arrival:
             raise DamagedCopyError(
                 f'the copy of {self._name} that arrived on {socket.gethostname()} is not what was '
                 f'sent: {self._left} of {self._size} bytes are missing, or its checksum '
-                f'{self._crc:08x} is not {checksum:08x}')
+                f'{self._crc:08x} is not {checksum:08x}'
+            )
         path = self._path.with_name(f'{self._size}-{checksum:08x}-{self._name}')
         os.replace(str(self._path), str(path))
         self._store.keep_only(path)
@@ -247,13 +267,15 @@ def _left_in_groups() -> List[int]:
     """Return what the memory limits of containers and batch systems leave (cgroups(7))."""
     left = []
     for limit, used, reclaimed in (
-            ('memory.max', 'memory.current', 'inactive_file'),
-            ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes',
-             'total_inactive_file')):
+        ('memory.max', 'memory.current', 'inactive_file'),
+        ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes', 'total_inactive_file'),
+    ):
         # The files may be missing, and the limit may be 'max' instead of a number.
         with contextlib.suppress(OSError, ValueError, KeyError):
             most = int((_GROUPS / limit).read_text())
-            facts = dict(line.split() for line in
-                         (_GROUPS / limit).with_name('memory.stat').read_text().splitlines())
+            facts = dict(
+                line.split()
+                for line in (_GROUPS / limit).with_name('memory.stat').read_text().splitlines()
+            )
             left.append(most - int((_GROUPS / used).read_text()) + int(facts[reclaimed]))
     return left

@@ -5,6 +5,7 @@ The output folder gets ``img_dir/{train,val,test}``, ``ann_dir/{train,val}`` and
 and the files written for it. A stopped run continues from the ledger; every file appears complete
 or not at all. What is in which archive is in `layouts.py`.
 """
+
 from __future__ import annotations
 
 import json
@@ -60,9 +61,14 @@ class Prepared(NamedTuple):
     other_colors: int
 
 
-def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions = PrepareOptions(),
-                    workers: int = 1,
-                    report: Callable[[int, int], None] = lambda done, of: None) -> Prepared:
+def prepare_dataset(
+    name: str,
+    source: Path,
+    out: Path,
+    options: PrepareOptions = PrepareOptions(),
+    workers: int = 1,
+    report: Callable[[int, int], None] = lambda done, of: None,
+) -> Prepared:
     """Write a dataset.
 
     Args:
@@ -83,18 +89,23 @@ def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions 
     """
     layout, clip_size, stride = _resolve_options(name, options)
     items = layout.find(source, list_files(source))
-    settings = dict(dataset=name, clip_size=clip_size, stride=stride,
-                    ignore_other_colors=options.ignore_other_colors,
-                    labels=sorted({_label_kind(item) for item in items if item.label}))
+    settings = dict(
+        dataset=name,
+        clip_size=clip_size,
+        stride=stride,
+        ignore_other_colors=options.ignore_other_colors,
+        labels=sorted({_label_kind(item) for item in items if item.label}),
+    )
     done = _open_ledger(out, settings)
     todo = [item for item in items if f'{item.split}/{item.stem}' not in done]
     for item in items:
-        for kind in ('img_dir', 'ann_dir')[:2 if item.label else 1]:
+        for kind in ('img_dir', 'ann_dir')[: 2 if item.label else 1]:
             (out / kind / item.split).mkdir(parents=True, exist_ok=True)
     count = new_files = 0
     with (out / LEDGER).open('a') as ledger:
-        jobs = [_Job(layout, item, out, clip_size, stride, options.ignore_other_colors)
-                for item in todo]
+        jobs = [
+            _Job(layout, item, out, clip_size, stride, options.ignore_other_colors) for item in todo
+        ]
         for entry, written in _run(jobs, workers):
             ledger.write(json.dumps(entry) + '\n')
             ledger.flush()
@@ -106,26 +117,34 @@ def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions 
     for leftover in out.glob(EXTRACTED + '*'):
         shutil.rmtree(str(leftover), ignore_errors=True)
     splits = [item.split for item in items]
-    return Prepared({s: splits.count(s) for s in sorted(set(splits))}, new_files,
-                    sum(entry['other_colors'] for entry in done.values()))
+    return Prepared(
+        {s: splits.count(s) for s in sorted(set(splits))},
+        new_files,
+        sum(entry['other_colors'] for entry in done.values()),
+    )
 
 
-def _resolve_options(name: str, options: PrepareOptions
-                     ) -> Tuple[ArchiveLayout, Optional[int], Optional[int]]:
+def _resolve_options(
+    name: str, options: PrepareOptions
+) -> Tuple[ArchiveLayout, Optional[int], Optional[int]]:
     """Return the layout, clip size and stride; the numbers are None if images stay whole."""
     if name not in LAYOUTS:
         raise PrepareError(f'dataset {name!r} is not known; choose one of {sorted(LAYOUTS)}')
     layout = LAYOUTS[name]
     if layout.clip_size is None:
         if options != PrepareOptions():
-            raise PrepareError(f'{name} is not cut, its masks are copied unchanged; leave out '
-                               '--clip-size, --stride and --ignore-other-colors')
+            raise PrepareError(
+                f'{name} is not cut, its masks are copied unchanged; leave out '
+                '--clip-size, --stride and --ignore-other-colors'
+            )
         return layout, None, None
     clip_size = options.clip_size or layout.clip_size
     stride = options.stride or (clip_size if options.clip_size else layout.stride)
     if clip_size < 32 or not stride or not 1 <= stride <= clip_size:
-        raise PrepareError(f'clip_size={clip_size} with stride={stride} does not cover an image; '
-                           'choose 32 pixels or more, and a stride of 1 to the clip size')
+        raise PrepareError(
+            f'clip_size={clip_size} with stride={stride} does not cover an image; '
+            'choose 32 pixels or more, and a stride of 1 to the clip size'
+        )
     return layout, clip_size, stride
 
 
@@ -144,8 +163,9 @@ def _open_ledger(out: Path, settings: Dict[str, Any]) -> Dict[str, Dict[str, Any
     path = out / LEDGER
     if not path.is_file():
         if any(out.iterdir()):
-            raise PrepareError(f'{out} is in use and has no {LEDGER}; choose another folder or '
-                               'empty this one')
+            raise PrepareError(
+                f'{out} is in use and has no {LEDGER}; choose another folder or empty this one'
+            )
         atomic_write(path, (json.dumps(settings) + '\n').encode())
         return {}
     lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
@@ -155,22 +175,34 @@ def _open_ledger(out: Path, settings: Dict[str, Any]) -> Dict[str, Dict[str, Any
     try:
         recorded, *entries = map(parse_json, lines[:-1])
     except ValueError as error:
-        raise PrepareError(f'{path} is damaged: {error}; choose another folder or empty this one'
-                           ) from error
+        raise PrepareError(
+            f'{path} is damaged: {error}; choose another folder or empty this one'
+        ) from error
     if recorded != settings:
-        raise PrepareError(f'{out} was written with {recorded}, but asked for now is {settings}; '
-                           'choose another folder or empty this one')
-    present = {str(p.relative_to(out)) for kind in ('img_dir', 'ann_dir')
-               for p in (out / kind).rglob('*.png')}
-    return {entry['image']: entry for entry in entries
-            if _is_entry(entry) and present.issuperset(entry['files'])}
+        raise PrepareError(
+            f'{out} was written with {recorded}, but asked for now is {settings}; '
+            'choose another folder or empty this one'
+        )
+    present = {
+        str(p.relative_to(out))
+        for kind in ('img_dir', 'ann_dir')
+        for p in (out / kind).rglob('*.png')
+    }
+    return {
+        entry['image']: entry
+        for entry in entries
+        if _is_entry(entry) and present.issuperset(entry['files'])
+    }
 
 
 def _is_entry(entry: object) -> bool:
     """Return whether a line of the ledger has the form that this module writes."""
-    return (isinstance(entry, dict) and isinstance(entry.get('image'), str)
-            and isinstance(entry.get('files'), list)
-            and all(isinstance(name, str) for name in entry['files']))
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get('image'), str)
+        and isinstance(entry.get('files'), list)
+        and all(isinstance(name, str) for name in entry['files'])
+    )
 
 
 class _Job(NamedTuple):
@@ -196,9 +228,10 @@ def _run(jobs: List[_Job], workers: int) -> Iterator[_Written]:
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool as error:
-            raise PrepareError('a worker process was killed, most likely for want of memory; '
-                               'run again with fewer --workers, finished files stay'
-                               ) from error
+            raise PrepareError(
+                'a worker process was killed, most likely for want of memory; '
+                'run again with fewer --workers, finished files stay'
+            ) from error
         # Also for KeyboardInterrupt and a closed generator: the pool would write all remaining
         # files before it ends.
         except BaseException:
@@ -207,8 +240,14 @@ def _run(jobs: List[_Job], workers: int) -> Iterator[_Written]:
             raise
 
 
-def _write_item(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: Optional[int],
-                stride: Optional[int], ignore_other_colors: bool) -> _Written:
+def _write_item(
+    layout: ArchiveLayout,
+    item: SourceImage,
+    out: Path,
+    clip_size: Optional[int],
+    stride: Optional[int],
+    ignore_other_colors: bool,
+) -> _Written:
     """Write the files of one image; return its ledger entry and the number of new files."""
     images, masks = out / 'img_dir' / item.split, out / 'ann_dir' / item.split
     other_colors = 0
@@ -222,15 +261,20 @@ def _write_item(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: 
     else:
         classes = ColorClasses(dict(layout.colors), layout.ignored if ignore_other_colors else -1)
         files, written, other_colors = _cut_image(layout, item, out, clip_size, stride, classes)
-    return dict(image=f'{item.split}/{item.stem}', other_colors=other_colors,
-                files=[str(file.relative_to(out)) for file in files]), written
+    return dict(
+        image=f'{item.split}/{item.stem}',
+        other_colors=other_colors,
+        files=[str(file.relative_to(out)) for file in files],
+    ), written
 
 
 def _copy(source: SourceFile, target: Path) -> None:
     data = source.read()
     if not data.startswith(b'\x89PNG') or data[-8:-4] != b'IEND':
-        raise PrepareError(f'{source} ({len(data)} bytes) is not a complete PNG; the file is '
-                           'damaged, download it again')
+        raise PrepareError(
+            f'{source} ({len(data)} bytes) is not a complete PNG; the file is '
+            'damaged, download it again'
+        )
     atomic_write(target, data)
 
 
@@ -243,15 +287,26 @@ def _copy_mask(source: SourceFile, target: Path) -> None:
     except cv2.error:
         mask = None
     if mask is None or mask.ndim != 2 or mask.dtype != np.uint8 or mask.max() >= _LOVEDA_VALUES:
-        problem = 'cannot be decoded' if mask is None else (
-            f'has the shape {mask.shape}, type {mask.dtype} and values up to {mask.max()}')
-        raise PrepareError(f'{source} {problem}; expected one band of uint8 with 0 (no data) and 1 '
-                           f'to {_LOVEDA_VALUES - 1}. Take the masks of the delivery')
+        problem = (
+            'cannot be decoded'
+            if mask is None
+            else (f'has the shape {mask.shape}, type {mask.dtype} and values up to {mask.max()}')
+        )
+        raise PrepareError(
+            f'{source} {problem}; expected one band of uint8 with 0 (no data) and 1 '
+            f'to {_LOVEDA_VALUES - 1}. Take the masks of the delivery'
+        )
     atomic_write(target, data)
 
 
-def _cut_image(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, stride: int,
-               classes: ColorClasses) -> Tuple[List[Path], int, int]:
+def _cut_image(
+    layout: ArchiveLayout,
+    item: SourceImage,
+    out: Path,
+    clip_size: int,
+    stride: int,
+    classes: ColorClasses,
+) -> Tuple[List[Path], int, int]:
     """Write the tiles of one image and of its label, except those that exist already.
 
     Returns:
@@ -267,24 +322,32 @@ def _cut_image(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: i
         paths = [stack.enter_context(source.on_disk(out)) for source in sources]
         sizes = [image_size(path, str(source)) for path, source in zip(paths, sources)]
         if sizes[0] != sizes[1]:
-            raise PrepareError(f'{item.image} has {sizes[0].width} x {sizes[0].height} pixels, its '
-                               f'label {item.label} has {sizes[1].width} x {sizes[1].height}; they '
-                               'are not of one delivery')
-        strips = zip(starts(sizes[0].height, clip_size, stride),
-                     *(read_strips(path, str(source), clip_size, stride)
-                       for path, source in zip(paths, sources)))
+            raise PrepareError(
+                f'{item.image} has {sizes[0].width} x {sizes[0].height} pixels, its '
+                f'label {item.label} has {sizes[1].width} x {sizes[1].height}; they '
+                'are not of one delivery'
+            )
+        strips = zip(
+            starts(sizes[0].height, clip_size, stride),
+            *(
+                read_strips(path, str(source), clip_size, stride)
+                for path, source in zip(paths, sources)
+            ),
+        )
         for top, pixels, colors in strips:
             mask, is_other = classes.read(colors, str(item.label), top)
             # Strips may overlap: rows that an earlier strip counted are skipped.
-            other_colors += int(is_other[max(counted - top, 0):].sum())
+            other_colors += int(is_other[max(counted - top, 0) :].sum())
             counted = top + len(mask)
             for left in starts(sizes[0].width, clip_size, stride):
-                stem = layout.tile_name.format(stem=item.stem, x0=left, y0=top,
-                                               x1=left + clip_size, y1=top + clip_size)
+                stem = layout.tile_name.format(
+                    stem=item.stem, x0=left, y0=top, x1=left + clip_size, y1=top + clip_size
+                )
                 columns = slice(left, left + clip_size)
                 for path, plane, padding in (
-                        (images / f'{stem}.png', pixels, 0),
-                        (masks / f'{stem}{layout.label_suffix}', mask, layout.ignored)):
+                    (images / f'{stem}.png', pixels, 0),
+                    (masks / f'{stem}{layout.label_suffix}', mask, layout.ignored),
+                ):
                     if not path.exists():
                         atomic_write(path, encode_png(plane[:, columns], clip_size, padding))
                         written += 1

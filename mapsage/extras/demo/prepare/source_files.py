@@ -3,6 +3,7 @@
 `list_files` lists both in the same form, so the layouts need not know about archives. An archive in
 an archive is not opened; the error message asks the user to unpack it.
 """
+
 from __future__ import annotations
 
 import shutil
@@ -86,8 +87,10 @@ class SourceFile:
 
 def _check_size(file: SourceFile, size: int) -> None:
     if size > _MOST_BYTES:
-        raise PrepareError(f'{file} has {size / 1e9:,.1f} GB, expected an image of at most '
-                           f'{_MOST_BYTES / 1e9:,.1f} GB; it is not a file of the delivery')
+        raise PrepareError(
+            f'{file} has {size / 1e9:,.1f} GB, expected an image of at most '
+            f'{_MOST_BYTES / 1e9:,.1f} GB; it is not a file of the delivery'
+        )
 
 
 @contextmanager
@@ -96,15 +99,20 @@ def _reading(file: SourceFile) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise PrepareError(f'{file} cannot be unpacked ({error}); the archive is damaged, '
-                           'download it again') from error
+        raise PrepareError(
+            f'{file} cannot be unpacked ({error}); the archive is damaged, download it again'
+        ) from error
     except MemoryError as error:
-        raise PrepareError(f'{file} does not fit into the free memory; run again with fewer '
-                           f'--workers, or on a machine with more memory') from error
+        raise PrepareError(
+            f'{file} does not fit into the free memory; run again with fewer '
+            f'--workers, or on a machine with more memory'
+        ) from error
     # Encrypted files raise RuntimeError, and unknown methods NotImplementedError, a subclass.
     except RuntimeError as error:
-        raise PrepareError(f'{file} cannot be unpacked here ({error}); unpack the archive with '
-                           'another program, and give the folder with the files') from error
+        raise PrepareError(
+            f'{file} cannot be unpacked here ({error}); unpack the archive with '
+            'another program, and give the folder with the files'
+        ) from error
 
 
 def list_files(source: Path) -> List[SourceFile]:
@@ -114,8 +122,10 @@ def list_files(source: Path) -> List[SourceFile]:
         PrepareError: If ``source`` does not exist or an archive cannot be read.
     """
     if not source.exists():
-        raise PrepareError(f'{source} does not exist; give the folder of the downloaded archives, '
-                           'or of what they unpack to')
+        raise PrepareError(
+            f'{source} does not exist; give the folder of the downloaded archives, '
+            'or of what they unpack to'
+        )
     plain = [source] if source.is_file() else sorted(p for p in source.rglob('*') if p.is_file())
     base = source.parent if source.is_file() else source
     files = []
@@ -130,10 +140,13 @@ def list_files(source: Path) -> List[SourceFile]:
         except (zipfile.BadZipFile, EOFError) as error:
             raise PrepareError(
                 f'{path} ({path.stat().st_size} bytes) is not a complete zip archive ({error}); '
-                'the download was probably cut off, fetch it again') from error
+                'the download was probably cut off, fetch it again'
+            ) from error
         except NotImplementedError as error:
-            raise PrepareError(f'{path} cannot be read here ({error}); unpack it with another '
-                               'program, and give the folder with the files') from error
+            raise PrepareError(
+                f'{path} cannot be read here ({error}); unpack it with another '
+                'program, and give the folder with the files'
+            ) from error
         files += [SourceFile(path, name, f'{location}/{name}') for name in names]
     return files
 
@@ -153,8 +166,10 @@ def select(files: Sequence[SourceFile], pattern: Pattern[str]) -> Dict[Tuple[str
             continue
         earlier = selected.setdefault(match.groups(), file)
         if (earlier.member is None) == (file.member is None) and earlier is not file:
-            raise PrepareError(f'{earlier} and {file} are both {"_".join(match.groups())}; keep '
-                               'one of them in the source folder')
+            raise PrepareError(
+                f'{earlier} and {file} are both {"_".join(match.groups())}; keep '
+                'one of them in the source folder'
+            )
         if file.member is None:
             selected[match.groups()] = file
     return selected
@@ -169,11 +184,17 @@ def some(names: Sequence[str]) -> str:
 def nothing_found(source: Path, files: Sequence[SourceFile], expected: str) -> PrepareError:
     """Return the error for a source without the expected files; it lists the existing files."""
     archives = sorted({str(f.path.name) for f in files if f.member})
-    inner = sorted({f'{f.path.name}: {f.member}' for f in files
-                    if f.member and f.member.lower().endswith('.zip')})
+    inner = sorted(
+        {
+            f'{f.path.name}: {f.member}'
+            for f in files
+            if f.member and f.member.lower().endswith('.zip')
+        }
+    )
     folders = sorted({f.location.rsplit('/', 1)[0] for f in files if '/' in f.location})
     hint = f' Unpack the archives in the archive first: {some(inner)}.' if inner else ''
     return PrepareError(
         f'{source} holds no {expected}. It holds {len(files)} files, archives: '
         f'{some(archives) or "none"}; folders: {some(folders) or "none"}.{hint} '
-        'docs/reference/datasets.md says what to download.')
+        'docs/reference/datasets.md says what to download.'
+    )

@@ -7,6 +7,7 @@ Shapes:
     strip     (rows, width, 3) uint8 RGB; only the last strip of an image may have fewer rows
     mask      (rows, width) uint8 class values
 """
+
 from __future__ import annotations
 
 import warnings
@@ -63,8 +64,10 @@ def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.
     """
     with rasterio.Env(GDAL_CACHEMAX=_CACHE), _opened(path, name) as image:
         if image.count not in (1, 3, 4) or image.dtypes[0] != 'uint8':
-            raise PrepareError(f'{name} has {image.count} band(s) of {image.dtypes[0]}, expected '
-                               '1, 3 or 4 of uint8; is it the file of the delivery?')
+            raise PrepareError(
+                f'{name} has {image.count} band(s) of {image.dtypes[0]}, expected '
+                '1, 3 or 4 of uint8; is it the file of the delivery?'
+            )
         table = _color_table(image)
         bands = [1, 1, 1] if image.count == 1 else [1, 2, 3]
         done, strip = 0, np.zeros((0, image.width, 3), np.uint8)
@@ -73,12 +76,14 @@ def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.
             try:
                 rows = image.read(bands, window=Window(0, done, image.width, bottom - done))
             except RasterioIOError as error:
-                raise PrepareError(f'{name}: rows {done} to {bottom - 1} cannot be decoded '
-                                   f'({error}); the file is damaged, fetch it again') from error
+                raise PrepareError(
+                    f'{name}: rows {done} to {bottom - 1} cannot be decoded '
+                    f'({error}); the file is damaged, fetch it again'
+                ) from error
             rows = rows.transpose(1, 2, 0)
             if table is not None:
                 rows = table[rows[..., 0]]
-            strip = np.concatenate([strip[len(strip) - (done - top):], rows])
+            strip = np.concatenate([strip[len(strip) - (done - top) :], rows])
             done = bottom
             yield strip
 
@@ -125,7 +130,8 @@ class ColorClasses:
                 f'{tuple(colors[row, column].tolist())} (R, G, B), which is no class '
                 f'({int(unknown.sum())} such pixels in rows {top} to {top + len(mask) - 1}); '
                 f'expected one of {sorted(self._known)}. Correct the file, or ignore such pixels '
-                'with --ignore-other-colors')
+                'with --ignore-other-colors'
+            )
         mask[unknown] = self._other
         return mask, unknown
 
@@ -134,7 +140,7 @@ def encode_png(pixels: np.ndarray, side: int, padding: int) -> bytes:
     """Encode a tile, uint8 (H, W) or RGB (H, W, 3), padded right and below to ``side`` pixels."""
     below, right = side - pixels.shape[0], side - pixels.shape[1]
     if below or right:
-        widths = ((0, below), (0, right), (0, 0))[:pixels.ndim]
+        widths = ((0, below), (0, right), (0, 0))[: pixels.ndim]
         pixels = np.pad(pixels, widths, constant_values=padding)
     bgr = pixels[..., ::-1] if pixels.ndim == 3 else pixels
     return bytes(cv2.imencode('.png', np.ascontiguousarray(bgr))[1])
@@ -147,8 +153,9 @@ def _opened(path: Path, name: str) -> rasterio.DatasetReader:
         try:
             return rasterio.open(str(path))
         except RasterioIOError as error:
-            raise PrepareError(f'{name} cannot be decoded ({error}); the file is damaged, fetch it '
-                               'again') from error
+            raise PrepareError(
+                f'{name} cannot be decoded ({error}); the file is damaged, fetch it again'
+            ) from error
 
 
 def _color_table(image: rasterio.DatasetReader) -> Optional[np.ndarray]:

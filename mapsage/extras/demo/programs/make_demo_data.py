@@ -1,10 +1,11 @@
 """Write the synthetic demo dataset, and a georeferenced scene to predict a map of.
 
-    python tools/make_demo_data.py data/demo
-    python tools/make_demo_data.py data/geotiff --geotiff
-    python tools/make_demo_data.py data/change --change
-    python tools/make_demo_data.py data/crops --stacks
+python tools/make_demo_data.py data/demo
+python tools/make_demo_data.py data/geotiff --geotiff
+python tools/make_demo_data.py data/change --change
+python tools/make_demo_data.py data/crops --stacks
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,27 +27,43 @@ def parse_args() -> argparse.Namespace:
         'a larger georeferenced scene, scene.tif. Or, with --geotiff, six neighboring scenes of '
         'four bands and 16 bits, with polygons as labels. Or, with --change, pairs of tiles of two '
         'dates with labels of change, and a pair of scenes. Or, with --stacks, places with fields '
-        'of crops, from two sensors at six dates.')
-    parser.add_argument('root', nargs='?', help='folder to write (default: data/demo, or '
-                        'data/geotiff, data/change or data/crops)')
+        'of crops, from two sensors at six dates.'
+    )
+    parser.add_argument(
+        'root',
+        nargs='?',
+        help='folder to write (default: data/demo, or data/geotiff, data/change or data/crops)',
+    )
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument('--geotiff', action='store_true', help='scenes and polygons, no tiles')
     kinds.add_argument('--change', action='store_true', help='pairs of two dates')
-    kinds.add_argument('--stacks', action='store_true',
-                       help='places with images of two sensors at six dates')
+    kinds.add_argument(
+        '--stacks', action='store_true', help='places with images of two sensors at six dates'
+    )
     parser.add_argument('--seed', type=int, help=f'default: {_TILES["seed"]}')
-    parser.add_argument('--scene-size', type=int, metavar='PIXELS',
-                        help=f'default: {_TILES["scene_size"]}, or {_NEIGHBOR_SIZE}')
+    parser.add_argument(
+        '--scene-size',
+        type=int,
+        metavar='PIXELS',
+        help=f'default: {_TILES["scene_size"]}, or {_NEIGHBOR_SIZE}',
+    )
     tiles = parser.add_argument_group('tiles')
     tiles.add_argument('--train-scenes', type=int, help=f'default: {_TILES["train_scenes"]}')
     tiles.add_argument('--val-scenes', type=int, help=f'default: {_TILES["val_scenes"]}')
-    tiles.add_argument('--tile-size', type=int, metavar='PIXELS',
-                       help=f'default: {_TILES["tile_size"]}')
+    tiles.add_argument(
+        '--tile-size', type=int, metavar='PIXELS', help=f'default: {_TILES["tile_size"]}'
+    )
     args = parser.parse_args()
-    tile_options = {'--train-scenes': args.train_scenes, '--val-scenes': args.val_scenes,
-                    '--tile-size': args.tile_size}
-    unused = [option for option, value in tile_options.items()
-              if (args.geotiff or args.stacks) and value is not None]
+    tile_options = {
+        '--train-scenes': args.train_scenes,
+        '--val-scenes': args.val_scenes,
+        '--tile-size': args.tile_size,
+    }
+    unused = [
+        option
+        for option, value in tile_options.items()
+        if (args.geotiff or args.stacks) and value is not None
+    ]
     if args.stacks and args.scene_size is not None:
         unused.append('--scene-size')
     if unused:
@@ -69,10 +86,17 @@ def main() -> None:
         write_demo_data,
         write_neighbor_scenes,
     )
+
     geotiff, change, stacks = (options.pop(name) for name in ('geotiff', 'change', 'stacks'))
     root = options.pop('root') or (
-        'data/geotiff' if geotiff else 'data/change' if change else 'data/crops' if stacks
-        else 'data/demo')
+        'data/geotiff'
+        if geotiff
+        else 'data/change'
+        if change
+        else 'data/crops'
+        if stacks
+        else 'data/demo'
+    )
     parameters = {name: value for name, value in options.items() if value is not None}
     start = time.perf_counter()
     try:
@@ -93,7 +117,7 @@ def main() -> None:
             demo = DemoParams(**parameters)
             written = write_demo_data(root, demo)
             tiles = ' and '.join(f'{n} {split}' for split, n in demo.tiles().items())
-            summary = f"{tiles} tiles, " * ('tiles' in written) + 'scene.tif and scene_label.tif'
+            summary = f'{tiles} tiles, ' * ('tiles' in written) + 'scene.tif and scene_label.tif'
     except OSError as error:
         sys.exit(f'error: {root} cannot be written: {error}. Start this in a folder that can be.')
     except ValueError as error:

@@ -4,6 +4,7 @@
 or the vendor's. All compute the same formula, which is written out here with its gradient.
 Arguments are found by their names, since the operators order them differently.
 """
+
 from __future__ import annotations
 
 import math
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 def has_formula(func: OpOverload) -> bool:
     """Return whether an operator is one of attention's, forward or backward."""
     return operator_name(func).startswith('_scaled_dot_product_') and any(
-        argument.name == 'query' for argument in func._schema.arguments)
+        argument.name == 'query' for argument in func._schema.arguments
+    )
 
 
-def attention_results(func: OpOverload, args: Tuple[Any, ...],
-                      kwargs: Mapping[str, Any]) -> Optional[List[torch.Tensor]]:
+def attention_results(
+    func: OpOverload, args: Tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Optional[List[torch.Tensor]]:
     """Return the results of an attention operator that its formula determines.
 
     Args:
@@ -37,9 +40,11 @@ def attention_results(func: OpOverload, args: Tuple[Any, ...],
         The output (B, H, L, V), or the gradients of query, key and value. None with dropout, whose
         mask is inside the operator.
     """
-    values: Dict[str, Any] = {argument.name: argument.default_value
-                              for argument in func._schema.arguments
-                              if argument.has_default_value()}
+    values: Dict[str, Any] = {
+        argument.name: argument.default_value
+        for argument in func._schema.arguments
+        if argument.has_default_value()
+    }
     values.update(zip((argument.name for argument in func._schema.arguments), args))
     values.update(kwargs)
     if values.get('dropout_p'):
@@ -60,5 +65,8 @@ def attention_results(func: OpOverload, args: Tuple[Any, ...],
     # d softmax: y * (g - sum(g * y))
     weight_gradient = gradient @ value.transpose(-1, -2)
     score_gradient = weights * (weight_gradient - (weight_gradient * weights).sum(-1, True))
-    return [score_gradient @ key * scale, score_gradient.transpose(-1, -2) @ query * scale,
-            weights.transpose(-1, -2) @ gradient]
+    return [
+        score_gradient @ key * scale,
+        score_gradient.transpose(-1, -2) @ query * scale,
+        weights.transpose(-1, -2) @ gradient,
+    ]

@@ -6,6 +6,7 @@ when the next kernel reads it, and a kernel that is wrong only after another one
 computes the first k operators of the step without interruption and the CPU the others; the smallest
 k with a wrong result is found by bisection, and its last operator is named.
 """
+
 from __future__ import annotations
 
 import math
@@ -52,18 +53,26 @@ class FirstOnCard(DispatchMode):
         self._synchronize = synchronize
         self._writers: Dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
-                           args: Tuple[Any, ...] = (),
-                           kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> Any:
         kwargs = dict(kwargs or {})
         number = len(self.names)
         self.names.append(operator_name(func))
         if number == self._count:
             self._synchronize()
         if number == self._count - 1:
-            self.sources = sorted({self._writers[_memory(tensor)]
-                                   for tensor in tensors_in(args, kwargs)
-                                   if _memory(tensor) in self._writers})
+            self.sources = sorted(
+                {
+                    self._writers[_memory(tensor)]
+                    for tensor in tensors_in(args, kwargs)
+                    if _memory(tensor) in self._writers
+                }
+            )
         on_card = number < self._count and not is_random(func)
         result = func(*args, **kwargs) if on_card else run_on_host(func, args, kwargs)
         if not is_view(func):
@@ -126,8 +135,13 @@ class Bisection:
         runs = self.runs
         results, mode = self._run(wrong)
         sources = tuple(mode.names[number] for number in mode.sources)
-        return Culprit(mode.names[wrong - 1], wrong, sources, runs,
-                       tuple(wrong_results(results, self._expected)))
+        return Culprit(
+            mode.names[wrong - 1],
+            wrong,
+            sources,
+            runs,
+            tuple(wrong_results(results, self._expected)),
+        )
 
     def _is_wrong(self, count: int) -> bool:
         return bool(wrong_results(self._run(count)[0], self._expected))
@@ -155,10 +169,13 @@ def wrong_results(results: StepResults, expected: StepResults) -> List[str]:
     wrong = []
     for name, tensor in expected.items():
         actual = results.get(name)
-        average = 0. if name == 'loss' else math.sqrt(squares * tensor.numel() / count)
+        average = 0.0 if name == 'loss' else math.sqrt(squares * tensor.numel() / count)
         scale = max(float(tensor.double().norm()), average)
-        difference = math.inf if actual is None or actual.shape != tensor.shape else float(
-            (actual.double() - tensor.double()).norm())
+        difference = (
+            math.inf
+            if actual is None or actual.shape != tensor.shape
+            else float((actual.double() - tensor.double()).norm())
+        )
         # A difference that is NaN is not rounding, unless the CPU's result is NaN as well.
         if not difference <= _TOLERANCE * scale and not math.isnan(scale):
             wrong.append(name)

@@ -5,6 +5,7 @@ it is named. Between two calls the card waits and tensors are copied. A kernel t
 other tensors, or a result that is not complete when the next kernel reads it, is not found here;
 `bisection.py` finds it in an undisturbed step.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -23,9 +24,23 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 # Operators that add products of their arguments, besides matrix products and convolutions.
-_SUMS = ('sum', 'mean', 'add', 'sub', 'rsub', 'cumsum', 'addcmul', 'index_add', 'scatter_add',
-         'embedding_dense_backward', 'upsample_bilinear2d', 'upsample_bilinear2d_backward',
-         'upsample_nearest2d_backward', 'avg_pool2d', '_adaptive_avg_pool2d')
+_SUMS = (
+    'sum',
+    'mean',
+    'add',
+    'sub',
+    'rsub',
+    'cumsum',
+    'addcmul',
+    'index_add',
+    'scatter_add',
+    'embedding_dense_backward',
+    'upsample_bilinear2d',
+    'upsample_bilinear2d_backward',
+    'upsample_nearest2d_backward',
+    'avg_pool2d',
+    '_adaptive_avg_pool2d',
+)
 
 
 @dataclass
@@ -42,7 +57,7 @@ class ComparedOperator:
 
     calls: int = 0
     wrong_calls: int = 0
-    worst: ResultError = ResultError(0., 0.)
+    worst: ResultError = ResultError(0.0, 0.0)
     first_wrong: int = 0
     shapes: List[Tuple[int, ...]] = field(default_factory=list)
 
@@ -71,8 +86,9 @@ class OperatorComparison(DispatchMode):
         not_compared: Names of operators that the CPU cannot compute.
     """
 
-    def __init__(self, device_type: str, synchronize: Callable[[], None],
-                 float64_as_float32: bool = False) -> None:
+    def __init__(
+        self, device_type: str, synchronize: Callable[[], None], float64_as_float32: bool = False
+    ) -> None:
         super().__init__()
         self.operators: Dict[str, ComparedOperator] = {}
         self.not_compared: Set[str] = set()
@@ -83,19 +99,23 @@ class OperatorComparison(DispatchMode):
     @property
     def wrong(self) -> Dict[str, ComparedOperator]:
         """Operators with at least one wrong result, by name."""
-        return {name: operator for name, operator in self.operators.items()
-                if operator.wrong_calls}
+        return {name: operator for name, operator in self.operators.items() if operator.wrong_calls}
 
-    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
-                           args: Tuple[Any, ...] = (),
-                           kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if is_view(func) or is_uninitialized(func):
             return func(*args, **kwargs)
         host = HostCall(func, args, kwargs)
         result = func(*args, **kwargs)
-        if not any(tensor.device.type == self._device_type
-                   for tensor in tensors_in(args, kwargs, result)):
+        if not any(
+            tensor.device.type == self._device_type for tensor in tensors_in(args, kwargs, result)
+        ):
             return result
         self._synchronize()
         errors, name = self._errors(host, args, kwargs, result), operator_name(func)
@@ -103,11 +123,13 @@ class OperatorComparison(DispatchMode):
             self.not_compared.add(name)
         else:
             self.operators.setdefault(name, ComparedOperator()).add(
-                errors, [tuple(tensor.shape) for tensor in tensors_in(args)])
+                errors, [tuple(tensor.shape) for tensor in tensors_in(args)]
+            )
         return result
 
-    def _errors(self, host: HostCall, args: Tuple[Any, ...], kwargs: Mapping[str, Any],
-                result: Any) -> Optional[List[ResultError]]:
+    def _errors(
+        self, host: HostCall, args: Tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> Optional[List[ResultError]]:
         """Return the errors of a call's results and of the arguments that it wrote.
 
         None if the CPU has no kernel for the operator.
@@ -128,16 +150,27 @@ class OperatorComparison(DispatchMode):
             return [_as_error(random_mistake(name, host.args, card, cpu))]
         reference = self._reference(host) or [None] * len(cpu)
         terms = _terms(name, host.args, cpu)
-        errors = [compare_results(card_tensor, cpu_tensor, reference_tensor, terms,
-                                  self._float64_as_float32)
-                  for card_tensor, cpu_tensor, reference_tensor in zip(card, cpu, reference)]
+        errors = [
+            compare_results(
+                card_tensor, cpu_tensor, reference_tensor, terms, self._float64_as_float32
+            )
+            for card_tensor, cpu_tensor, reference_tensor in zip(card, cpu, reference)
+        ]
         if any(error.is_wrong for error in errors) and _adds_terms(name, host):
             # Terms that cancel, so that the result is smaller than the rounding of its terms.
-            errors = [compare_results(card_tensor, cpu_tensor, reference_tensor, terms,
-                                      self._float64_as_float32, magnitude)
-                      for card_tensor, cpu_tensor, reference_tensor, magnitude in zip(
-                          card, cpu, reference, self._reference(host, absolute=True)
-                          or [None] * len(cpu))]
+            errors = [
+                compare_results(
+                    card_tensor,
+                    cpu_tensor,
+                    reference_tensor,
+                    terms,
+                    self._float64_as_float32,
+                    magnitude,
+                )
+                for card_tensor, cpu_tensor, reference_tensor, magnitude in zip(
+                    card, cpu, reference, self._reference(host, absolute=True) or [None] * len(cpu)
+                )
+            ]
         if returns_indices(name):
             errors[-1] = _as_error(indices_mistake(name, host.args, card, cpu))
         return errors + self._overwritten(host, args)
@@ -149,8 +182,9 @@ class OperatorComparison(DispatchMode):
         returned = [tensor for tensor in tensors_in(result) if id(tensor) not in seen]
         return [tensor.detach().cpu() for tensor in (*tensors_in(written), *returned)]
 
-    def _reference(self, host: HostCall,
-                   absolute: bool = False) -> Sequence[Optional[torch.Tensor]]:
+    def _reference(
+        self, host: HostCall, absolute: bool = False
+    ) -> Sequence[Optional[torch.Tensor]]:
         """Return the results in float64, or nothing if the operator refuses float64.
 
         Args:
@@ -173,15 +207,19 @@ class OperatorComparison(DispatchMode):
                 continue
             after = argument.detach().cpu()
             if after.shape == before.shape and not torch.equal(
-                    after.contiguous().view(-1).view(torch.uint8),
-                    before.contiguous().view(-1).view(torch.uint8)):
-                errors.append(_as_error(f'it overwrites its argument '
-                                        f'{host.func._schema.arguments[position].name}'))
+                after.contiguous().view(-1).view(torch.uint8),
+                before.contiguous().view(-1).view(torch.uint8),
+            ):
+                errors.append(
+                    _as_error(
+                        f'it overwrites its argument {host.func._schema.arguments[position].name}'
+                    )
+                )
         return errors
 
 
 def _as_error(mistake: Optional[str]) -> ResultError:
-    return ResultError(0., 0.) if mistake is None else ResultError(float('inf'), 0., mistake)
+    return ResultError(0.0, 0.0) if mistake is None else ResultError(float('inf'), 0.0, mistake)
 
 
 def _adds_terms(name: str, host: HostCall) -> bool:
@@ -192,9 +230,8 @@ def _adds_terms(name: str, host: HostCall) -> bool:
 
 def _terms(name: str, args: Tuple[Any, ...], results: Sequence[torch.Tensor]) -> float:
     """Return the number of terms of the sums behind an element of the smallest result."""
-    sizes = [tensor.numel() for tensor in results if tensor.is_floating_point()
-             and tensor.numel()]
+    sizes = [tensor.numel() for tensor in results if tensor.is_floating_point() and tensor.numel()]
     if not sizes:
-        return 1.
+        return 1.0
     inputs = max((tensor.numel() for tensor in tensors_in(args)), default=1)
     return max(product_flops(name, args) / 2, inputs) / min(sizes)

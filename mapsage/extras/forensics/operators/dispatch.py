@@ -3,6 +3,7 @@
 `DispatchMode` is torch's ``TorchDispatchMode``. Older versions of torch can import this module, and
 `require_dispatch_mode` tells the user what it needs.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterator, Tuple
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 try:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
     from torch.utils._pytree import tree_flatten
+
     HAS_DISPATCH_MODE = True
 # torch before 2.0, for which `require_dispatch_mode` raises an error
 except ImportError:
@@ -35,7 +37,8 @@ def require_dispatch_mode() -> None:
         raise OperatorError(
             f'the operators of a step need torch>=2.0, which shows them to Python, this is torch '
             f'{torch.__version__}. Run this command in an environment with a newer torch; it needs '
-            f'no card.')
+            f'no card.'
+        )
 
 
 def operator_name(operator: OpOverload) -> str:
@@ -44,7 +47,7 @@ def operator_name(operator: OpOverload) -> str:
     The namespace ``aten`` and the overload ``default`` are left out, as in PyTorch's own lists.
     """
     name = str(operator._schema.name)
-    name = name[len('aten::'):] if name.startswith('aten::') else name
+    name = name[len('aten::') :] if name.startswith('aten::') else name
     overload = operator._schema.overload_name
     return f'{name}.{overload}' if overload else name
 
@@ -52,8 +55,9 @@ def operator_name(operator: OpOverload) -> str:
 def is_view(operator: OpOverload) -> bool:
     """Return whether all results of an operator share an argument's memory without writing it."""
     results = operator._schema.returns
-    return bool(results) and all(result.alias_info is not None and not result.alias_info.is_write
-                                 for result in results)
+    return bool(results) and all(
+        result.alias_info is not None and not result.alias_info.is_write for result in results
+    )
 
 
 def tensors_in(*values: object) -> Iterator[torch.Tensor]:

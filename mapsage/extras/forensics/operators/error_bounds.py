@@ -4,6 +4,7 @@ Two kernels add in different orders, so their results differ by rounding. The re
 call in float64 on the CPU. The bound grows with the number of terms in a sum and with the CPU's
 own error in the card's data type: that error is large where terms cancel, on a card as well.
 """
+
 from __future__ import annotations
 
 import math
@@ -15,7 +16,7 @@ import torch
 # Rounding errors of a sum of n terms grow with sqrt(n) units, with a factor that is 4 for a
 # probability of failure below 1e-3 (Higham and Mary 2019, A new approach to probabilistic rounding
 # error analysis, theorem 2.4). The same factor allows a card to round less luckily than the CPU.
-_FACTOR = 4.
+_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ResultError:
     @property
     def excess(self) -> float:
         """Error as a multiple of its bound."""
-        return self.error / self.bound if self.bound else math.inf if self.error else 0.
+        return self.error / self.bound if self.bound else math.inf if self.error else 0.0
 
 
 def rounding_bound(dtype: torch.dtype, terms: float, scale: float, cpu_error: float) -> float:
@@ -57,13 +58,18 @@ def rounding_bound(dtype: torch.dtype, terms: float, scale: float, cpu_error: fl
         cpu_error: Largest error of the CPU's result in the same data type.
     """
     unit = torch.finfo(dtype).eps / 2
-    accumulation = min(unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1.))
+    accumulation = min(unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1.0))
     return _FACTOR * ((unit + accumulation) * scale + cpu_error) + torch.finfo(dtype).tiny
 
 
-def compare_results(card: torch.Tensor, cpu: torch.Tensor, reference: Optional[torch.Tensor],
-                    terms: float = 1., float64_as_float32: bool = False,
-                    magnitude: Optional[torch.Tensor] = None) -> ResultError:
+def compare_results(
+    card: torch.Tensor,
+    cpu: torch.Tensor,
+    reference: Optional[torch.Tensor],
+    terms: float = 1.0,
+    float64_as_float32: bool = False,
+    magnitude: Optional[torch.Tensor] = None,
+) -> ResultError:
     """Return the error of a card's result.
 
     Args:
@@ -76,29 +82,37 @@ def compare_results(card: torch.Tensor, cpu: torch.Tensor, reference: Optional[t
             may cancel: n terms of both signs have partial sums of about 1 / sqrt(n) of it.
     """
     if card.shape != cpu.shape or card.dtype != cpu.dtype:
-        return ResultError(math.inf, 0., f'{_form(card)} instead of {_form(cpu)}')
+        return ResultError(math.inf, 0.0, f'{_form(card)} instead of {_form(cpu)}')
     if not card.numel():
-        return ResultError(0., 0.)
+        return ResultError(0.0, 0.0)
     if card.is_complex():
-        return compare_results(torch.view_as_real(card), torch.view_as_real(cpu), None, terms,
-                               float64_as_float32)
+        return compare_results(
+            torch.view_as_real(card), torch.view_as_real(cpu), None, terms, float64_as_float32
+        )
     if not card.is_floating_point():
         count = int((card != cpu).sum())
         if not count:
-            return ResultError(0., 0.)
+            return ResultError(0.0, 0.0)
         error = float((card.double() - cpu.double()).abs().max())
-        return ResultError(error, 0., f'{count} of {card.numel()} values differ')
+        return ResultError(error, 0.0, f'{count} of {card.numel()} values differ')
     if float64_as_float32 and card.dtype == torch.float64:
         dtype = torch.float32
     else:
         dtype = card.dtype
-    partial_sum = 0. if magnitude is None else float(magnitude.abs().max()) / math.sqrt(terms)
-    return _compare_floats(card, cpu, cpu if reference is None else reference, terms, dtype,
-                           partial_sum)
+    partial_sum = 0.0 if magnitude is None else float(magnitude.abs().max()) / math.sqrt(terms)
+    return _compare_floats(
+        card, cpu, cpu if reference is None else reference, terms, dtype, partial_sum
+    )
 
 
-def _compare_floats(card: torch.Tensor, cpu: torch.Tensor, reference: torch.Tensor, terms: float,
-                    dtype: torch.dtype, partial_sum: float) -> ResultError:
+def _compare_floats(
+    card: torch.Tensor,
+    cpu: torch.Tensor,
+    reference: torch.Tensor,
+    terms: float,
+    dtype: torch.dtype,
+    partial_sum: float,
+) -> ResultError:
     card, cpu, reference = card.double(), cpu.double(), reference.double()
     finite = torch.isfinite(cpu) & torch.isfinite(reference)
     # Where the CPU's result is NaN or infinite, the card's must be the same.
@@ -106,12 +120,18 @@ def _compare_floats(card: torch.Tensor, cpu: torch.Tensor, reference: torch.Tens
     unexpected = (finite & ~torch.isfinite(card)) | (~finite & ~same)
     if bool(unexpected.any()):
         values = card[unexpected]
-        kind = 'NaN' if bool(torch.isnan(values).any()) else \
-            'infinite values' if bool(torch.isinf(values).any()) else 'finite values'
-        return ResultError(math.inf, 0., f'{kind} in the wrong places, {int(unexpected.sum())} of '
-                           f'{card.numel()}')
+        kind = (
+            'NaN'
+            if bool(torch.isnan(values).any())
+            else 'infinite values'
+            if bool(torch.isinf(values).any())
+            else 'finite values'
+        )
+        return ResultError(
+            math.inf, 0.0, f'{kind} in the wrong places, {int(unexpected.sum())} of {card.numel()}'
+        )
     if not bool(finite.any()):
-        return ResultError(0., 0.)
+        return ResultError(0.0, 0.0)
     card, cpu, reference = card[finite], cpu[finite], reference[finite]
     error, cpu_error = (float((result - reference).abs().max()) for result in (card, cpu))
     scale = float(reference.abs().max())
@@ -120,8 +140,9 @@ def _compare_floats(card: torch.Tensor, cpu: torch.Tensor, reference: torch.Tens
         return ResultError(error, bound)
     share = float(((card - reference).abs() > bound).double().mean())
     size = f'{error / scale:.1e} of the largest value' if scale else f'{error:.1e} from 0'
-    return ResultError(error, bound, f'{share:.1%} of the values differ by more than rounding, at '
-                       f'most by {size}')
+    return ResultError(
+        error, bound, f'{share:.1%} of the values differ by more than rounding, at most by {size}'
+    )
 
 
 def _form(tensor: torch.Tensor) -> str:

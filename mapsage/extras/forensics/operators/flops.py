@@ -5,6 +5,7 @@ operators count as zero here: they take as long as moving their bytes (`verdict.
 ``torch.utils.flop_counter`` of torch 2.13 multiplies the weight's gradient of a grouped convolution
 by its number of groups, hundreds for depthwise ones; here it costs what the forward pass costs.
 """
+
 from __future__ import annotations
 
 import math
@@ -33,12 +34,14 @@ def product_flops(name: str, arguments: Sequence[Any]) -> int:
         return _convolution(arguments[0], arguments[1], arguments[3:9])
     if base in ('convolution_backward', 'convolution_backward_overrideable'):
         with_bias = base == 'convolution_backward'
-        settings = arguments[3 + with_bias:]
+        settings = arguments[3 + with_bias :]
         positions = arguments[1] if settings[3] else arguments[0]
         passes = int(bool(settings[6][0])) + int(bool(settings[6][1]))
         return passes * 2 * arguments[2].numel() * _positions(positions)
     if base.startswith('_scaled_dot_product') or base in (
-            '_flash_attention_forward', '_efficient_attention_forward'):
+        '_flash_attention_forward',
+        '_efficient_attention_forward',
+    ):
         return _attention(arguments, backward='backward' in base)
     return 0
 
@@ -64,8 +67,9 @@ def _convolution(image: torch.Tensor, weight: torch.Tensor, settings: Sequence[A
     dims = weight.dim() - 2
     positions = image.shape[0] if image.dim() == weight.dim() else 1
     for axis in range(dims):
-        step, pad, gap = (values[axis] if len(values) > 1 else values[0]
-                          for values in (stride, padding, dilation))
+        step, pad, gap = (
+            values[axis] if len(values) > 1 else values[0] for values in (stride, padding, dilation)
+        )
         length = image.shape[image.dim() - dims + axis] + 2 * pad
         positions *= (length - gap * (weight.shape[2 + axis] - 1) - 1) // step + 1
     return 2 * weight.numel() * positions

@@ -3,6 +3,7 @@
 `HostCall` copies the arguments before the card's kernel may change them. `run_on_host` also puts
 the results back on the card, so that any part of a step can be computed by the CPU.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
@@ -36,6 +37,7 @@ class HostCall:
 
     def __init__(self, func: OpOverload, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.func = func
+
         def to_host(value: object) -> object:
             if isinstance(value, torch.device):
                 return torch.device('cpu')
@@ -45,8 +47,9 @@ class HostCall:
         self.kwargs: Dict[str, Any] = tree_map(to_host, dict(kwargs))
         self.kwargs.pop('pin_memory', None)
 
-    def run(self, dtype: Optional[torch.dtype] = None,
-            absolute: bool = False) -> Tuple[Any, List[Any]]:
+    def run(
+        self, dtype: Optional[torch.dtype] = None, absolute: bool = False
+    ) -> Tuple[Any, List[Any]]:
         """Run the operator on copies of the arguments.
 
         Args:
@@ -60,6 +63,7 @@ class HostCall:
         Raises:
             NotImplementedError: If the CPU cannot compute the operator.
         """
+
         def prepare(value: object) -> object:
             if isinstance(value, torch.dtype) and dtype is not None and value.is_floating_point:
                 return dtype
@@ -82,17 +86,23 @@ class HostCall:
 
 def written_positions(func: OpOverload) -> List[int]:
     """Return the positions of the arguments that an operator writes."""
-    declared = [number for number, argument in enumerate(func._schema.arguments)
-                if argument.alias_info is not None and argument.alias_info.is_write]
+    declared = [
+        number
+        for number, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     return [*declared, *_UNDECLARED_WRITES.get(operator_name(func), ())]
 
 
-def written_arguments(func: OpOverload, args: Tuple[Any, ...],
-                      kwargs: Mapping[str, Any]) -> List[Any]:
+def written_arguments(
+    func: OpOverload, args: Tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> List[Any]:
     """Return the arguments that a call writes, tensors or lists of them."""
     arguments = func._schema.arguments
-    values = [args[position] if position < len(args) else kwargs.get(arguments[position].name)
-              for position in written_positions(func)]
+    values = [
+        args[position] if position < len(args) else kwargs.get(arguments[position].name)
+        for position in written_positions(func)
+    ]
     return [value for value in values if value is not None]
 
 
@@ -139,10 +149,13 @@ def target_device(args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dev
     if isinstance(kwargs.get('device'), torch.device):
         return kwargs['device']
     tensors: List[torch.Tensor] = []
-    tree_map(lambda value: tensors.append(value) if isinstance(value, torch.Tensor) else None,
-             (args, dict(kwargs)))
-    return next((tensor.device for tensor in tensors if tensor.device.type != 'cpu'),
-                torch.device('cpu'))
+    tree_map(
+        lambda value: tensors.append(value) if isinstance(value, torch.Tensor) else None,
+        (args, dict(kwargs)),
+    )
+    return next(
+        (tensor.device for tensor in tensors if tensor.device.type != 'cpu'), torch.device('cpu')
+    )
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

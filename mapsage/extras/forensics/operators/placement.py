@@ -4,6 +4,7 @@ PyTorch sends an operator without a kernel for the card to the CPU by a boxed fa
 message. `DispatchTable` finds these in PyTorch's dispatch table on the machine with the card.
 `S60Table` answers everywhere, from the list of torch_gcu 2.10.
 """
+
 from __future__ import annotations
 
 import enum
@@ -58,10 +59,14 @@ _ATTENTION = '_scaled_dot_product_{}attention{}'
 _ON_CARDS: Dict[str, Tuple[str, ...]] = {
     'convolution': ('convolution', 'convolution_overrideable'),
     'convolution_backward': ('convolution_backward', 'convolution_backward_overrideable'),
-    **{_ATTENTION.format('flash_', f'_for_cpu{backward}'): tuple(
-        _ATTENTION.format(kind, f'{suffix}{backward}') for kind, suffix in (
-            ('flash_', ''), ('efficient_', ''), ('fused_', '_overrideable')))
-       for backward in ('', '_backward')}}
+    **{
+        _ATTENTION.format('flash_', f'_for_cpu{backward}'): tuple(
+            _ATTENTION.format(kind, f'{suffix}{backward}')
+            for kind, suffix in (('flash_', ''), ('efficient_', ''), ('fused_', '_overrideable'))
+        )
+        for backward in ('', '_backward')
+    },
+}
 
 
 class S60Table:
@@ -74,14 +79,22 @@ class S60Table:
         if '::' in name:
             return Placement(OperatorPlace.CPU, 'not an operator of ATen')
         groups = tables.s60_groups()
-        group = next((groups[candidate] for candidate in _ON_CARDS.get(name, (name, ))
-                      if candidate in groups), None)
+        group = next(
+            (
+                groups[candidate]
+                for candidate in _ON_CARDS.get(name, (name,))
+                if candidate in groups
+            ),
+            None,
+        )
         if group is None:
             return Placement(OperatorPlace.COMPOSED)
         if group in (tables.CARD, tables.LISTED_PARTLY):
             return Placement(OperatorPlace.CARD)
-        return Placement(OperatorPlace.CPU, 'no kernel' if group == tables.NO_KERNEL else
-                         "on the vendor's list for the CPU")
+        return Placement(
+            OperatorPlace.CPU,
+            'no kernel' if group == tables.NO_KERNEL else "on the vendor's list for the CPU",
+        )
 
 
 class DispatchTable:
@@ -99,7 +112,8 @@ class DispatchTable:
         self._key = torch._C._dispatch_key_for_device(device_type)
         self._s60_list = s60_list
         self.source = f"PyTorch's dispatch table for {device_type}" + (
-            f', and the list of {tables.S60_SOURCE}' if s60_list else '')
+            f', and the list of {tables.S60_SOURCE}' if s60_list else ''
+        )
 
     def locate(self, name: str) -> Placement:
         """Return where the card of this process has an operator computed."""
@@ -109,8 +123,10 @@ class DispatchTable:
                 return Placement(OperatorPlace.CPU, "on the vendor's list for the CPU")
             return Placement(OperatorPlace.CARD)
         # A convolution without a kernel for the card would be composed of nothing.
-        if name not in _ON_CARDS and any(_has_kernel(name, key) for key in (
-                'CompositeExplicitAutograd', 'CompositeImplicitAutograd')):
+        if name not in _ON_CARDS and any(
+            _has_kernel(name, key)
+            for key in ('CompositeExplicitAutograd', 'CompositeImplicitAutograd')
+        ):
             return Placement(OperatorPlace.COMPOSED)
         return Placement(OperatorPlace.CPU, 'no kernel')
 

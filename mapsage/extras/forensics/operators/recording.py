@@ -5,6 +5,7 @@ The step runs on the CPU, and every operator passes through `OperatorRecorder`. 
 which operators a step calls depends on shapes, and hardly ever on values. Everything else is
 computed, so a loss that counts pixels or matches masks works as in a training.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -74,9 +75,13 @@ class OperatorRecorder(DispatchMode):
         self.recording = Recording()
         self._skip_products = skip_products
 
-    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
-                           args: Tuple[Any, ...] = (),
-                           kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> Any:
         kwargs = dict(kwargs or {})
         name = operator_name(func)
         flops = product_flops(name, args)
@@ -87,12 +92,14 @@ class OperatorRecorder(DispatchMode):
         tensors = list(tensors_in(args, kwargs, result))
         # The profiler's marks are operators, too.
         if tensors:
-            use = self.recording.uses.setdefault(name, OperatorUse(
-                computes=not is_view(func) and name != '_local_scalar_dense'))
+            use = self.recording.uses.setdefault(
+                name, OperatorUse(computes=not is_view(func) and name != '_local_scalar_dense')
+            )
             use.calls += 1
             use.flops += flops
-            use.moved_bytes += sum(tensor.numel() * tensor.element_size()
-                                   for tensor in tensors if use.computes)
+            use.moved_bytes += sum(
+                tensor.numel() * tensor.element_size() for tensor in tensors if use.computes
+            )
         return result
 
 
@@ -102,9 +109,13 @@ class WithoutDraws(DispatchMode):
     Drawing the weights of a large model takes longer than recording its step.
     """
 
-    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
-                           args: Tuple[Any, ...] = (),
-                           kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> Any:
         if operator_name(func).split('.')[0] in _DRAWS:
             return args[0].zero_()
         return func(*args, **dict(kwargs or {}))
@@ -118,8 +129,9 @@ def record(step: Callable[[], object]) -> Recording:
     return recorder.recording
 
 
-def _zeros_of_right_shape(func: OpOverload, args: Tuple[Any, ...],
-                          kwargs: Mapping[str, Any]) -> Any:
+def _zeros_of_right_shape(
+    func: OpOverload, args: Tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Return what a product returns, filled with zeros: PyTorch's meta kernels know the shapes."""
     # Some of the meta kernels are written in Python and registered by this import.
     import torch._meta_registrations  # noqa: F401

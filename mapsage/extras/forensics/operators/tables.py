@@ -3,6 +3,7 @@
 The file's header has its source and date. `placement.py` asks the table, and the dispatch table of
 PyTorch where a card is at hand.
 """
+
 from __future__ import annotations
 
 import functools
@@ -44,7 +45,9 @@ def parse_groups(text: str) -> Dict[str, str]:
             continue
         for name in line.split():
             if group is None or name in groups:
-                raise ValueError(f'operator {name!r} must be in one group, got '
-                                 f'{groups.get(name)!r} and {group!r}')
+                raise ValueError(
+                    f'operator {name!r} must be in one group, got '
+                    f'{groups.get(name)!r} and {group!r}'
+                )
             groups[name] = group
     return groups

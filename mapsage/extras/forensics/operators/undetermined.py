@@ -4,6 +4,7 @@ Where a maximum or a sort meets equal values, each kernel may name another one o
 are right if they are distinct and lead to the right values. Random results cannot be compared; what
 must hold for any draw is checked.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -15,8 +16,7 @@ from .dispatch import tensors_in
 Results = List[torch.Tensor]
 
 
-def indices_mistake(name: str, args: Tuple[Any, ...], card: Results,
-                    cpu: Results) -> Optional[str]:
+def indices_mistake(name: str, args: Tuple[Any, ...], card: Results, cpu: Results) -> Optional[str]:
     """Return what is wrong with the indices among an operator's results, or None.
 
     Args:
@@ -42,8 +42,10 @@ def indices_mistake(name: str, args: Tuple[Any, ...], card: Results,
         if flat_indices.dim() < flat.dim():
             flat_indices = flat_indices.unsqueeze(dim)
         expected = _expected_values(base, flat, dim, cpu)
-    if flat_indices.numel() and not 0 <= int(flat_indices.min()) <= int(
-            flat_indices.max()) < flat.shape[dim]:
+    if (
+        flat_indices.numel()
+        and not 0 <= int(flat_indices.min()) <= int(flat_indices.max()) < flat.shape[dim]
+    ):
         return f'indices outside 0 to {flat.shape[dim] - 1}'
     values = flat.gather(dim, flat_indices)
     if not torch.equal(torch.nan_to_num(values), torch.nan_to_num(expected)):
@@ -57,8 +59,13 @@ def indices_mistake(name: str, args: Tuple[Any, ...], card: Results,
 
 def returns_indices(name: str) -> bool:
     """Return whether an operator's last result has indices that ties leave undetermined."""
-    return name in ('max.dim', 'min.dim', 'argmax', 'argmin', 'max_pool2d_with_indices') or \
-        name.split('.')[0] in ('sort', 'argsort', 'topk')
+    return name in (
+        'max.dim',
+        'min.dim',
+        'argmax',
+        'argmin',
+        'max_pool2d_with_indices',
+    ) or name.split('.')[0] in ('sort', 'argsort', 'topk')
 
 
 def _dimension(name: str, args: Tuple[Any, ...]) -> Optional[int]:
@@ -82,8 +89,10 @@ def random_mistake(name: str, args: Tuple[Any, ...], card: Results, cpu: Results
     """Return what cannot be right about random results, or None. The arguments are as above."""
     for drawn, expected in zip(card, cpu):
         if drawn.shape != expected.shape or drawn.dtype != expected.dtype:
-            return f'{drawn.dtype} {tuple(drawn.shape)} instead of {expected.dtype} ' \
-                   f'{tuple(expected.shape)}'
+            return (
+                f'{drawn.dtype} {tuple(drawn.shape)} instead of {expected.dtype} '
+                f'{tuple(expected.shape)}'
+            )
         if drawn.is_floating_point() and _all_finite(args) and not _all_finite(drawn):
             return 'random numbers that are not finite'
     check = _RANDOM_CHECKS.get(name.split('.')[0].rstrip('_'))
@@ -91,8 +100,11 @@ def random_mistake(name: str, args: Tuple[Any, ...], card: Results, cpu: Results
 
 
 def _all_finite(*values: object) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(values)
-               if tensor.is_floating_point())
+    return all(
+        bool(torch.isfinite(tensor).all())
+        for tensor in tensors_in(values)
+        if tensor.is_floating_point()
+    )
 
 
 def _dropout_mistake(args: Tuple[Any, ...], card: Results) -> Optional[str]:
@@ -101,8 +113,11 @@ def _dropout_mistake(args: Tuple[Any, ...], card: Results) -> Optional[str]:
         return None
     expected = source * card[1] / (1 - probability)
     tolerance = 4 * torch.finfo(source.dtype).eps
-    return None if torch.allclose(card[0], expected, tolerance, 0., equal_nan=True) else \
-        'values that do not fit the mask'
+    return (
+        None
+        if torch.allclose(card[0], expected, tolerance, 0.0, equal_nan=True)
+        else 'values that do not fit the mask'
+    )
 
 
 def _bernoulli_mistake(args: Tuple[Any, ...], card: Results) -> Optional[str]:
@@ -110,4 +125,6 @@ def _bernoulli_mistake(args: Tuple[Any, ...], card: Results) -> Optional[str]:
 
 
 _RANDOM_CHECKS: Dict[str, Callable[[Tuple[Any, ...], Results], Optional[str]]] = {
-    'native_dropout': _dropout_mistake, 'bernoulli': _bernoulli_mistake}
+    'native_dropout': _dropout_mistake,
+    'bernoulli': _bernoulli_mistake,
+}

@@ -5,6 +5,7 @@ CPU, but sends the activations of every layer there and back for GELU's gradient
 each call is estimated by a roofline (Williams, Waterman and Patterson 2009): a call takes as long
 as its products or its bytes, whichever is longer, and on the CPU also the transfer there and back.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ _LINK_BANDWIDTH, _LINK_CALL = 25e9, 40e-6
 # A step is at a useful speed if it takes at most this many times as long as on the card only, and
 # the CPU computes at most this share of its FLOPs. The share hardly depends on the size of images,
 # and with 5 % a CPU at a twentieth of the card's speed doubles the time.
-_USEFUL_SLOWDOWN, _USEFUL_SHARE = 2., 0.05
+_USEFUL_SLOWDOWN, _USEFUL_SHARE = 2.0, 0.05
 # Below this many times the CPU's speed, the card is of no use.
-_LEAST_GAIN = 2.
+_LEAST_GAIN = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,27 +73,41 @@ class StepEstimate:
     def answer(self) -> str:
         """The answer to "at a useful speed?", with the estimate behind it."""
         word = 'yes' if self.is_useful else 'in part' if self.gain >= _LEAST_GAIN else 'no'
-        return (f'{word}: {self.cpu_share:.1%} of the FLOPs are on the CPU; by estimate a step '
-                f'takes {self.slowdown:.1f} times as long as on the card only, and is '
-                f'{self.gain:.1f} times as fast as on the CPU only')
+        return (
+            f'{word}: {self.cpu_share:.1%} of the FLOPs are on the CPU; by estimate a step '
+            f'takes {self.slowdown:.1f} times as long as on the card only, and is '
+            f'{self.gain:.1f} times as fast as on the CPU only'
+        )
 
 
 def estimate_step(recording: Recording, locations: OperatorLocations) -> StepEstimate:
     """Place the operators of a step, and estimate what those on the CPU cost."""
     rows = [PlacedUse(name, use, locations.locate(name)) for name, use in recording.uses.items()]
-    rows.sort(key=lambda row: (row.placement.place is not OperatorPlace.CPU,
-                               row.placement.place.value, -row.use.flops, -row.use.moved_bytes,
-                               row.name))
+    rows.sort(
+        key=lambda row: (
+            row.placement.place is not OperatorPlace.CPU,
+            row.placement.place.value,
+            -row.use.flops,
+            -row.use.moved_bytes,
+            row.name,
+        )
+    )
     on_cpu = [row.use for row in rows if row.placement.place is OperatorPlace.CPU]
     on_card = [row.use for row in rows if row.placement.place is not OperatorPlace.CPU]
     seconds = sum(map(_card_seconds, on_card)) + sum(
-        _cpu_seconds(use) + _link_seconds(use) for use in on_cpu)
+        _cpu_seconds(use) + _link_seconds(use) for use in on_cpu
+    )
     card_only = sum(_card_seconds(row.use) for row in rows)
     cpu_only = sum(_cpu_seconds(row.use) for row in rows)
     return StepEstimate(
-        rows, recording.flops, sum(use.flops for use in on_cpu), sum(use.calls for use in on_cpu),
-        sum(use.moved_bytes for use in on_cpu), seconds / max(card_only, 1e-12),
-        cpu_only / max(seconds, 1e-12))
+        rows,
+        recording.flops,
+        sum(use.flops for use in on_cpu),
+        sum(use.calls for use in on_cpu),
+        sum(use.moved_bytes for use in on_cpu),
+        seconds / max(card_only, 1e-12),
+        cpu_only / max(seconds, 1e-12),
+    )
 
 
 def format_rows(estimate: StepEstimate) -> List[str]:
@@ -105,23 +120,24 @@ def format_rows(estimate: StepEstimate) -> List[str]:
             counts[row.name] = use.calls
             continue
         reason = f' ({row.placement.reason})' if row.placement.reason else ''
-        lines.append(f'  {row.name:<44} {use.calls:>6} {use.flops / max(estimate.flops, 1):>7.1%} '
-                     f'{use.moved_bytes / 1e6:>9.2f}  {place.value}{reason}')
+        lines.append(
+            f'  {row.name:<44} {use.calls:>6} {use.flops / max(estimate.flops, 1):>7.1%} '
+            f'{use.moved_bytes / 1e6:>9.2f}  {place.value}{reason}'
+        )
     if counts:
-        lines.append(f'  {"views, and what is composed of others":<44} '
-                     f'{sum(counts.values()):>6}')
+        lines.append(f'  {"views, and what is composed of others":<44} {sum(counts.values()):>6}')
     return lines
 
 
 def _card_seconds(use: OperatorUse) -> float:
     if not use.computes:
-        return 0.
+        return 0.0
     return _roofline(use, _CARD_FLOPS, _CARD_BANDWIDTH) + use.calls * _CARD_CALL
 
 
 def _cpu_seconds(use: OperatorUse) -> float:
     if not use.computes:
-        return 0.
+        return 0.0
     return _roofline(use, _CPU_FLOPS, _CPU_BANDWIDTH) + use.calls * _CPU_CALL
 
 

@@ -4,6 +4,7 @@ A visit of a variant begins with the initial weights, a new optimizer and the sa
 visit computes the same numbers and no variant inherits another one's state. Hooks of the config
 take no part.
 """
+
 from __future__ import annotations
 
 import copy
@@ -28,9 +29,9 @@ from .memory import PeakMemory
 from .options import Variant
 
 # A variant that takes this many times as long as the config as it is ends its visit early.
-FAR_SLOWER = 3.
+FAR_SLOWER = 3.0
 # Seconds for which a visit times steps, and the most steps for which it does.
-_VISIT_SECONDS, _MOST_STEPS = .6, 5
+_VISIT_SECONDS, _MOST_STEPS = 0.6, 5
 _SILENT = logging.getLogger('mapsage.tuning')
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
@@ -52,8 +53,8 @@ class Visit:
     """
 
     seconds: float
-    elapsed: float = 0.
-    loss: float = 0.
+    elapsed: float = 0.0
+    loss: float = 0.0
     updates: int = 0
     bytes: Optional[int] = None
 
@@ -80,10 +81,13 @@ class StepBench:
         self._memory = PeakMemory(accelerator)
         self._bytes: Dict[Variant, Optional[int]] = {}
         # On the host, because a card may be too small for a second copy.
-        self._initial = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-                         for name, tensor in self._tensors()}
-        self._weight_bytes = sum(tensor.numel() * tensor.element_size()
-                                 for tensor in self._initial.values())
+        self._initial = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in self._tensors()
+        }
+        self._weight_bytes = sum(
+            tensor.numel() * tensor.element_size() for tensor in self._initial.values()
+        )
         self.steps = 1
         self._first_seconds = self.seconds = math.inf
 
@@ -114,22 +118,30 @@ class StepBench:
             if math.isinf(self._first_seconds):
                 self._first_seconds = first.elapsed
             # The first step also compiles or chooses kernels, so the bound is generous.
-            if first.elapsed > max(2., 2 * FAR_SLOWER * self._first_seconds):
+            if first.elapsed > max(2.0, 2 * FAR_SLOWER * self._first_seconds):
                 return first
             if measures_memory:
                 self._memory.restart()
                 losses.append(self._time(step).loss)
                 peak = self._memory.peak()
-                self._bytes[variant] = None if before is None or peak is None else \
-                    max(0, peak - before) + self._weight_bytes
+                self._bytes[variant] = (
+                    None
+                    if before is None or peak is None
+                    else max(0, peak - before) + self._weight_bytes
+                )
             while len(timed) < self.steps and not (
-                    timed and timed[-1].elapsed > FAR_SLOWER * self.seconds):
+                timed and timed[-1].elapsed > FAR_SLOWER * self.seconds
+            ):
                 timed.append(self._time(step))
                 losses.append(timed[-1].loss)
         updates = min(self.steps, len(losses) - 1)
-        return Visit(statistics.median(visit.seconds for visit in timed),
-                     statistics.median(visit.elapsed for visit in timed),
-                     losses[updates], updates, self._bytes[variant])
+        return Visit(
+            statistics.median(visit.seconds for visit in timed),
+            statistics.median(visit.elapsed for visit in timed),
+            losses[updates],
+            updates,
+            self._bytes[variant],
+        )
 
     @contextmanager
     def session(self, variant: Variant) -> Iterator[Step]:
@@ -170,8 +182,11 @@ class StepBench:
         start, processor_start = time.perf_counter(), time.thread_time()
         loss = step(batch)
         elapsed = time.perf_counter() - start
-        seconds = time.thread_time() - processor_start if self._accelerator.device_type == 'cpu' \
+        seconds = (
+            time.thread_time() - processor_start
+            if self._accelerator.device_type == 'cpu'
             else elapsed
+        )
         if not math.isfinite(loss):
             raise FloatingPointError(f'the loss is {loss}')
         return Visit(seconds, elapsed, loss)
@@ -181,8 +196,12 @@ class StepBench:
         # Every step updates the weights, so that all steps take the same time.
         config.pop('accumulative_counts', None)
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
-            return build_optimizers(config, lambda wrapper: build_optim_wrapper(
-                self.model, wrapper), self._accelerator, _SILENT)
+            return build_optimizers(
+                config,
+                lambda wrapper: build_optim_wrapper(self.model, wrapper),
+                self._accelerator,
+                _SILENT,
+            )
 
     def _restore(self, channels_last: bool) -> None:
         for name, tensor in self._tensors():

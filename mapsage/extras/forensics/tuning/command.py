@@ -3,6 +3,7 @@
 Threads are compared first, then all combinations of the options under the chosen threads. Loader
 workers come last, since they have to feed the faster step.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -38,18 +39,18 @@ from .table import command_line, format_rows, format_workers
 from .workers import TrainingData, candidate_workers, visit_with_workers, workers_option
 
 # Seconds of the whole command, and the least that is left to the measurement.
-BUDGET, LEAST_BUDGET = 115., 60.
+BUDGET, LEAST_BUDGET = 115.0, 60.0
 # Seconds of --tune-compile after its first visit, in which the compiler works.
-_COMPILE_BUDGET = 40.
+_COMPILE_BUDGET = 40.0
 # Shares of the budget at whose end the threads, the options and the confirmation of the choice
 # are measured. Workers have the rest.
-_THREADS_END, _OPTIONS_END, _CONFIRMED = .2, .7, .82
+_THREADS_END, _OPTIONS_END, _CONFIRMED = 0.2, 0.7, 0.82
 # Fewest steps that compare one option twice: two rounds of three visits of two steps.
 _LEAST_STEPS = 12
 # Elapsed time in processor times of the main thread, above which others use the machine.
 _BUSY = 1.25
 # A loader that takes a smaller share of a step cannot gain more by workers.
-_LOADING_MATTERS = .03
+_LOADING_MATTERS = 0.03
 
 Say = Callable[[str], None]
 
@@ -70,16 +71,19 @@ def tune(args: argparse.Namespace, say: Say = print) -> int:
     if not args.config:
         raise ConfigError('--tune needs a config: mapsage doctor CONFIG --tune')
     if args.launcher != 'none':
-        raise ConfigError(f'--tune measures in one process, and --launcher {args.launcher} starts '
-                          f'several. Run {program("doctor")} CONFIG --tune.')
+        raise ConfigError(
+            f'--tune measures in one process, and --launcher {args.launcher} starts '
+            f'several. Run {program("doctor")} CONFIG --tune.'
+        )
     cfg = read_config(args)
     env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
     accelerator = set_current_accelerator(resolve_accelerator(env.accelerator))
     if accelerator.lazy:
-        raise ConfigError(f'--tune compares steps one by one, and {accelerator.name} records and '
-                          f'compiles whole graphs. Choose another --accelerator.')
-    missing = [finding for finding in check_data(_training_only(cfg))
-               if finding.level == 'problem']
+        raise ConfigError(
+            f'--tune compares steps one by one, and {accelerator.name} records and '
+            f'compiles whole graphs. Choose another --accelerator.'
+        )
+    missing = [finding for finding in check_data(_training_only(cfg)) if finding.level == 'problem']
     if missing:
         for finding in missing:
             say(str(finding))
@@ -108,8 +112,15 @@ class Tuning:
         say: Prints a text.
     """
 
-    def __init__(self, args: argparse.Namespace, cfg: Config, accelerator: Accelerator,
-                 start: float, budget: float, say: Say) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        cfg: Config,
+        accelerator: Accelerator,
+        start: float,
+        budget: float,
+        say: Say,
+    ) -> None:
         self._args, self._cfg, self._accelerator = args, cfg, accelerator
         self._deadline, self._budget, self._say = start + budget, budget, say
         self._data = TrainingData(cfg)
@@ -130,8 +141,10 @@ class Tuning:
             best = self._try_compile(best)
         best = self._choose_workers(best)
         if self._accelerator.simulated:
-            self._say(f'\nresult: none, since {self._accelerator.name} is simulated, and its times '
-                      f'say nothing about a card')
+            self._say(
+                f'\nresult: none, since {self._accelerator.name} is simulated, and its times '
+                f'say nothing about a card'
+            )
             return
         self._say('\n' + command_line(self._args, self.base, best, gain, race.noise))
 
@@ -147,17 +160,22 @@ class Tuning:
         except Exception as error:
             raise ConfigError(
                 f'a training step of the config as it is fails on {self._accelerator.name}: '
-                f'{error_text(explain_config_error(error))}') from error
+                f'{error_text(explain_config_error(error))}'
+            ) from error
         seconds = self.bench.seconds
         size = self._cfg.train_dataloader.get('batch_size') or 1
         left = self._deadline - time.perf_counter()
-        self._say(f'tuning {self._args.config} on {self._accelerator.describe()}: a training step '
-                  f'of {size} image(s) takes {1000 * seconds:.0f} ms, loading its batch '
-                  f'{1000 * self._data.load_seconds:.0f} ms')
+        self._say(
+            f'tuning {self._args.config} on {self._accelerator.describe()}: a training step '
+            f'of {size} image(s) takes {1000 * seconds:.0f} ms, loading its batch '
+            f'{1000 * self._data.load_seconds:.0f} ms'
+        )
         if visit.elapsed > _BUSY * visit.seconds:
-            self._say(f'note: other processes use this machine: a step takes '
-                      f'{visit.elapsed / visit.seconds:.1f} times its processor time. Threads and '
-                      f'workers are compared under that load')
+            self._say(
+                f'note: other processes use this machine: a step takes '
+                f'{visit.elapsed / visit.seconds:.1f} times its processor time. Threads and '
+                f'workers are compared under that load'
+            )
         if self._data.left_out:
             self._say('note: fast_copy is left out, because making the copies takes longer')
         if self._cfg.get('compile'):
@@ -167,7 +185,8 @@ class Tuning:
             raise ConfigError(
                 f'a training step takes {seconds:.1f} s here, and the two minutes of --tune hold '
                 f'{int(left / seconds)} of them: too few to tell a gain from noise. Measure a '
-                f'smaller batch: --cfg-options train_dataloader.batch_size={fitting}')
+                f'smaller batch: --cfg-options train_dataloader.batch_size={fitting}'
+            )
 
     def _choose_threads(self) -> Variant:
         """Print the table of thread counts; return the config as it is with the best of them."""
@@ -182,8 +201,14 @@ class Tuning:
         variants = [Variant((), threads) for threads in numbers]
         race.run(variants, self._until(_THREADS_END), rounds=5)
         self._say('')
-        for line in format_rows(race, 'threads', {self.base: f'{self.base.threads} (now)', **{
-                variant: str(variant.threads) for variant in variants}}):
+        for line in format_rows(
+            race,
+            'threads',
+            {
+                self.base: f'{self.base.threads} (now)',
+                **{variant: str(variant.threads) for variant in variants},
+            },
+        ):
             self._say(line)
         return race.choose() or self.base
 
@@ -192,8 +217,9 @@ class Tuning:
         visit = self.bench.visit(variant)
         return replace(visit, seconds=visit.elapsed)
 
-    def choose_options(self, options: Sequence[Option], base: Variant
-                       ) -> Tuple[Race, Optional[Variant]]:
+    def choose_options(
+        self, options: Sequence[Option], base: Variant
+    ) -> Tuple[Race, Optional[Variant]]:
         """Print the table of the combinations of options.
 
         Args:
@@ -205,12 +231,17 @@ class Tuning:
         """
         race = Race(self.bench.visit, base)
         variants = combine(options, base.threads)
-        race.run(variants[:self._affordable()], self._until(_OPTIONS_END))
-        obstacles = {option.name: f'not possible: {option.obstacle}' for option in options
-                     if option.obstacle}
+        race.run(variants[: self._affordable()], self._until(_OPTIONS_END))
+        obstacles = {
+            option.name: f'not possible: {option.obstacle}' for option in options if option.obstacle
+        }
         self._say('')
-        for line in format_rows(race, 'options', {base: base.name, **{
-                variant: variant.name for variant in variants}}, obstacles):
+        for line in format_rows(
+            race,
+            'options',
+            {base: base.name, **{variant: variant.name for variant in variants}},
+            obstacles,
+        ):
             self._say(line)
         chosen = race.choose()
         if chosen is None:
@@ -218,8 +249,10 @@ class Tuning:
         # More rounds, because the best of many measurements looks better than it is.
         race.run([chosen], self._until(_CONFIRMED))
         speed = race.standings[chosen].speed
-        self._say(f'  {chosen.name}, in all rounds and some more: {speed.gain:.2f} times as fast, '
-                  f'spread {speed.spread:.2f}, noise {race.noise:.2f}')
+        self._say(
+            f'  {chosen.name}, in all rounds and some more: {speed.gain:.2f} times as fast, '
+            f'spread {speed.spread:.2f}, noise {race.noise:.2f}'
+        )
         return race, chosen if race.gains(chosen) else None
 
     def _affordable(self) -> int:
@@ -248,8 +281,9 @@ class Tuning:
             self._say(f'\n  compile: fails: {error_text(error).strip().splitlines()[0]}')
             return best
         warm_up = time.perf_counter() - start
-        race = Race(lambda variant: (bench if variant == compiled else self.bench).visit(variant),
-                    best)
+        race = Race(
+            lambda variant: (bench if variant == compiled else self.bench).visit(variant), best
+        )
         race.run([compiled], time.perf_counter() + _COMPILE_BUDGET, rounds=6)
         # The compiler's time does not count against what is measured after it.
         self._deadline += time.perf_counter() - start
@@ -266,13 +300,16 @@ class Tuning:
         seconds = min(self.bench.visit(_without_compile(best)).elapsed, self.bench.seconds)
         share = data.load_seconds / (data.load_seconds + seconds)
         if share < _LOADING_MATTERS:
-            self._say(f'\nworkers: loading a batch takes {1000 * data.load_seconds:.1f} ms of '
-                      f'processor time in one process, {share:.1%} of a step: their number cannot '
-                      f'matter here')
+            self._say(
+                f'\nworkers: loading a batch takes {1000 * data.load_seconds:.1f} ms of '
+                f'processor time in one process, {share:.1%} of a step: their number cannot '
+                f'matter here'
+            )
             return best
         numbers = candidate_workers(configured, data.load_seconds, seconds, _cores())
-        race = Race(lambda variant: visit_with_workers(
-            self.bench, data, _without_compile(variant)), base)
+        race = Race(
+            lambda variant: visit_with_workers(self.bench, data, _without_compile(variant)), base
+        )
         race.run([replace(best, workers=number) for number in numbers], self._deadline, rounds=4)
         self._say('')
         for line in format_workers(race, configured):
@@ -280,8 +317,10 @@ class Tuning:
         chosen = race.choose()
         if chosen is None or chosen.workers is None:
             return best
-        return replace(best, options=(*best.options, workers_option(
-            self._cfg.train_dataloader, chosen.workers)))
+        return replace(
+            best,
+            options=(*best.options, workers_option(self._cfg.train_dataloader, chosen.workers)),
+        )
 
     def _until(self, share: float) -> float:
         """Return the time at which a share of the budget is used up."""
@@ -296,24 +335,31 @@ def thread_counts(now: int, cores: int) -> List[int]:
         [6, 2, 1]
     """
     numbers = {cores, *(1 << power for power in range(cores.bit_length()))}
-    return sorted((number for number in numbers if number <= cores and number != now),
-                  reverse=True)
+    return sorted((number for number in numbers if number <= cores and number != now), reverse=True)
 
 
 def _without_compile(variant: Variant) -> Variant:
-    return replace(variant, options=tuple(
-        option for option in variant.options if option.name != 'compile'))
+    return replace(
+        variant, options=tuple(option for option in variant.options if option.name != 'compile')
+    )
 
 
 def _training_only(cfg: Config) -> Config:
     loader: Optional[Mapping[str, Any]] = cfg.get('train_dataloader')
-    if not isinstance(loader, Mapping) or not isinstance(loader.get('dataset'), Mapping) \
-            or not isinstance(cfg.get('optim_wrapper'), Mapping):
-        raise ConfigError('--tune needs a train_dataloader with the config of a dataset, and an '
-                          'optim_wrapper, and the config lacks one of them.')
+    if (
+        not isinstance(loader, Mapping)
+        or not isinstance(loader.get('dataset'), Mapping)
+        or not isinstance(cfg.get('optim_wrapper'), Mapping)
+    ):
+        raise ConfigError(
+            '--tune needs a train_dataloader with the config of a dataset, and an '
+            'optim_wrapper, and the config lacks one of them.'
+        )
     if not isinstance(cfg.optim_wrapper.get('optimizer'), Mapping):
-        raise ConfigError('--tune needs optim_wrapper.optimizer, the config of one optimizer, got '
-                          f"{cfg.optim_wrapper.get('optimizer')!r}.")
+        raise ConfigError(
+            '--tune needs optim_wrapper.optimizer, the config of one optimizer, got '
+            f'{cfg.optim_wrapper.get("optimizer")!r}.'
+        )
     return Config(dict(train_dataloader=cfg.train_dataloader))
 
 
@@ -324,7 +370,7 @@ def process_age() -> float:
         # starttime, field 22 of proc(5), counts clock ticks since the boot.
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf('SC_CLK_TCK')
     except (OSError, AttributeError, IndexError, ValueError):
-        return 0.
+        return 0.0
 
 
 def _cores() -> int:

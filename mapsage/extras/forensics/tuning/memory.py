@@ -1,4 +1,5 @@
 """Peak memory of a step: the device's own count, or of this process on the CPU (Linux)."""
+
 from __future__ import annotations
 
 from pathlib import Path

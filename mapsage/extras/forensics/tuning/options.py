@@ -3,6 +3,7 @@
 An option that is on in the config is tried the other way round. Every combination is the config
 with the keys of its options, exactly as ``--cfg-options`` would set them.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -79,8 +80,11 @@ def combine(options: Sequence[Option], threads: int) -> List[Variant]:
     The config as it is, without any of them, is not among them.
     """
     possible = [option for option in options if not option.obstacle]
-    return [Variant(combination, threads) for size in range(1, len(possible) + 1)
-            for combination in itertools.combinations(possible, size)]
+    return [
+        Variant(combination, threads)
+        for size in range(1, len(possible) + 1)
+        for combination in itertools.combinations(possible, size)
+    ]
 
 
 def compile_option(model: nn.Module, accelerator: Accelerator) -> Option:
@@ -89,8 +93,11 @@ def compile_option(model: nn.Module, accelerator: Accelerator) -> Option:
     names = [name for name in COMPILED_MODULES if children.get(name) is not None]
     option = Option('compile', tuple((f'compile.{name}', True) for name in names))
     if not names:
-        return Option(option.name, (), f'{type(model).__name__} has neither of '
-                                       f"{' and '.join(COMPILED_MODULES)}")
+        return Option(
+            option.name,
+            (),
+            f'{type(model).__name__} has neither of {" and ".join(COMPILED_MODULES)}',
+        )
     try:
         check_parts(model, dict.fromkeys(names, True), accelerator)
     except CompileError as error:
@@ -102,9 +109,12 @@ def _precision(cfg: Config) -> Option:
     wrapper: Mapping[str, Any] = cfg.optim_wrapper
     kind = short_name(wrapper.get('type', 'OptimWrapper'))
     if kind == 'AmpOptimWrapper' and str(wrapper.get('dtype', '')).endswith('bfloat16'):
-        return Option('float32', (('optim_wrapper.type', 'OptimWrapper'), ),
-                      'the config sets optim_wrapper.dtype, which --cfg-options cannot remove: '
-                      'take it out of the config to compare')
+        return Option(
+            'float32',
+            (('optim_wrapper.type', 'OptimWrapper'),),
+            'the config sets optim_wrapper.dtype, which --cfg-options cannot remove: '
+            'take it out of the config to compare',
+        )
     changes = (('optim_wrapper.type', 'AmpOptimWrapper'), ('optim_wrapper.dtype', 'bfloat16'))
     if kind not in ('OptimWrapper', 'AmpOptimWrapper'):
         return Option('bfloat16', changes, f'optim_wrapper.type is {kind}, expected OptimWrapper')
@@ -113,22 +123,26 @@ def _precision(cfg: Config) -> Option:
 
 def _memory_format(cfg: Config, model: nn.Module) -> Option:
     is_on = bool((cfg.get('env_cfg') or {}).get('channels_last'))
-    option = Option('channels first' if is_on else 'channels last',
-                    (('env_cfg.channels_last', not is_on), ))
+    option = Option(
+        'channels first' if is_on else 'channels last', (('env_cfg.channels_last', not is_on),)
+    )
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
-        return Option(option.name, option.changes,
-                      f'{type(model).__name__} has no weights of convolutions')
+        return Option(
+            option.name, option.changes, f'{type(model).__name__} has no weights of convolutions'
+        )
     return option
 
 
 def _fusion(cfg: Config, accelerator: Accelerator) -> Option:
     optimizer = cfg.optim_wrapper.get('optimizer') or {}
     is_on = bool(optimizer.get('fused'))
-    option = Option('not fused' if is_on else 'fused',
-                    (('optim_wrapper.optimizer.fused', not is_on), ))
+    option = Option(
+        'not fused' if is_on else 'fused', (('optim_wrapper.optimizer.fused', not is_on),)
+    )
     kind = optimizer.get('type')
     optimizer_class = OPTIMIZERS.get(kind) if isinstance(kind, str) else kind
     # An unknown optimizer fails in the step as configured, with the registry's message.
-    obstacle = why_not_fused(optimizer_class, accelerator) \
-        if isinstance(optimizer_class, type) else None
+    obstacle = (
+        why_not_fused(optimizer_class, accelerator) if isinstance(optimizer_class, type) else None
+    )
     return Option(option.name, option.changes, obstacle or '')

@@ -3,6 +3,7 @@
 The config as it is is visited at the beginning and at the end of every round. The difference of
 these two visits is what the measurement makes of equal work: its noise.
 """
+
 from __future__ import annotations
 
 import math
@@ -17,7 +18,7 @@ from .bench import FAR_SLOWER, Visit
 from .options import Variant
 
 # Least noise of any measurement.
-LEAST_NOISE = .02
+LEAST_NOISE = 0.02
 _MOST_ROUNDS = 16
 # Rounds before a variant that is behind leaves the race.
 _ROUNDS_TO_LEAVE = 3
@@ -73,7 +74,7 @@ def measure_speed(ratios: Sequence[float]) -> Speed:
         return Speed(ratios[0] if ratios else math.nan, math.inf)
     ordered = sorted(ratios)
     cut = len(ordered) // 4
-    inner = ordered[cut:len(ordered) - cut]
+    inner = ordered[cut : len(ordered) - cut]
     return Speed(statistics.median(ordered), (inner[-1] - inner[0]) / 2)
 
 
@@ -86,8 +87,12 @@ class Race:
         clock: Function that returns seconds.
     """
 
-    def __init__(self, visit: Callable[[Variant], Visit], base: Variant,
-                 clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        visit: Callable[[Variant], Visit],
+        base: Variant,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._visit, self.base, self._clock = visit, base, clock
         self.standings: Dict[Variant, Standing] = {base: Standing()}
         self._controls: List[float] = []
@@ -96,11 +101,11 @@ class Race:
     def noise(self) -> float:
         """Largest deviation from 1 that equal work shows: infinite before the second round."""
         control = measure_speed(self._controls)
-        return max(LEAST_NOISE, abs(control.gain - 1), control.spread) \
-            if self._controls else math.inf
+        return (
+            max(LEAST_NOISE, abs(control.gain - 1), control.spread) if self._controls else math.inf
+        )
 
-    def run(self, variants: Sequence[Variant], deadline: float,
-            rounds: int = _MOST_ROUNDS) -> None:
+    def run(self, variants: Sequence[Variant], deadline: float, rounds: int = _MOST_ROUNDS) -> None:
         """Visit the variants round by round until the deadline.
 
         Args:
@@ -109,7 +114,7 @@ class Race:
             deadline: Time of the clock at which no visit begins.
             rounds: Largest number of rounds.
         """
-        racing, taken = list(variants), 0.
+        racing, taken = list(variants), 0.0
         for number in range(rounds):
             start = self._clock()
             if not racing or (number and start + taken > deadline):
@@ -121,7 +126,7 @@ class Race:
     def _run_round(self, variants: Sequence[Variant], deadline: float, is_first: bool) -> None:
         before = self._visit(self.base)
         visits: Dict[Variant, Visit] = {}
-        longest = 0.
+        longest = 0.0
         for variant in variants:
             start = self._clock()
             # The base is visited once more at the end, and takes about as long.
@@ -148,10 +153,15 @@ class Race:
         standing = self.standings.get(variant)
         if standing is None or standing.failure or max(standing.ratios) < 1 / FAR_SLOWER:
             return False
-        best = max((other for other in self.standings.values()
-                    if other.ratios and not other.failure), key=lambda other: other.speed.gain)
-        return len(standing.ratios) < _ROUNDS_TO_LEAVE or best is standing or \
-            max(standing.ratios) >= min(best.ratios)
+        best = max(
+            (other for other in self.standings.values() if other.ratios and not other.failure),
+            key=lambda other: other.speed.gain,
+        )
+        return (
+            len(standing.ratios) < _ROUNDS_TO_LEAVE
+            or best is standing
+            or max(standing.ratios) >= min(best.ratios)
+        )
 
     def gains(self, variant: Variant) -> bool:
         """Return whether a variant's gain exceeds its spread and the noise."""
@@ -172,7 +182,16 @@ class Race:
         best = max(winners, key=lambda variant: self.standings[variant].speed.gain)
         speed = self.standings[best].speed
         margin = max(self.noise, speed.spread / speed.gain)
-        equal = [variant for variant in winners
-                 if self.standings[variant].speed.gain >= speed.gain * (1 - margin)]
-        return min(equal, key=lambda variant: (
-            len(variant.options), variant.workers or 0, -self.standings[variant].speed.gain))
+        equal = [
+            variant
+            for variant in winners
+            if self.standings[variant].speed.gain >= speed.gain * (1 - margin)
+        ]
+        return min(
+            equal,
+            key=lambda variant: (
+                len(variant.options),
+                variant.workers or 0,
+                -self.standings[variant].speed.gain,
+            ),
+        )

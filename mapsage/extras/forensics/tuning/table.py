@@ -1,4 +1,5 @@
 """The tables and the last lines of `mapsage doctor CONFIG --tune`."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,11 +13,15 @@ from .options import Variant
 from .race import Race, Speed, Standing
 
 # Relative change of the loss that deserves a sentence.
-_LARGE_CHANGE = .05
+_LARGE_CHANGE = 0.05
 
 
-def format_rows(race: Race, title: str, names: Mapping[Variant, str],
-                obstacles: Optional[Mapping[str, str]] = None) -> List[str]:
+def format_rows(
+    race: Race,
+    title: str,
+    names: Mapping[Variant, str],
+    obstacles: Optional[Mapping[str, str]] = None,
+) -> List[str]:
     """Return the table of a race.
 
     Args:
@@ -29,8 +34,10 @@ def format_rows(race: Race, title: str, names: Mapping[Variant, str],
     base = race.standings[race.base]
     updates = base.visits[0].updates
     width = max(24, *(len(name) for name in names.values()), *map(len, obstacles or ['']))
-    lines = [f'  {title:<{width}} {"ms":>8} {"speed":>6} {"spread":>7} {"memory":>10}  '
-             f'loss after {updates} update(s)']
+    lines = [
+        f'  {title:<{width}} {"ms":>8} {"speed":>6} {"spread":>7} {"memory":>10}  '
+        f'loss after {updates} update(s)'
+    ]
     for variant, name in names.items():
         standing = race.standings.get(variant)
         if standing is None:
@@ -66,8 +73,9 @@ def _result(race: Race, variant: Variant, standing: Standing, base: Standing) ->
     loss = f'{last.loss:.5g}'
     if variant != race.base:
         change = (last.loss - reference.loss) / max(abs(reference.loss), 1e-12)
-        loss = f'{change:+.2%}' + (', large: compare the scores of two runs'
-                                   if abs(change) > _LARGE_CHANGE else '')
+        loss = f'{change:+.2%}' + (
+            ', large: compare the scores of two runs' if abs(change) > _LARGE_CHANGE else ''
+        )
     if last.updates != reference.updates:
         loss = '-'
     return f'{_speed(race, variant, standing)} {memory:>10}  {loss}'
@@ -75,15 +83,16 @@ def _result(race: Race, variant: Variant, standing: Standing, base: Standing) ->
 
 def _speed(race: Race, variant: Variant, standing: Standing) -> str:
     if variant == race.base:
-        speed = Speed(1., race.noise)
+        speed = Speed(1.0, race.noise)
     else:
         speed = standing.speed
     spread = 'once' if speed.spread == float('inf') else f'{speed.spread:.2f}'
     return f'{1000 * standing.seconds:>8.1f} {speed.gain:>6.2f} {spread:>7}'
 
 
-def command_line(args: argparse.Namespace, base: Variant, best: Variant, gain: Optional[Speed],
-                 noise: float) -> str:
+def command_line(
+    args: argparse.Namespace, base: Variant, best: Variant, gain: Optional[Speed], noise: float
+) -> str:
     """Return the result: the line to type, or that the config is best as it is.
 
     Args:
@@ -94,8 +103,10 @@ def command_line(args: argparse.Namespace, base: Variant, best: Variant, gain: O
         noise: Deviation from 1 that equal work showed.
     """
     if not best.options and best.threads == base.threads:
-        return (f'result: keep the config as it is. No option gained more than the spread of the '
-                f'measurement (noise {noise:.2f})')
+        return (
+            f'result: keep the config as it is. No option gained more than the spread of the '
+            f'measurement (noise {noise:.2f})'
+        )
     fact = '' if gain is None else f', its step {gain.gain:.2f} times as fast (±{gain.spread:.2f})'
     threads = '' if best.threads == base.threads else f'OMP_NUM_THREADS={best.threads} '
     words = [program('train'), shlex.quote(str(args.config))]
@@ -103,6 +114,8 @@ def command_line(args: argparse.Namespace, base: Variant, best: Variant, gain: O
         words += ['--accelerator', args.accelerator]
     changes: Dict[str, Any] = {**(args.cfg_options or {}), **best.changes}
     if changes:
-        words += ['--cfg-options', *(shlex.quote(f'{key}={value}')
-                                     for key, value in changes.items())]
+        words += [
+            '--cfg-options',
+            *(shlex.quote(f'{key}={value}') for key, value in changes.items()),
+        ]
     return f'result: train with{fact}\n  {threads}{" ".join(words)}'

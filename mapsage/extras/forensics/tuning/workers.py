@@ -1,4 +1,5 @@
 """How many loader workers feed a training step, measured with the config's own loader."""
+
 from __future__ import annotations
 
 import math
@@ -18,7 +19,7 @@ from .bench import StepBench, Visit
 from .options import Option, Variant
 
 # Batches whose loading is timed, and seconds after which no more is loaded.
-_LOADED, _LOAD_SECONDS = 5, 5.
+_LOADED, _LOAD_SECONDS = 5, 5.0
 # Least time of a visit, in batches and in seconds, after the batches that were loaded ahead.
 _LEAST_BATCHES, _VISIT_SECONDS = 4, 1.5
 
@@ -48,8 +49,11 @@ class TrainingData:
 
     def batches(self, workers: int) -> Iterator[Any]:
         """Yield batches without an end, as a training's loader gives them."""
-        config = {**self._loader, 'num_workers': workers,
-                  'persistent_workers': bool(workers and self._loader.get('persistent_workers'))}
+        config = {
+            **self._loader,
+            'num_workers': workers,
+            'persistent_workers': bool(workers and self._loader.get('persistent_workers')),
+        }
         if not workers:
             # Without workers, torch refuses it.
             config.pop('prefetch_factor', None)
@@ -75,8 +79,9 @@ class TrainingData:
         return batches
 
 
-def candidate_workers(configured: int, load_seconds: float, step_seconds: float,
-                      cores: int) -> List[int]:
+def candidate_workers(
+    configured: int, load_seconds: float, step_seconds: float, cores: int
+) -> List[int]:
     """Return the numbers of workers to try besides the config's. Pure.
 
     Args:
@@ -124,7 +129,8 @@ def visit_with_workers(bench: StepBench, data: TrainingData, variant: Variant) -
         ahead = 2 * workers
         ends = [time.perf_counter()]
         while len(ends) <= ahead + _LEAST_BATCHES or (
-                ends[-1] - ends[min(ahead, len(ends) - 1)] < _VISIT_SECONDS):
+            ends[-1] - ends[min(ahead, len(ends) - 1)] < _VISIT_SECONDS
+        ):
             step(next(source))
             ends.append(time.perf_counter())
     measured = ends[ahead:]

@@ -5,6 +5,7 @@
 (``unlabeled_loss.py``). ``FixMatchHook`` connects the step to a run, and the log tells what the
 pseudo-labels are (``pseudo_label_report.py``). The data's side is `unlabeled/`.
 """
+
 from .fixmatch_hook import FixMatchHook, SemiSupervisedError
 
 __all__ = ['FixMatchHook', 'SemiSupervisedError']

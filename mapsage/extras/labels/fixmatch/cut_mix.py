@@ -8,6 +8,7 @@ Yang et al. 2024, https://arxiv.org/abs/2410.10777.
 
 Shapes: N images, H x W cells of a map.
 """
+
 from __future__ import annotations
 
 from typing import Tuple
@@ -46,8 +47,10 @@ def draw_boxes(images: int, probability: float, grid: Tuple[int, int]) -> torch.
 def box_masks(boxes: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
     """Return the cells of a map inside the boxes, bool (N, H, W), on the device of ``boxes``."""
     inside = []
-    for cells, begin, end in ((size[0], boxes[:, 0], boxes[:, 1]),
-                              (size[1], boxes[:, 2], boxes[:, 3])):
+    for cells, begin, end in (
+        (size[0], boxes[:, 0], boxes[:, 1]),
+        (size[1], boxes[:, 2], boxes[:, 3]),
+    ):
         centers = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) / cells
         inside.append((centers >= begin[:, None]) & (centers < end[:, None]))
     return inside[0][:, :, None] & inside[1][:, None]

@@ -9,6 +9,7 @@ Yang et al. 2024 (UniMatch V2), https://arxiv.org/abs/2410.10777.
 
 Shapes: N images, C channels of a level, H x W cells of its feature map.
 """
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -54,13 +55,17 @@ def as_levels(features: Any, backbone: nn.Module) -> Levels:
     Raises:
         FeatureLevelsError: If it is not a tuple or list of tensors (N, C, H, W).
     """
-    if isinstance(features, (tuple, list)) and features and all(
-            isinstance(level, torch.Tensor) and level.dim() == 4 for level in features):
+    if (
+        isinstance(features, (tuple, list))
+        and features
+        and all(isinstance(level, torch.Tensor) and level.dim() == 4 for level in features)
+    ):
         return tuple(features)
     raise FeatureLevelsError(
         f'{type(backbone).__name__} returns {type(features).__name__}, expected a tuple of tensors '
         "(N, C, H, W) with channels to drop. Use FixMatchHook with views='images' and "
-        'channel_dropout=False.')
+        'channel_dropout=False.'
+    )
 
 
 def channel_factors(images: int, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -70,13 +75,14 @@ def channel_factors(images: int, channels: int) -> Tuple[torch.Tensor, torch.Ten
     the images, rounded down, all factors are 1.
     """
     first = torch.randint(0, 2, (images, channels)).float() * 2
-    untouched = torch.randperm(images)[:int(images * _UNTOUCHED)]
-    first[untouched] = 1.
+    untouched = torch.randperm(images)[: int(images * _UNTOUCHED)]
+    first[untouched] = 1.0
     return first, 2 - first
 
 
-def drop_channels(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
-                  ) -> Tuple[Levels, Levels]:
+def drop_channels(
+    first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
+) -> Tuple[Levels, Levels]:
     """Drop complementary channels of two views.
 
     Levels with the same number of channels drop the same ones.
@@ -92,7 +98,11 @@ def drop_channels(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
             factors[level.shape[1]] = channel_factors(len(level), level.shape[1])
     views = []
     for index, view in enumerate((first, second)):
-        views.append(tuple(
-            level * factors[level.shape[1]][index].to(level.device, level.dtype)[..., None, None]
-            for level in view))
+        views.append(
+            tuple(
+                level
+                * factors[level.shape[1]][index].to(level.device, level.dtype)[..., None, None]
+                for level in view
+            )
+        )
     return views[0], views[1]

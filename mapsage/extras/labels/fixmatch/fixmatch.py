@@ -7,6 +7,7 @@ device draws the same ones.
 Shapes: N images of the batch, U unlabeled ones among them, V strong views of each, C classes,
 H x W pixels.
 """
+
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -59,8 +60,16 @@ class FixMatchStep:
             pixels, confident pixels with a known label, and correct ones among these.
     """
 
-    def __init__(self, student: Any, teacher: Teacher, loss: UnlabeledLoss, views: str,
-                 channel_dropout: bool, cut_mix: float, strong: StrongView) -> None:
+    def __init__(
+        self,
+        student: Any,
+        teacher: Teacher,
+        loss: UnlabeledLoss,
+        views: str,
+        channel_dropout: bool,
+        cut_mix: float,
+        strong: StrongView,
+    ) -> None:
         self.student, self.teacher, self.unlabeled_loss = student, teacher, loss
         self.views, self.channel_dropout = views, channel_dropout
         self.cut_mix, self.strong = cut_mix, strong
@@ -90,25 +99,28 @@ class FixMatchStep:
         hidden = stack_hidden_masks(samples, (int(inputs.shape[2]), int(inputs.shape[3])))
         classes, confident = self._predict_pseudo_labels(inputs[labeled:], unlabeled_features)
         confident = confident & (hidden != OUTSIDE)
-        self.seen.append(
-            _count_pixels(classes, confident, hidden, int(self.student.num_classes)))
+        self.seen.append(_count_pixels(classes, confident, hidden, int(self.student.num_classes)))
         with _use_features(self.student, labeled_features):
             losses = self._supervised_loss(inputs[:labeled], list(data_samples[:labeled]))
-        logits, mixed = self._strong_logits(inputs[labeled:], unlabeled_features,
-                                            torch.stack([classes, confident.long()], 1))
+        logits, mixed = self._strong_logits(
+            inputs[labeled:], unlabeled_features, torch.stack([classes, confident.long()], 1)
+        )
         # The same count as UnlabeledLoss.count_batch(), but without waiting for the device.
         valid = (hidden != OUTSIDE).sum().float()
         count = torch.stack([valid, torch.ones_like(valid)])
         losses['unlabeled.loss_ce'] = self.unlabeled_loss(
-            logits, mixed[:, 0], mixed[:, 1] > 0, count, len(mixed) // len(samples))
-        halved = {name: _halve(value) if 'loss' in name else value
-                  for name, value in losses.items()}
+            logits, mixed[:, 0], mixed[:, 1] > 0, count, len(mixed) // len(samples)
+        )
+        halved = {
+            name: _halve(value) if 'loss' in name else value for name, value in losses.items()
+        }
         halved['unlabeled.passed'] = confident.sum() / valid.clamp(min=1)
         return halved
 
     @torch.no_grad()
-    def _predict_pseudo_labels(self, images: torch.Tensor, features: Optional[Levels]
-                               ) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _predict_pseudo_labels(
+        self, images: torch.Tensor, features: Optional[Levels]
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the teacher's classes, int64 (U, H, W), and where it is confident, bool."""
         teacher = self.teacher.module
         with _use_features(teacher, features):
@@ -116,8 +128,9 @@ class FixMatchStep:
         confidence, classes = logits.float().softmax(1).max(1)
         return classes, confidence >= self.unlabeled_loss.threshold
 
-    def _strong_logits(self, images: torch.Tensor, features: Optional[Levels],
-                       pseudo_labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _strong_logits(
+        self, images: torch.Tensor, features: Optional[Levels], pseudo_labels: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the student's logits of the strong views, and their pseudo-labels.
 
         Boxes are mixed in both at the same positions.
@@ -131,28 +144,37 @@ class FixMatchStep:
             Logits (V * U, C, H, W) and pseudo-labels (V * U, 2, H, W), view by view.
         """
         has_two_views = self.channel_dropout or features is not None
-        grid = images.shape[2:] if features is None else min(
-            (level.shape[2:] for level in features), key=lambda size: size[0])
+        grid = (
+            images.shape[2:]
+            if features is None
+            else min((level.shape[2:] for level in features), key=lambda size: size[0])
+        )
         # The boxes of each view.
-        boxes = [draw_boxes(len(images), self.cut_mix, (int(grid[0]), int(grid[1]))).to(
-            images.device) for _ in range(1 + has_two_views)]
+        boxes = [
+            draw_boxes(len(images), self.cut_mix, (int(grid[0]), int(grid[1]))).to(images.device)
+            for _ in range(1 + has_two_views)
+        ]
         mixed = torch.cat([paste(pseudo_labels, view_boxes) for view_boxes in boxes])
         if features is None:
-            inputs = torch.cat([paste(self._strengthen(images), view_boxes)
-                                for view_boxes in boxes])
+            inputs = torch.cat(
+                [paste(self._strengthen(images), view_boxes) for view_boxes in boxes]
+            )
             if not has_two_views:
                 return _compute_logits(self.student, inputs), mixed
             levels = self._run_backbone(inputs)
-            first, second = drop_channels(_slice_images(levels, None, len(images)),
-                                          _slice_images(levels, len(images), None))
+            first, second = drop_channels(
+                _slice_images(levels, None, len(images)), _slice_images(levels, len(images), None)
+            )
         else:
             # The backbone is skipped, so only the size of these images matters.
             inputs = torch.cat([images] * len(boxes))
             # Channels are dropped before boxes are mixed: a pasted box keeps the channels of the
             # image that it comes from.
             first, second = drop_channels(features, features)
-            first, second = (tuple(paste(level, view_boxes) for level in view)
-                             for view, view_boxes in zip((first, second), boxes))
+            first, second = (
+                tuple(paste(level, view_boxes) for level in view)
+                for view, view_boxes in zip((first, second), boxes)
+            )
         both = tuple(torch.cat(pair) for pair in zip(first, second))
         with given_features(self.student.backbone, both):
             return _compute_logits(self.student, inputs), mixed
@@ -177,7 +199,8 @@ def _count_labeled(samples: Sequence[Any]) -> int:
             f'a batch with the kinds {kinds} (L labeled, '
             'U unlabeled), expected some labeled images and then some unlabeled ones: set '
             "train_dataloader.sampler=dict(type='LabeledUnlabeledSampler', labeled=..., "
-            'unlabeled=...), with numbers that add up to batch_size.')
+            'unlabeled=...), with numbers that add up to batch_size.'
+        )
     return labeled
 
 
@@ -186,16 +209,17 @@ def _slice_images(levels: Levels, start: Optional[int], stop: Optional[int]) -> 
 
 
 def _use_features(model: Any, features: Optional[Levels]) -> ContextManager[None]:
-    """Return a context in which a segmentor's backbone returns ``features``, unless they are None.
-    """
+    """Return a context in which a segmentor's backbone returns ``features``, unless they are None."""
     return nullcontext() if features is None else given_features(model.backbone, features)
 
 
 def _compute_logits(model: Any, images: torch.Tensor) -> torch.Tensor:
     """Return a segmentor's logits at the size of the images, float (images, C, H, W)."""
     size = images.shape[2:]
-    metas = [dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
-             for _ in range(len(images))]
+    metas = [
+        dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
+        for _ in range(len(images))
+    ]
     logits = model.encode_decode(images, metas)
     # A head with one output channel predicts class 1 against class 0.
     if logits.shape[1] == 1:
@@ -207,12 +231,14 @@ def _halve(value: Any) -> Any:
     return [item / 2 for item in value] if isinstance(value, (list, tuple)) else value / 2
 
 
-def _count_pixels(classes: torch.Tensor, confident: torch.Tensor, hidden: torch.Tensor,
-                  num_classes: int) -> torch.Tensor:
+def _count_pixels(
+    classes: torch.Tensor, confident: torch.Tensor, hidden: torch.Tensor, num_classes: int
+) -> torch.Tensor:
     """Return the rows of :attr:`FixMatchStep.seen`, float (4, C)."""
     inside = hidden != OUTSIDE
     known = confident & (hidden < UNKNOWN)
     rows = torch.stack([inside, confident, known, known & (classes == hidden)])
     # A comparison instead of scatter, whose order is undefined on some devices.
-    return torch.stack([(rows & (classes == index)).flatten(1).sum(1)
-                        for index in range(num_classes)], 1).float()
+    return torch.stack(
+        [(rows & (classes == index)).flatten(1).sum(1) for index in range(num_classes)], 1
+    ).float()

@@ -5,6 +5,7 @@ optimizer step. Evaluations and checkpoints use the teacher: the hook swaps the 
 teacher around a validation, and in a checkpoint under the model's names. So what a tool reads from
 a checkpoint is the teacher, and the student is an extra entry for resuming.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Optional
@@ -86,10 +87,17 @@ class FixMatchHook(Hook):
     priority = 'NORMAL'
     cross_check_obstacle = 'FixMatchHook, whose teacher changes with the step'
 
-    def __init__(self, threshold: float = 0.95, momentum: float = 0.996, views: str = 'images',
-                 channel_dropout: bool = False, cut_mix: float = 0.5,
-                 strong: Optional[Dict[str, float]] = None, interval: Optional[int] = None,
-                 patience: int = 200) -> None:
+    def __init__(
+        self,
+        threshold: float = 0.95,
+        momentum: float = 0.996,
+        views: str = 'images',
+        channel_dropout: bool = False,
+        cut_mix: float = 0.5,
+        strong: Optional[Dict[str, float]] = None,
+        interval: Optional[int] = None,
+        patience: int = 200,
+    ) -> None:
         self._loss = UnlabeledLoss(threshold)
         for name, value in (('momentum', momentum), ('cut_mix', cut_mix)):
             if not 0 <= value <= 1:
@@ -97,8 +105,10 @@ class FixMatchHook(Hook):
         if views not in VIEWS:
             raise ValueError(f'FixMatchHook.views={views!r}, expected one of {VIEWS}.')
         if views == 'features' and strong:
-            raise ValueError(f"FixMatchHook.strong={strong} with views='features', where images "
-                             'do not change: leave it out.')
+            raise ValueError(
+                f"FixMatchHook.strong={strong} with views='features', where images "
+                'do not change: leave it out.'
+            )
         self._momentum, self._views, self._dropout = momentum, views, channel_dropout
         self._cut_mix, self._strong = cut_mix, StrongView(**(strong or {}))
         self._interval, self._patience = interval, patience
@@ -122,7 +132,8 @@ class FixMatchHook(Hook):
             if runner._resume:
                 runner.logger.warning(
                     'the checkpoint has a model but no student: a run without FixMatchHook saved '
-                    'it. The teacher begins with its weights.')
+                    'it. The teacher begins with its weights.'
+                )
             return
         state = checkpoint['state_dict']
         teacher = {name: state[name] for name in saved['student']}
@@ -141,8 +152,11 @@ class FixMatchHook(Hook):
             check_frozen(model.backbone)
         # A second training of the same runner continues with the teacher.
         if self._teacher is None:
-            self._teacher = Teacher(model, self._momentum, [
-                module for module in (frozen, model.data_preprocessor) if module is not None])
+            self._teacher = Teacher(
+                model,
+                self._momentum,
+                [module for module in (frozen, model.data_preprocessor) if module is not None],
+            )
         if self._resumed is not None:
             self._teacher.load(self._resumed['teacher'], self._resumed['steps'])
             self._resumed = None
@@ -153,24 +167,39 @@ class FixMatchHook(Hook):
             raise SemiSupervisedError(
                 f'FixMatchHook with the model wrapper {type(runner.model).__name__}, which gives '
                 'losses no counts of all ranks: expected MMDistributedDataParallel, or no '
-                'model_wrapper_cfg.')
-        self._step = FixMatchStep(model, self._teacher, self._loss, self._views, self._dropout,
-                                  self._cut_mix, self._strong)
+                'model_wrapper_cfg.'
+            )
+        self._step = FixMatchStep(
+            model,
+            self._teacher,
+            self._loss,
+            self._views,
+            self._dropout,
+            self._cut_mix,
+            self._strong,
+        )
         model.loss = self._step
         self._channel = open_channel(purpose='pseudo-labels')
         self._interval = self._interval or log_interval(runner)
-        self._report = PseudoLabelReport(_class_names(runner, model), self._loss.threshold,
-                                         self._patience)
+        self._report = PseudoLabelReport(
+            _class_names(runner, model), self._loss.threshold, self._patience
+        )
         runner.logger.info(self._describe(runner, self._teacher))
         sampler: Any = runner.train_dataloader.sampler
         if self._cut_mix and sampler.unlabeled == 1:
-            runner.logger.warning('[FixMatch] a batch of a rank has one unlabeled image, which can '
-                                  'have no box of another one (CutMix). Set unlabeled=2 or more in '
-                                  'the sampler.')
+            runner.logger.warning(
+                '[FixMatch] a batch of a rank has one unlabeled image, which can '
+                'have no box of another one (CutMix). Set unlabeled=2 or more in '
+                'the sampler.'
+            )
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int,
-                         data_batch: Optional[Batch] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(
+        self,
+        runner: HostRunner,
+        batch_idx: int,
+        data_batch: Optional[Batch] = None,
+        outputs: Optional[Dict[str, Any]] = None,
+    ) -> None:
         """Let the teacher follow a step of the optimizer, and log a table at the interval."""
         assert self._teacher is not None and self._interval is not None
         if not inside_cycle(runner.optim_wrapper):
@@ -183,8 +212,9 @@ class FixMatchHook(Hook):
         """Put the teacher's weights into the model."""
         self._set_evaluating(runner, True)
 
-    def after_val_epoch(self, runner: HostRunner,
-                        metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Put the student's weights back into the model."""
         self._set_evaluating(runner, False)
 
@@ -192,8 +222,9 @@ class FixMatchHook(Hook):
         """Put the teacher's weights into the model, if a training has created a teacher."""
         self._set_evaluating(runner, True)
 
-    def after_test_epoch(self, runner: HostRunner,
-                         metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_test_epoch(
+        self, runner: HostRunner, metrics: Optional[Dict[str, float]] = None
+    ) -> None:
         """Put the student's weights back into the model."""
         self._set_evaluating(runner, False)
 
@@ -203,8 +234,9 @@ class FixMatchHook(Hook):
             return
         state = checkpoint['state_dict']
         # During a validation the model holds the teacher's weights, and the teacher the student's.
-        in_teacher = {name: value.cpu() for name, value in
-                      self._teacher.state(plain_model(runner)).items()}
+        in_teacher = {
+            name: value.cpu() for name, value in self._teacher.state(plain_model(runner)).items()
+        }
         in_model = {name: state[name] for name in in_teacher}
         teacher, student = (in_model, in_teacher) if self._evaluating else (in_teacher, in_model)
         state.update(teacher)
@@ -247,11 +279,13 @@ class FixMatchHook(Hook):
     def _describe(self, runner: HostRunner, teacher: Teacher) -> str:
         dataset: Any = runner.train_dataloader.dataset
         sampler: Any = runner.train_dataloader.sampler
-        return (f'[FixMatch] {dataset.sizes[0]} labeled and {dataset.sizes[1]} unlabeled samples, '
-                f'{sampler.labeled} and {sampler.unlabeled} in each batch of a rank; an epoch, in '
-                f'which the kind that lasts longer is shown once, has {sampler.batches} steps. '
-                f'Strong views of {self._views}, threshold {self._loss.threshold:g}; the teacher, '
-                f'which is evaluated and saved, has followed {teacher.steps} step(s)')
+        return (
+            f'[FixMatch] {dataset.sizes[0]} labeled and {dataset.sizes[1]} unlabeled samples, '
+            f'{sampler.labeled} and {sampler.unlabeled} in each batch of a rank; an epoch, in '
+            f'which the kind that lasts longer is shown once, has {sampler.batches} steps. '
+            f'Strong views of {self._views}, threshold {self._loss.threshold:g}; the teacher, '
+            f'which is evaluated and saved, has followed {teacher.steps} step(s)'
+        )
 
 
 def _copy_from_first_rank(buffers: List[torch.Tensor]) -> List[torch.Tensor]:
@@ -280,40 +314,57 @@ def _class_names(runner: HostRunner, model: Any) -> List[str]:
 def _find_mistakes(runner: HostRunner, model: nn.Module, views: str) -> Iterator[str]:
     """Yield what does not suit FixMatch, each as the rest of a sentence; the gravest first."""
     if not isinstance(model, BaseSegmentor) or not is_segmentor(model):
-        yield (f'the model {type(model).__name__}: expected a segmentor with encode_decode, such '
-               f'as EncoderDecoder')
+        yield (
+            f'the model {type(model).__name__}: expected a segmentor with encode_decode, such '
+            f'as EncoderDecoder'
+        )
     if isinstance(runner.model, (HeadReplicas, MMModelParallel)):
-        yield (f'the model wrapper {type(runner.model).__name__}: expected one device a model, '
-               f'since the teacher is a second model on the same device')
+        yield (
+            f'the model wrapper {type(runner.model).__name__}: expected one device a model, '
+            f'since the teacher is a second model on the same device'
+        )
     for module in model.modules():
         if gives_scores(module):
-            yield (f'{type(module).__name__}, which gives scores and no logits: expected a head '
-                   f'whose output a softmax turns into probabilities. Pseudo-labels serve such a '
-                   f'head too')
+            yield (
+                f'{type(module).__name__}, which gives scores and no logits: expected a head '
+                f'whose output a softmax turns into probabilities. Pseudo-labels serve such a '
+                f'head too'
+            )
     loop = runner.train_loop
     loader = loop.dataloader
     sampler = loader.sampler
     if not isinstance(loader.dataset, SemiSupervisedDataset):
-        yield (f'the training dataset {type(loader.dataset).__name__}: expected a '
-               f'SemiSupervisedDataset, with labeled and unlabeled samples')
+        yield (
+            f'the training dataset {type(loader.dataset).__name__}: expected a '
+            f'SemiSupervisedDataset, with labeled and unlabeled samples'
+        )
     if not isinstance(sampler, LabeledUnlabeledSampler):
         yield f'the sampler {type(sampler).__name__}: expected LabeledUnlabeledSampler'
     if sampler.labeled + sampler.unlabeled != loader.batch_size:
-        yield (f'train_dataloader.batch_size={loader.batch_size}, and {sampler.labeled} '
-               f'labeled and {sampler.unlabeled} unlabeled samples in a batch: expected their sum')
+        yield (
+            f'train_dataloader.batch_size={loader.batch_size}, and {sampler.labeled} '
+            f'labeled and {sampler.unlabeled} unlabeled samples in a batch: expected their sum'
+        )
     if isinstance(loop, EpochBasedTrainLoop) and sampler.infinite:
-        yield ('LabeledUnlabeledSampler in a loop of epochs, of which the first would never end: '
-               'set infinite=False')
+        yield (
+            'LabeledUnlabeledSampler in a loop of epochs, of which the first would never end: '
+            'set infinite=False'
+        )
     if hooks_of_type(runner, DynamicSamplingHook):
         yield 'DynamicSamplingHook, which fills batches by other rules: leave one of them out'
     if hooks_of_type(runner, EMAHook):
-        yield ('EMAHook, whose average would be a second one: leave it out, the teacher is an '
-               'average')
+        yield (
+            'EMAHook, whose average would be a second one: leave it out, the teacher is an average'
+        )
     wrapper: Any = runner.model
     if gives_counts(wrapper) and wrapper.counts.wants_first_pass:
-        yield ('a loss of the predictions of all ranks, such as JaccardLoss, in a process that '
-               'runs several virtual ranks: each step would be computed twice. Start a process '
-               'for each virtual rank, or leave the loss to a separate stage')
+        yield (
+            'a loss of the predictions of all ranks, such as JaccardLoss, in a process that '
+            'runs several virtual ranks: each step would be computed twice. Start a process '
+            'for each virtual rank, or leave the loss to a separate stage'
+        )
     if runner.cfg.get('feature_source') and views == 'images':
-        yield ("a feature_source and views='images', whose strong views need the encoder: set "
-               "views='features', or leave feature_source out")
+        yield (
+            "a feature_source and views='images', whose strong views need the encoder: set "
+            "views='features', or leave feature_source out"
+        )

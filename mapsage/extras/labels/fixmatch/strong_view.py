@@ -5,6 +5,7 @@ generator, so a run draws the same ones on any device.
 
 Shapes: N images, C bands, H x W pixels, K cells of the blur kernel.
 """
+
 from __future__ import annotations
 
 import math
@@ -40,11 +41,25 @@ class StrongView:
         ValueError: If a number is below 0 or above 1.
     """
 
-    def __init__(self, brightness: float = 0.5, contrast: float = 0.5, saturation: float = 0.5,
-                 hue: float = 0.25, jitter: float = 0.8, gray: float = 0.2, blur: float = 0.5
-                 ) -> None:
-        settings = dict(brightness=brightness, contrast=contrast, saturation=saturation, hue=hue,
-                        jitter=jitter, gray=gray, blur=blur)
+    def __init__(
+        self,
+        brightness: float = 0.5,
+        contrast: float = 0.5,
+        saturation: float = 0.5,
+        hue: float = 0.25,
+        jitter: float = 0.8,
+        gray: float = 0.2,
+        blur: float = 0.5,
+    ) -> None:
+        settings = dict(
+            brightness=brightness,
+            contrast=contrast,
+            saturation=saturation,
+            hue=hue,
+            jitter=jitter,
+            gray=gray,
+            blur=blur,
+        )
         for name, value in settings.items():
             if not 0 <= value <= 1:
                 raise ValueError(f'strong.{name}={value!r}, expected a number from 0 to 1.')
@@ -80,8 +95,9 @@ class StrongView:
         jittered = draws[:, 0] < self.jitter
         spread = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue])
         amount = (draws[:, 1:5] * 2 - 1) * spread * jittered[:, None]
-        brightness, contrast = ((1 + amount[:, column]).to(values.device).view(-1, 1, 1, 1)
-                                for column in (0, 1))
+        brightness, contrast = (
+            (1 + amount[:, column]).to(values.device).view(-1, 1, 1, 1) for column in (0, 1)
+        )
         values = values * brightness
         mean = values.mean((2, 3), keepdim=True)
         if values.shape[1] == 3:
@@ -95,10 +111,11 @@ class StrongView:
         return (matrix[..., None, None] * values[:, None]).sum(2)
 
     def _blur(self, values: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        sigma = torch.where(draws[:, 6] < self.blur, 0.1 + 1.9 * draws[:, 7],
-                            torch.full_like(draws[:, 7], _NO_BLUR))
-        offsets = torch.arange(-_RADIUS, _RADIUS + 1.)
-        kernel = torch.exp(-offsets**2 / (2 * sigma[:, None]**2))
+        sigma = torch.where(
+            draws[:, 6] < self.blur, 0.1 + 1.9 * draws[:, 7], torch.full_like(draws[:, 7], _NO_BLUR)
+        )
+        offsets = torch.arange(-_RADIUS, _RADIUS + 1.0)
+        kernel = torch.exp(-(offsets**2) / (2 * sigma[:, None] ** 2))
         kernel = (kernel / kernel.sum(1, keepdim=True)).to(values.device)
         for dim in (2, 3):
             values = _blur_dimension(values, kernel, dim)
@@ -121,7 +138,7 @@ def _color_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor
     cosine = (saturation * angle.cos())[:, None, None]
     sine = (saturation * angle.sin())[:, None, None]
     gray = torch.full((3, 3), 1 / 3)
-    across = torch.tensor([[0., -1., 1.], [1., 0., -1.], [-1., 1., 0.]]) / math.sqrt(3)
+    across = torch.tensor([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]]) / math.sqrt(3)
     return gray + cosine * (torch.eye(3) - gray) + sine * across
 
 

@@ -4,6 +4,7 @@ Only tensors that training changes are averaged and saved; a frozen backbone is 
 student instead of copied. On several ranks, all teachers follow the buffers of one rank, so they
 stay equal without any broadcast of the average.
 """
+
 from __future__ import annotations
 
 import copy
@@ -39,8 +40,9 @@ class Teacher:
         steps: Number of steps that the teacher has followed.
     """
 
-    def __init__(self, student: nn.Module, momentum: float, shared: Sequence[nn.Module] = ()
-                 ) -> None:
+    def __init__(
+        self, student: nn.Module, momentum: float, shared: Sequence[nn.Module] = ()
+    ) -> None:
         self.momentum, self.steps = momentum, 0
         # The memo makes deepcopy reuse the shared modules.
         self.module: Any = copy.deepcopy(student, {id(module): module for module in shared})
@@ -57,23 +59,32 @@ class Teacher:
 
     def averaged_names(self, student: nn.Module) -> List[str]:
         """Return the names of the tensors in which student and teacher may differ."""
-        shared_tensors = {id(tensor) for module in self._shared
-                          for tensor in (*module.parameters(), *module.buffers())}
-        parameters = [name for name, parameter in student.named_parameters()
-                      if parameter.requires_grad]
-        buffers = [f'{path}.{name}' if path else name
-                   for path, module in student.named_modules() if module.training
-                   for name, buffer in module._buffers.items()
-                   if buffer is not None and id(buffer) not in shared_tensors
-                   and name not in module._non_persistent_buffers_set]
+        shared_tensors = {
+            id(tensor)
+            for module in self._shared
+            for tensor in (*module.parameters(), *module.buffers())
+        }
+        parameters = [
+            name for name, parameter in student.named_parameters() if parameter.requires_grad
+        ]
+        buffers = [
+            f'{path}.{name}' if path else name
+            for path, module in student.named_modules()
+            if module.training
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+            and id(buffer) not in shared_tensors
+            and name not in module._non_persistent_buffers_set
+        ]
         # Names are never removed: a parameter that was trained for a while and then frozen still
         # differs.
         self._averaged_names.update(dict.fromkeys((*parameters, *buffers)))
         return list(self._averaged_names)
 
     @torch.no_grad()
-    def follow(self, student: nn.Module,
-               shared_buffers: Callable[[List[torch.Tensor]], List[torch.Tensor]]) -> None:
+    def follow(
+        self, student: nn.Module, shared_buffers: Callable[[List[torch.Tensor]], List[torch.Tensor]]
+    ) -> None:
         """Move the teacher by one step.
 
         Args:

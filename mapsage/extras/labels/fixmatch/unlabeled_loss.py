@@ -5,6 +5,7 @@ is small, instead of relying fully on these few.
 
 Shapes: N images, V strong views of each image, C classes, H x W pixels.
 """
+
 from __future__ import annotations
 
 from typing import Any, Sequence, Tuple
@@ -38,9 +39,11 @@ class UnlabeledLoss(nn.Module):
     def __init__(self, threshold: float = 0.95) -> None:
         super().__init__()
         if isinstance(threshold, bool) or not 0 <= threshold < 1:
-            raise ValueError(f"threshold={threshold!r} for the teacher's probability, expected a "
-                             'number of 0 or more and below 1, such as 0.95: no pixel would reach '
-                             '1.')
+            raise ValueError(
+                f"threshold={threshold!r} for the teacher's probability, expected a "
+                'number of 0 or more and below 1, such as 0.95: no pixel would reach '
+                '1.'
+            )
         self.threshold = threshold
 
     @staticmethod
@@ -50,12 +53,21 @@ class UnlabeledLoss(nn.Module):
 
     def count_batch(self, data_samples: Sequence[Any]) -> torch.Tensor:
         """Return a rank's number of valid unlabeled pixels, and 1 to count ranks, float64 (2,)."""
-        pixels = sum(int((_get_hidden_mask(sample) != OUTSIDE).sum())
-                     for sample in data_samples if is_unlabeled(sample))
-        return torch.tensor([float(pixels), 1.], dtype=torch.float64)
+        pixels = sum(
+            int((_get_hidden_mask(sample) != OUTSIDE).sum())
+            for sample in data_samples
+            if is_unlabeled(sample)
+        )
+        return torch.tensor([float(pixels), 1.0], dtype=torch.float64)
 
-    def forward(self, logits: torch.Tensor, classes: torch.Tensor, confident: torch.Tensor,
-                count: torch.Tensor, views: int = 1) -> torch.Tensor:
+    def forward(
+        self,
+        logits: torch.Tensor,
+        classes: torch.Tensor,
+        confident: torch.Tensor,
+        count: torch.Tensor,
+        views: int = 1,
+    ) -> torch.Tensor:
         """Return the loss averaged over the views, a scalar.
 
         Args:
@@ -86,8 +98,9 @@ def stack_hidden_masks(samples: Sequence[Any], size: Tuple[int, int]) -> torch.T
     for sample in samples:
         mask = _get_hidden_mask(sample)[0]
         below, right = size[0] - mask.shape[0], size[1] - mask.shape[1]
-        masks.append(functional.pad(mask, (0, right, 0, below), value=OUTSIDE)
-                     if below or right else mask)
+        masks.append(
+            functional.pad(mask, (0, right, 0, below), value=OUTSIDE) if below or right else mask
+        )
     return torch.stack(masks).long()
 
 

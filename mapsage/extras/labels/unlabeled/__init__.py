@@ -3,6 +3,7 @@
 `joined.py` has the dataset, `sampler.py` the composition of batches, and `transforms.py` hides the
 labels of unlabeled samples. The loss is in `fixmatch/`.
 """
+
 from .joined import SemiSupervisedDataset
 from .named_samples import named_samples
 from .sampler import LabeledUnlabeledSampler
@@ -10,6 +11,10 @@ from .transforms import HideLabels, PackUnlabeledInputs
 from .unlabeled_images import UnlabeledImages
 
 __all__ = [
-    'HideLabels', 'LabeledUnlabeledSampler', 'PackUnlabeledInputs', 'SemiSupervisedDataset',
-    'UnlabeledImages', 'named_samples'
+    'HideLabels',
+    'LabeledUnlabeledSampler',
+    'PackUnlabeledInputs',
+    'SemiSupervisedDataset',
+    'UnlabeledImages',
+    'named_samples',
 ]

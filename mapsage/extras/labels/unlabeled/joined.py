@@ -4,6 +4,7 @@ The dataset checks at the start of a run what would otherwise train silently on 
 that are in both datasets, different bands, and unlabeled samples that are packed as labeled ones.
 `sampler.py` decides how many samples of each kind a batch gets.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -44,14 +45,19 @@ class SemiSupervisedDataset(ConcatDataset):
             their number of bands or are packed by the wrong transform.
     """
 
-    def __init__(self, labeled: Dict[str, Any],
-                 unlabeled: Union[Dict[str, Any], Sequence[Dict[str, Any]]]) -> None:
+    def __init__(
+        self, labeled: Dict[str, Any], unlabeled: Union[Dict[str, Any], Sequence[Dict[str, Any]]]
+    ) -> None:
         unlabeled = [unlabeled] if isinstance(unlabeled, dict) else list(unlabeled or ())
         if not unlabeled:
-            raise ValueError('SemiSupervisedDataset.unlabeled is empty, expected the config of a '
-                             "dataset, such as dict(type='UnlabeledImages', folders=...).")
-        datasets = [_build(labeled, 'labeled'),
-                    *(_build(config, 'unlabeled') for config in unlabeled)]
+            raise ValueError(
+                'SemiSupervisedDataset.unlabeled is empty, expected the config of a '
+                "dataset, such as dict(type='UnlabeledImages', folders=...)."
+            )
+        datasets = [
+            _build(labeled, 'labeled'),
+            *(_build(config, 'unlabeled') for config in unlabeled),
+        ]
         super().__init__(datasets)
         self.sizes = len(datasets[0]), sum(map(len, datasets[1:]))
         self.metainfo: Dict[str, Any] = dict(datasets[0].metainfo)
@@ -83,15 +89,20 @@ class SemiSupervisedDataset(ConcatDataset):
             raise ValueError(
                 f'{both[0]} is a labeled and an unlabeled image, and so are {len(both) - 1} more: '
                 'expected different ones. Leave them out of the unlabeled dataset, for example '
-                'with NamedSamples(exclude=True).')
-        shared = sorted((labeled_images | _scenes(self.datasets[:1])) &
-                        (unlabeled_images | _scenes(self.datasets[1:])))
+                'with NamedSamples(exclude=True).'
+            )
+        shared = sorted(
+            (labeled_images | _scenes(self.datasets[:1]))
+            & (unlabeled_images | _scenes(self.datasets[1:]))
+        )
         if shared and get_dist_info()[0] == 0:
             print_log(
                 f'scene {shared[0]} is read by the labeled and by the unlabeled dataset, and so '
                 f'are {len(shared) - 1} more. Give the two different parts or areas (split, aoi), '
-                'or pixels with labels count as unlabeled ones too.', logger='current',
-                level=logging.WARNING)
+                'or pixels with labels count as unlabeled ones too.',
+                logger='current',
+                level=logging.WARNING,
+            )
 
     def _check_first_samples(self) -> None:
         """Load the first sample of each dataset, and compare them.
@@ -109,22 +120,30 @@ class SemiSupervisedDataset(ConcatDataset):
                 raise ValueError(
                     f'the unlabeled dataset ({name}) has images of {count} bands, and the labeled '
                     f'one ({type(self.datasets[0]).__name__}) of {bands[0]}: expected the same '
-                    'bands in the same order. Choose them with bands= of GeoTiffDataset.')
+                    'bands in the same order. Choose them with bands= of GeoTiffDataset.'
+                )
             pipeline = getattr(dataset, 'pipeline', None)
-            label_crops = [type(step).__name__ for step in getattr(pipeline, 'transforms', ())
-                           if getattr(step, 'cat_max_ratio', 1) < 1]
+            label_crops = [
+                type(step).__name__
+                for step in getattr(pipeline, 'transforms', ())
+                if getattr(step, 'cat_max_ratio', 1) < 1
+            ]
             if label_crops:
                 raise ValueError(
                     f'{label_crops[0]} of the unlabeled dataset ({name}) has cat_max_ratio below 1 '
-                    'and chooses crops by labels, which are hidden: leave cat_max_ratio out there.')
+                    'and chooses crops by labels, which are hidden: leave cat_max_ratio out there.'
+                )
             if MARK not in sample['data_samples'].metainfo:
                 raise ValueError(
                     f'the samples of the unlabeled dataset ({name}) are packed as labeled ones: '
                     "put dict(type='HideLabels') behind the transforms that load them, and "
-                    "dict(type='PackUnlabeledInputs') in the place of PackSegInputs.")
+                    "dict(type='PackUnlabeledInputs') in the place of PackSegInputs."
+                )
         if MARK in first_samples[0]['data_samples'].metainfo:
-            raise ValueError('the samples of the labeled dataset are packed as unlabeled ones: '
-                             'expected PackSegInputs at the end of its pipeline.')
+            raise ValueError(
+                'the samples of the labeled dataset are packed as unlabeled ones: '
+                'expected PackSegInputs at the end of its pipeline.'
+            )
 
 
 def _build(config: Dict[str, Any], kind: str) -> Any:
@@ -144,16 +163,21 @@ def _build(config: Dict[str, Any], kind: str) -> Any:
             raise
         samples = 0
     if not samples:
-        raise ValueError(f'the {kind} dataset ({config["type"]}) has no sample: expected images in '
-                         'its folders. Correct data_root and data_prefix, or indices.')
+        raise ValueError(
+            f'the {kind} dataset ({config["type"]}) has no sample: expected images in '
+            'its folders. Correct data_root and data_prefix, or indices.'
+        )
     return dataset
 
 
 def _images(datasets: Sequence[Any]) -> Set[str]:
     """Return the real paths of the images in datasets; datasets of scenes are skipped."""
-    paths = [dataset.get_data_info(index).get('img_path') for dataset in datasets
-             if not isinstance(dataset, GeoTiffDataset) and hasattr(dataset, 'get_data_info')
-             for index in range(len(dataset))]
+    paths = [
+        dataset.get_data_info(index).get('img_path')
+        for dataset in datasets
+        if not isinstance(dataset, GeoTiffDataset) and hasattr(dataset, 'get_data_info')
+        for index in range(len(dataset))
+    ]
     return _real_paths(paths)
 
 
@@ -170,5 +194,8 @@ def _scenes(datasets: Sequence[object]) -> Set[str]:
 
 def _real_paths(paths: Iterable[object]) -> Set[str]:
     """Return the real paths of local files; URLs and values of other types are skipped."""
-    return {os.path.realpath(path) for path in paths
-            if isinstance(path, (str, os.PathLike)) and '://' not in str(path)}
+    return {
+        os.path.realpath(path)
+        for path in paths
+        if isinstance(path, (str, os.PathLike)) and '://' not in str(path)
+    }

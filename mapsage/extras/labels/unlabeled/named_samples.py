@@ -3,6 +3,7 @@
 `NamedSamples` divides one dataset into labeled and unlabeled samples. Although configs use it as a
 type, it is a function: it returns the dataset itself, reduced to a subset.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,18 +32,24 @@ def named_samples(dataset: Dict[str, Any], names: str, exclude: bool = False) ->
     built = DATASETS.build(dataset)
     built.full_init()
     listed_names = _read_names(names)
-    stems = [Path(str(built.get_data_info(index).get('img_path', ''))).stem
-             for index in range(len(built))]
+    stems = [
+        Path(str(built.get_data_info(index).get('img_path', ''))).stem
+        for index in range(len(built))
+    ]
     unknown = [name for name in listed_names if name not in set(stems)]
     if unknown:
-        raise ValueError(f'{names} names {unknown[0]!r}, and {len(unknown) - 1} more, which are no '
-                         f'images of the dataset ({len(stems)}, the first {stems[0]!r}). Expected '
-                         'file names without the suffix.')
+        raise ValueError(
+            f'{names} names {unknown[0]!r}, and {len(unknown) - 1} more, which are no '
+            f'images of the dataset ({len(stems)}, the first {stems[0]!r}). Expected '
+            'file names without the suffix.'
+        )
     listed = set(listed_names)
     indices = [index for index, stem in enumerate(stems) if (stem in listed) != exclude]
     if not indices:
-        raise ValueError(f'{names} names all {len(stems)} images of the dataset, and exclude=True '
-                         'leaves none. Shorten the list.')
+        raise ValueError(
+            f'{names} names all {len(stems)} images of the dataset, and exclude=True '
+            'leaves none. Shorten the list.'
+        )
     built.get_subset_(indices)
     return built
 
@@ -53,8 +60,10 @@ def _read_names(path: str) -> List[str]:
     except OSError as error:
         raise ValueError(f'the list of names {path!r} cannot be read: {error.strerror}.') from error
     except UnicodeDecodeError as error:
-        raise ValueError(f'the list of names {path!r} is not in UTF-8 ({error.reason} at byte '
-                         f'{error.start}); save it in that encoding.') from error
+        raise ValueError(
+            f'the list of names {path!r} is not in UTF-8 ({error.reason} at byte '
+            f'{error.start}); save it in that encoding.'
+        ) from error
     names = [line.strip() for line in lines]
     names = [name for name in names if name and not name.startswith('#')]
     if not names:

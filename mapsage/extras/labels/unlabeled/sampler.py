@@ -4,6 +4,7 @@ The order of each kind is one endless sequence over all ranks, from which the ra
 sample. So the samples of a step do not depend on the number of ranks, if the batch size per step
 is the same. `joined.py` has the dataset.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -43,24 +44,37 @@ class LabeledUnlabeledSampler(Sampler):
         ValueError: If a number is less than 1, or the dataset is of another kind.
     """
 
-    def __init__(self, dataset: Any, labeled: int, unlabeled: int, infinite: bool = True,
-                 shuffle: bool = True, seed: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        labeled: int,
+        unlabeled: int,
+        infinite: bool = True,
+        shuffle: bool = True,
+        seed: Optional[int] = None,
+    ) -> None:
         for name, number in (('labeled', labeled), ('unlabeled', unlabeled)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f'LabeledUnlabeledSampler.{name}={number!r}, expected a number of '
-                                 'samples in each batch, at least 1.')
+                raise ValueError(
+                    f'LabeledUnlabeledSampler.{name}={number!r}, expected a number of '
+                    'samples in each batch, at least 1.'
+                )
         # A wrapper that forwards attributes is accepted too.
         sizes = getattr(dataset, 'sizes', None)
         if not isinstance(sizes, tuple):
-            raise ValueError(f'LabeledUnlabeledSampler with the dataset {type(dataset).__name__}, '
-                             'expected a SemiSupervisedDataset.')
+            raise ValueError(
+                f'LabeledUnlabeledSampler with the dataset {type(dataset).__name__}, '
+                'expected a SemiSupervisedDataset.'
+            )
         self.sizes: Tuple[int, int] = sizes
         self.rank, self.world_size = get_dist_info()
         self.labeled, self.unlabeled = labeled, unlabeled
         self.infinite, self.shuffle = infinite, shuffle
         self.seed, self.epoch = seed or 0, 0
-        self.batches = max(-(-size // (count * self.world_size))
-                           for size, count in zip(sizes, (labeled, unlabeled)))
+        self.batches = max(
+            -(-size // (count * self.world_size))
+            for size, count in zip(sizes, (labeled, unlabeled))
+        )
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch on this rank."""

@@ -4,6 +4,7 @@ The mask of an unlabeled sample passes through the pipeline, because it also tel
 belong to the image. `HideLabels` prepares it, and `PackUnlabeledInputs` moves it out of the field
 that losses read. Masks here are uint8: class index, `UNKNOWN` or `OUTSIDE`.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Tuple
@@ -62,10 +63,12 @@ class HideLabels(BaseTransform):
         if labels is not None:
             known = labels != self.ignore_index
             if (labels[known] >= UNKNOWN).any():
-                raise ValueError(f'a mask with the label {int(labels[known].max())}: HideLabels '
-                                 f'takes class indices below {UNKNOWN}, and ignore_index='
-                                 f'{self.ignore_index} for pixels without a class. Give the '
-                                 'ignore_index of the dataset.')
+                raise ValueError(
+                    f'a mask with the label {int(labels[known].max())}: HideLabels '
+                    f'takes class indices below {UNKNOWN}, and ignore_index='
+                    f'{self.ignore_index} for pixels without a class. Give the '
+                    'ignore_index of the dataset.'
+                )
             hidden[known] = labels[known]
         hidden[~_inside_image(results, shape)] = OUTSIDE
         results['gt_seg_map'], results[_HIDDEN] = hidden, True
@@ -99,8 +102,10 @@ class PackUnlabeledInputs(PackSegInputs):
             ValueError: If ``HideLabels`` is missing from the pipeline.
         """
         if not results.get(_HIDDEN):
-            raise ValueError("PackUnlabeledInputs without HideLabels: put dict(type='HideLabels') "
-                             'into the pipeline, behind the transforms that load the sample.')
+            raise ValueError(
+                "PackUnlabeledInputs without HideLabels: put dict(type='HideLabels') "
+                'into the pipeline, behind the transforms that load the sample.'
+            )
         packed = super().transform(results)
         sample = packed['data_samples']
         hidden = sample.gt_sem_seg.data

@@ -3,6 +3,7 @@
 For the unlabeled side of `SemiSupervisedDataset` (`joined.py`). Scenes with coordinates need
 `GeoTiffDataset` without `labels` instead.
 """
+
 from __future__ import annotations
 
 import os
@@ -45,13 +46,23 @@ class UnlabeledImages(BaseSegDataset):
         folders = [os.path.join(self.data_root or '', folder) for folder in self.folders]
         missing = [folder for folder in folders if not os.path.isdir(folder)]
         if missing:
-            raise ValueError(f'folder {missing[0]!r} of unlabeled images does not exist; correct '
-                             'folders or data_root.')
-        paths = sorted(os.path.join(parent, name) for folder in folders
-                       for parent, _, names in os.walk(folder) for name in names
-                       if name.lower().endswith(_SUFFIXES) and not name.startswith('.'))
+            raise ValueError(
+                f'folder {missing[0]!r} of unlabeled images does not exist; correct '
+                'folders or data_root.'
+            )
+        paths = sorted(
+            os.path.join(parent, name)
+            for folder in folders
+            for parent, _, names in os.walk(folder)
+            for name in names
+            if name.lower().endswith(_SUFFIXES) and not name.startswith('.')
+        )
         if not paths:
-            raise ValueError(f'no unlabeled image in {folders}; expected files that end in '
-                             f'{", ".join(_SUFFIXES)}.')
-        return [dict(img_path=path, label_map=None, reduce_zero_label=False, seg_fields=[])
-                for path in paths]
+            raise ValueError(
+                f'no unlabeled image in {folders}; expected files that end in '
+                f'{", ".join(_SUFFIXES)}.'
+            )
+        return [
+            dict(img_path=path, label_map=None, reduce_zero_label=False, seg_fields=[])
+            for path in paths
+        ]

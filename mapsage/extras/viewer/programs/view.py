@@ -1,10 +1,11 @@
 """Show maps in a browser: scene and map under a swipe, classes, confidence, errors.
 
-    python tools/view.py work_dirs/demo/maps
-    python tools/view.py maps/ --scenes scenes/ --truth labels/
-    python tools/view.py maps/ --truth labels/ --review errors.gpkg   q in the page reviews tiles
-    python tools/view.py maps/ --static site/      a folder for any web server
+python tools/view.py work_dirs/demo/maps
+python tools/view.py maps/ --scenes scenes/ --truth labels/
+python tools/view.py maps/ --truth labels/ --review errors.gpkg   q in the page reviews tiles
+python tools/view.py maps/ --static site/      a folder for any web server
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,33 +19,65 @@ from mapsage.console import accept_any_text, examples
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
     accept_any_text()
-    parser = argparse.ArgumentParser(description='Show maps in a browser on this machine.',
-                                     **examples(__doc__))
+    parser = argparse.ArgumentParser(
+        description='Show maps in a browser on this machine.', **examples(__doc__)
+    )
     parser.add_argument('maps', nargs='+', help='folders of maps, and maps of tools/predict.py')
-    parser.add_argument('--scenes', metavar='DIR', help='folder of the scenes, with the names '
-                        'of the maps (default: the scenes that the maps were made from)')
-    parser.add_argument('--truth', metavar='DIR', help='labels: a folder of rasters or polygons '
-                        'by the names of maps, or one file, such as the GeoPackage of a training; '
-                        'in rasters class indices as in the map, 255 for unlabeled')
-    parser.add_argument('--reduce-zero-label', action='store_true',
-                        help='labels in which 0 is unlabeled and 1 the first class')
-    parser.add_argument('--allow-remote', action='store_true',
-                        help='contact servers that files of the folders name: of a scene that a '
-                        'map was made from, of the sources of a mosaic (VRT)')
-    parser.add_argument('--class-field', default='class_name', metavar='NAME',
-                        help='attribute of polygons in --truth that holds the class, as in '
-                        'GeoTiffDataset (default: class_name)')
-    parser.add_argument('--default-class', metavar='NAME',
-                        help='class of polygons in --truth that name none')
-    parser.add_argument('--outside', type=int, default=0, metavar='INDEX',
-                        help='class of pixels without a polygon in --truth; 255: unlabeled '
-                        '(default: 0)')
-    parser.add_argument('--review', metavar='FILE', help='GeoPackage for the decisions of a review '
-                        '(default: review.gpkg beside the first map)')
-    parser.add_argument('--port', type=int, default=0,
-                        help='port of the page (default: a free one)')
-    parser.add_argument('--static', metavar='OUT', help='write the page and all its files into '
-                        'this folder, for a web server, and serve nothing')
+    parser.add_argument(
+        '--scenes',
+        metavar='DIR',
+        help='folder of the scenes, with the names '
+        'of the maps (default: the scenes that the maps were made from)',
+    )
+    parser.add_argument(
+        '--truth',
+        metavar='DIR',
+        help='labels: a folder of rasters or polygons '
+        'by the names of maps, or one file, such as the GeoPackage of a training; '
+        'in rasters class indices as in the map, 255 for unlabeled',
+    )
+    parser.add_argument(
+        '--reduce-zero-label',
+        action='store_true',
+        help='labels in which 0 is unlabeled and 1 the first class',
+    )
+    parser.add_argument(
+        '--allow-remote',
+        action='store_true',
+        help='contact servers that files of the folders name: of a scene that a '
+        'map was made from, of the sources of a mosaic (VRT)',
+    )
+    parser.add_argument(
+        '--class-field',
+        default='class_name',
+        metavar='NAME',
+        help='attribute of polygons in --truth that holds the class, as in '
+        'GeoTiffDataset (default: class_name)',
+    )
+    parser.add_argument(
+        '--default-class', metavar='NAME', help='class of polygons in --truth that name none'
+    )
+    parser.add_argument(
+        '--outside',
+        type=int,
+        default=0,
+        metavar='INDEX',
+        help='class of pixels without a polygon in --truth; 255: unlabeled (default: 0)',
+    )
+    parser.add_argument(
+        '--review',
+        metavar='FILE',
+        help='GeoPackage for the decisions of a review (default: review.gpkg beside the first map)',
+    )
+    parser.add_argument(
+        '--port', type=int, default=0, help='port of the page (default: a free one)'
+    )
+    parser.add_argument(
+        '--static',
+        metavar='OUT',
+        help='write the page and all its files into '
+        'this folder, for a web server, and serve nothing',
+    )
     args = parser.parse_args(argv)
     if args.static is not None and args.review is not None:
         parser.error('--review needs the server of this program, which --static does not start')
@@ -53,6 +86,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     from mapsage.extras.viewer import ViewError
     from mapsage.extras.viewer.command import view
     from mapsage.geo import GeoError
+
     try:
         view(args)
     except (GeoError, ViewError) as error:

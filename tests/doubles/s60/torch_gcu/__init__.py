@@ -9,6 +9,7 @@ With ``TORCH_GCU_DOUBLE_BROKEN`` in the environment the import fails, as without
 Nothing here ran on a card, and nothing here is Enflame's code. The double of the T20 line's package
 of the same name is in another folder.
 """
+
 import os
 import sys
 import types
@@ -34,6 +35,7 @@ __version__ = '2.10.0.double'
 
 def _make_eccl(store, rank, size, timeout):
     from mapsage.distributed.groups.staged import StagedProcessGroup
+
     return StagedProcessGroup(store, rank, size, timeout)
 
 
@@ -41,19 +43,26 @@ def _replace_serialization() -> None:
     """Replace the functions that torch_gcu replaces (gcu/storage_narrow.py) by copies of them."""
     for name in ('_save', '_load', '_legacy_save', '_legacy_load'):
         original = getattr(torch.serialization, name)
-        copy = types.FunctionType(original.__code__, original.__globals__, f'{name}_of_gcu',
-                                  original.__defaults__, original.__closure__)
+        copy = types.FunctionType(
+            original.__code__,
+            original.__globals__,
+            f'{name}_of_gcu',
+            original.__defaults__,
+            original.__closure__,
+        )
         copy.__kwdefaults__ = original.__kwdefaults__
         setattr(torch.serialization, name, copy)
 
 
 gcu = types.ModuleType('torch.gcu')
-vars(gcu).update({name: value for name, value in vars(device_module).items()
-                  if not name.startswith('__')})
+vars(gcu).update(
+    {name: value for name, value in vars(device_module).items() if not name.startswith('__')}
+)
 settings = read_settings(os.environ)
 # As in 2.10, the properties of a device have no uuid; EFML lists those of all cards of the machine.
 gcu.get_device_properties = lambda device=None: types.SimpleNamespace(
-    name=gcu.get_device_name(device), total_memory=gcu.mem_get_info(device)[1])
+    name=gcu.get_device_name(device), total_memory=gcu.mem_get_info(device)[1]
+)
 gcu._raw_device_uuid_efml = lambda: [f'GCU-{card:04}' for card in range(max(settings.cards) + 1)]
 gcu._get_efml_device_index = lambda index: settings.cards[index]
 add_devices(settings, 'gcu', gcu)

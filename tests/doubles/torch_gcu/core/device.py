@@ -1,4 +1,5 @@
 """Cards, seeds and memory: ``device``, ``random`` and ``debug`` of ``torch_gcu.core``."""
+
 from __future__ import annotations
 
 import gc
@@ -33,8 +34,9 @@ def device_index(device: Any, optional: bool = False) -> int:
             raise ValueError(f'Expected a gcu device, but got: {device}')
         device = device.index
     if device is None and not optional:
-        raise ValueError('Expected a torch.device with a specified index or an integer, '
-                         f'but got:{device}')
+        raise ValueError(
+            f'Expected a torch.device with a specified index or an integer, but got:{device}'
+        )
     return current_device() if device is None else device
 
 

@@ -1,4 +1,5 @@
 """``torch_gcu.core.model``: running what the lazy device has recorded."""
+
 from __future__ import annotations
 
 import enum
@@ -51,10 +52,14 @@ def sync_lived_tensor(device: Any = None, mode: JitRunMode = JitRunMode.SAFEASYN
     _XLAC._xla_step_marker(f'xla:{index}', [], wait=mode is JitRunMode.SYNC)
 
 
-def optimizer_step(optimizer: torch.optim.Optimizer, extra_output: Any = None,
-                   optimizer_args: Any = {},  # noqa: B006 (the real signature)
-                   model: Any = None, mode: JitRunMode = JitRunMode.SAFEASYNC,
-                   device: Any = None) -> Any:
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    extra_output: Any = None,
+    optimizer_args: Any = {},  # noqa: B006 (the real signature)
+    model: Any = None,
+    mode: JitRunMode = JitRunMode.SAFEASYNC,
+    device: Any = None,
+) -> Any:
     """Step and run the graph. Trap: unlike torch_xla's, gradients are *not* reduced here.
 
     Without ``model`` every live tensor is an output; with it, its buffers, the optimizer's
@@ -81,18 +86,27 @@ def collect_buffers(model: torch.nn.Module) -> List[torch.Tensor]:
     return [buffer.data for buffer in model.buffers()]
 
 
-def collect_amp_training_params(model: torch.nn.Module, optimizer: torch.optim.Optimizer,
-                                scaler: Any) -> List[torch.Tensor]:
+def collect_amp_training_params(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any
+) -> List[torch.Tensor]:
     from torch_gcu.amp import GradScaler
+
     _check_type(scaler, GradScaler)
-    return (_parameters_and_state(optimizer) + collect_buffers(model)
-            + [scaler._scale, scaler._growth_tracker])
+    return (
+        _parameters_and_state(optimizer)
+        + collect_buffers(model)
+        + [scaler._scale, scaler._growth_tracker]
+    )
 
 
 def fetch_gradients(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
     _check_type(optimizer, torch.optim.Optimizer)
-    return [parameter.grad.data for group in optimizer.param_groups
-            for parameter in group['params'] if parameter.grad is not None]
+    return [
+        parameter.grad.data
+        for group in optimizer.param_groups
+        for parameter in group['params']
+        if parameter.grad is not None
+    ]
 
 
 def clear_graph_caches() -> None:

@@ -3,6 +3,7 @@
 Traps: it is empty on a machine with CUDA; ``torch.distributed.is_initialized()`` knows nothing of
 it; it has no object collectives; torch's ReduceOp and stores are not its own.
 """
+
 import torch
 
 if not torch.cuda.is_available():

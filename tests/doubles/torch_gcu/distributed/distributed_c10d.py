@@ -1,4 +1,5 @@
 """The eccl group. It takes device tensors only; here they go over gloo by way of host memory."""
+
 from __future__ import annotations
 
 import atexit
@@ -13,10 +14,25 @@ import torch.distributed as dist
 import torch_gcu
 from torch.distributed.constants import default_pg_timeout
 
-__all__ = ['ProcessGroup', 'ReduceOp', 'Store', 'all_gather', 'all_reduce', 'all_to_all', 'barrier',
-           'broadcast', 'destroy_process_group', 'get_backend', 'get_rank', 'get_world_size',
-           'init_process_group', 'is_eccl_available', 'is_initialized', 'new_group',
-           'reduce_scatter']
+__all__ = [
+    'ProcessGroup',
+    'ReduceOp',
+    'Store',
+    'all_gather',
+    'all_reduce',
+    'all_to_all',
+    'barrier',
+    'broadcast',
+    'destroy_process_group',
+    'get_backend',
+    'get_rank',
+    'get_world_size',
+    'init_process_group',
+    'is_eccl_available',
+    'is_initialized',
+    'new_group',
+    'reduce_scatter',
+]
 
 
 class ReduceOp(enum.Enum):
@@ -31,17 +47,20 @@ class ReduceOp(enum.Enum):
 class Store:
     """A rendezvous store that is not one of torch.distributed's."""
 
-    def __init__(self, host: str, port: int, world_size: int, is_server: bool,
-                 timeout: timedelta) -> None:
-        self.inner = dist.TCPStore(host, port, world_size, is_server, timeout,
-                                   wait_for_workers=False)
+    def __init__(
+        self, host: str, port: int, world_size: int, is_server: bool, timeout: timedelta
+    ) -> None:
+        self.inner = dist.TCPStore(
+            host, port, world_size, is_server, timeout, wait_for_workers=False
+        )
 
 
 class ProcessGroup:
     """The ranks of an eccl group."""
 
-    def __init__(self, name: str, store: Store, ranks: List[int], rank: int,
-                 timeout: timedelta) -> None:
+    def __init__(
+        self, name: str, store: Store, ranks: List[int], rank: int, timeout: timedelta
+    ) -> None:
         self.store, self.ranks, self.timeout = store, ranks, timeout
         prefixed = dist.PrefixStore(f'default_pg/{name}', store.inner)
         self.gloo = dist.ProcessGroupGloo(prefixed, ranks.index(rank), len(ranks), timeout)
@@ -70,10 +89,16 @@ def is_initialized() -> bool:
     return _world is not None
 
 
-def init_process_group(backend: str, init_method: Optional[str] = None,
-                       timeout: timedelta = default_pg_timeout, world_size: int = -1,
-                       rank: int = -1, store: Optional[Store] = None, group_name: str = '',
-                       pg_options: Any = None) -> None:
+def init_process_group(
+    backend: str,
+    init_method: Optional[str] = None,
+    timeout: timedelta = default_pg_timeout,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Optional[Store] = None,
+    group_name: str = '',
+    pg_options: Any = None,
+) -> None:
     """Start the group; reads ``env://`` when told nothing.
 
     Trap: under torchrun's agent store every rank is a client, whatever the address, so that an
@@ -98,14 +123,20 @@ def init_process_group(backend: str, init_method: Optional[str] = None,
         agent = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
         store = Store(host, port, world_size, rank == 0 and not agent, timeout)
     elif not isinstance(store, Store):
-        raise TypeError(f'init_process_group(): incompatible store {type(store)}: '
-                        f'torch.distributed has other stores')
+        raise TypeError(
+            f'init_process_group(): incompatible store {type(store)}: '
+            f'torch.distributed has other stores'
+        )
     _world = ProcessGroup('0', store, list(range(world_size)), rank, timeout)
     barrier()
 
 
-def new_group(ranks: Optional[List[int]] = None, timeout: timedelta = default_pg_timeout,
-              backend: Optional[str] = None, pg_options: Any = None) -> Optional[ProcessGroup]:
+def new_group(
+    ranks: Optional[List[int]] = None,
+    timeout: timedelta = default_pg_timeout,
+    backend: Optional[str] = None,
+    pg_options: Any = None,
+) -> Optional[ProcessGroup]:
     """Return a group of some ranks, None to a rank outside it."""
     global _groups
     world = _default()
@@ -135,32 +166,46 @@ def get_world_size(group: Optional[ProcessGroup] = None) -> int:
     return (group or _default()).size()
 
 
-def all_reduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM,
-               group: Optional[ProcessGroup] = None, async_op: bool = False) -> Optional[_Done]:
+def all_reduce(
+    tensor: torch.Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Optional[ProcessGroup] = None,
+    async_op: bool = False,
+) -> Optional[_Done]:
     options = dist.AllreduceOptions()
     options.reduceOp = _torch_op(op)
-    return _in_place(tensor, lambda host: (group or _default()).gloo.allreduce([host], options),
-                     async_op)
+    return _in_place(
+        tensor, lambda host: (group or _default()).gloo.allreduce([host], options), async_op
+    )
 
 
-def broadcast(tensor: torch.Tensor, src: int, group: Optional[ProcessGroup] = None,
-              async_op: bool = False) -> Optional[_Done]:
+def broadcast(
+    tensor: torch.Tensor, src: int, group: Optional[ProcessGroup] = None, async_op: bool = False
+) -> Optional[_Done]:
     chosen = group or _default()
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = chosen.ranks.index(src), 0
     return _in_place(tensor, lambda host: chosen.gloo.broadcast([host], options), async_op)
 
 
-def all_gather(tensor_list: List[torch.Tensor], tensor: torch.Tensor,
-               group: Optional[ProcessGroup] = None, async_op: bool = False) -> Optional[_Done]:
+def all_gather(
+    tensor_list: List[torch.Tensor],
+    tensor: torch.Tensor,
+    group: Optional[ProcessGroup] = None,
+    async_op: bool = False,
+) -> Optional[_Done]:
     host = [_to_host(each) for each in tensor_list]
     (group or _default()).gloo.allgather([host], [_to_host(tensor)]).wait()
     return _give_back(tensor_list, host, async_op)
 
 
-def reduce_scatter(output: torch.Tensor, input_list: List[torch.Tensor],
-                   op: ReduceOp = ReduceOp.SUM, group: Optional[ProcessGroup] = None,
-                   async_op: bool = False) -> Optional[_Done]:
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: List[torch.Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Optional[ProcessGroup] = None,
+    async_op: bool = False,
+) -> Optional[_Done]:
     whole = torch.stack([_to_host(each) for each in input_list])
     options = dist.AllreduceOptions()
     options.reduceOp = _torch_op(op)
@@ -168,29 +213,40 @@ def reduce_scatter(output: torch.Tensor, input_list: List[torch.Tensor],
     return _give_back([output], [whole[(group or _default()).rank()]], async_op)
 
 
-def all_to_all(output_tensor_list: List[torch.Tensor], input_tensor_list: List[torch.Tensor],
-               group: Optional[ProcessGroup] = None, async_op: bool = False) -> Optional[_Done]:
+def all_to_all(
+    output_tensor_list: List[torch.Tensor],
+    input_tensor_list: List[torch.Tensor],
+    group: Optional[ProcessGroup] = None,
+    async_op: bool = False,
+) -> Optional[_Done]:
     sent = [_to_host(each) for each in input_tensor_list]
     host = [_to_host(each) for each in output_tensor_list]
     received = torch.empty(sum(each.numel() for each in host), dtype=host[0].dtype)
     (group or _default()).gloo.alltoall_base(
-        received, torch.cat([each.reshape(-1) for each in sent]),
-        [each.numel() for each in host], [each.numel() for each in sent]).wait()
+        received,
+        torch.cat([each.reshape(-1) for each in sent]),
+        [each.numel() for each in host],
+        [each.numel() for each in sent],
+    ).wait()
     parts = received.split([each.numel() for each in host])
-    return _give_back(output_tensor_list, [part.view_as(each) for part, each in zip(parts, host)],
-                      async_op)
+    return _give_back(
+        output_tensor_list, [part.view_as(each) for part, each in zip(parts, host)], async_op
+    )
 
 
-def barrier(group: Optional[ProcessGroup] = None, async_op: bool = False,
-            device_ids: Any = None) -> Optional[_Done]:
+def barrier(
+    group: Optional[ProcessGroup] = None, async_op: bool = False, device_ids: Any = None
+) -> Optional[_Done]:
     (group or _default()).gloo.barrier().wait()
     return _Done() if async_op else None
 
 
 def _default() -> ProcessGroup:
     if _world is None:
-        raise RuntimeError('Default process group has not been initialized, please make sure to '
-                           'call init_process_group.')
+        raise RuntimeError(
+            'Default process group has not been initialized, please make sure to '
+            'call init_process_group.'
+        )
     return _world
 
 
@@ -202,21 +258,24 @@ def _torch_op(op: Any) -> Any:
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != 'xla':
-        raise RuntimeError(f'Tensors must be on GCU and dense: eccl was given a tensor of '
-                           f'{tensor.device}')
+        raise RuntimeError(
+            f'Tensors must be on GCU and dense: eccl was given a tensor of {tensor.device}'
+        )
     torch_gcu.sync_lived_tensor()
     return tensor.detach().cpu()
 
 
-def _in_place(tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any],
-              async_op: bool) -> Optional[_Done]:
+def _in_place(
+    tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any], async_op: bool
+) -> Optional[_Done]:
     host = _to_host(tensor)
     collective(host).wait()
     return _give_back([tensor], [host], async_op)
 
 
-def _give_back(tensors: List[torch.Tensor], host: List[torch.Tensor],
-               async_op: bool) -> Optional[_Done]:
+def _give_back(
+    tensors: List[torch.Tensor], host: List[torch.Tensor], async_op: bool
+) -> Optional[_Done]:
     with torch.no_grad():
         for tensor, copy in zip(tensors, host):
             tensor.copy_(copy)

@@ -1,4 +1,5 @@
 """``torch_gcu.nn``."""
+
 from . import parallel
 
 __all__ = ['parallel']

@@ -1,4 +1,5 @@
 """``torch_gcu.nn.parallel``: DDP that is no subclass of torch's."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -18,35 +19,50 @@ class DistributedDataParallel(nn.Module):
     views of the buckets; communication hooks do not exist.
     """
 
-    def __init__(self, module: nn.Module, device_ids: Optional[List[int]] = None,
-                 output_device: Any = None, dim: int = 0, broadcast_buffers: bool = True,
-                 process_group: Any = None, bucket_cap_mb: int = 256,
-                 find_unused_parameters: bool = False, check_reduction: bool = False,
-                 gradient_as_bucket_view: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Optional[List[int]] = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: int = 256,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+    ) -> None:
         super().__init__()
         devices = {parameter.device.type for parameter in module.parameters()}
         assert any(parameter.requires_grad for parameter in module.parameters()), (
             "DistributedDataParallel is not needed when a module doesn't have any parameter that "
-            "requires a gradient.")
+            'requires a gradient.'
+        )
         assert len(devices) == 1, (
             f"DistributedDataParallel's input module must be on the same type of devices, but "
-            f"input module parameters locate in {devices}.")
+            f'input module parameters locate in {devices}.'
+        )
         if devices == {'cpu'}:
             assert not device_ids and not output_device, (
                 f'DistributedDataParallel device_ids and output_device arguments only work with '
                 f'single-device GPU modules, but got device_ids {device_ids}, output_device '
-                f'{output_device}, and module parameters {devices}.')
+                f'{output_device}, and module parameters {devices}.'
+            )
         elif device_ids is None:
             device_ids = list(range(torch_gcu.device_count()))
             if len(device_ids) > 1:
                 # The real one goes on to put a replica of the module on each of them.
-                raise RuntimeError(f'device_ids=None: this process would take the cards '
-                                   f'{device_ids}, and it holds one')
+                raise RuntimeError(
+                    f'device_ids=None: this process would take the cards '
+                    f'{device_ids}, and it holds one'
+                )
         elif len(device_ids) > 1:
             raise RuntimeError('device_ids can only be None or contain a single element.')
         if gradient_as_bucket_view:
-            raise RuntimeError('dtu not support `gradient_as_bucket_view` set to True'
-                               'please set gradient_as_bucket_view to False')
+            raise RuntimeError(
+                'dtu not support `gradient_as_bucket_view` set to True'
+                'please set gradient_as_bucket_view to False'
+            )
         self.module, self.device_ids = module, device_ids
         self.device = torch_gcu.gcu_device(device_ids[0]) if device_ids else torch.device('cpu')
         self.process_group = process_group or dist.distributed_c10d._default()
@@ -83,8 +99,9 @@ class DistributedDataParallel(nn.Module):
     def _reduce(self) -> None:
         missing = [each for each in self._parameters_to_reduce if each.grad is None]
         if missing and not self.find_unused_parameters:
-            raise RuntimeError(f'{len(missing)} parameter(s) got no gradient: pass '
-                               f'find_unused_parameters=True')
+            raise RuntimeError(
+                f'{len(missing)} parameter(s) got no gradient: pass find_unused_parameters=True'
+            )
         for parameter in missing:
             parameter.grad = torch.zeros_like(parameter)
         gradients = [each.grad for each in self._parameters_to_reduce]

@@ -1,4 +1,5 @@
 """The layouts of the supported deliveries."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,8 +18,10 @@ def _files(*places: str) -> List[SourceFile]:
 
 
 def _vaihingen(areas: range) -> List[SourceFile]:
-    return _files(*(f'top/top_mosaic_09cm_area{area}.tif' for area in areas),
-                  *(f'complete/top_mosaic_09cm_area{area}_noBoundary.tif' for area in areas))
+    return _files(
+        *(f'top/top_mosaic_09cm_area{area}.tif' for area in areas),
+        *(f'complete/top_mosaic_09cm_area{area}_noBoundary.tif' for area in areas),
+    )
 
 
 def test_the_areas_of_vaihingen_are_split_as_in_the_contest() -> None:
@@ -35,7 +38,8 @@ def test_an_incomplete_delivery_names_what_it_lacks() -> None:
     files = _vaihingen(range(1, 39))
     with pytest.raises(PrepareError, match='lacks 1 of 33 images: top_mosaic_09cm_area38.tif'):
         LAYOUTS['vaihingen'].find(
-            SOURCE, [f for f in files if not f.location.endswith('area38.tif')])
+            SOURCE, [f for f in files if not f.location.endswith('area38.tif')]
+        )
     with pytest.raises(PrepareError, match='no label for 1 of 33 images: 38;'):
         LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if 'area38_no' not in f.location])
 
@@ -45,6 +49,8 @@ def test_only_test_images_of_loveda_may_have_no_label() -> None:
     label = 'Train.zip/Train/Urban/masks_png/7.png'
     found = LAYOUTS['loveda'].find(SOURCE, _files(*images, label))
     assert [(item.split, item.stem, item.label is None) for item in found] == [
-        ('test', '9', True), ('train', '7', False)]
+        ('test', '9', True),
+        ('train', '7', False),
+    ]
     with pytest.raises(PrepareError, match='no label for 1 of 1 images: Train/7'):
         LAYOUTS['loveda'].find(SOURCE, _files(*images))

@@ -1,4 +1,5 @@
 """The files of a delivery, plain and in archives."""
+
 from __future__ import annotations
 
 import os
@@ -31,8 +32,12 @@ def _delivery(root: Path) -> Path:
 
 def test_files_are_listed_and_read_alike_plain_or_packed(tmp_path: Path) -> None:
     files = {file.location: file for file in list_files(_delivery(tmp_path / 'in'))}
-    assert sorted(files) == ['pack.zip/images/a_1.png', 'pack.zip/images/a_2.png',
-                             'pack.zip/images/inner.zip', 'plain/a_1.png']
+    assert sorted(files) == [
+        'pack.zip/images/a_1.png',
+        'pack.zip/images/a_2.png',
+        'pack.zip/images/inner.zip',
+        'plain/a_1.png',
+    ]
     plain, packed = files['plain/a_1.png'], files['pack.zip/images/a_1.png']
     assert (plain.read(), packed.read()) == (b'unpacked', b'packed')
     with plain.on_disk(tmp_path) as path:
@@ -46,7 +51,9 @@ def test_an_unpacked_file_wins_over_its_archive_and_copies_are_refused(tmp_path:
     files = list_files(_delivery(tmp_path))
     found = select(files, re.compile(r'a_(\d)\.png'))
     assert {key: file.member for key, file in found.items()} == {
-        ('1', ): None, ('2', ): 'images/a_2.png'}
+        ('1',): None,
+        ('2',): 'images/a_2.png',
+    }
     (tmp_path / 'a_1.png').write_bytes(b'copy')
     with pytest.raises(PrepareError, match='are both 1; keep one of them'):
         select(list_files(tmp_path), re.compile(r'a_(\d)\.png'))
@@ -66,7 +73,7 @@ def test_a_file_larger_than_any_of_a_delivery_is_not_unpacked(tmp_path: Path) ->
     content = bytearray(archive.read_bytes())
     # Bytes 24 to 27 of an entry of the directory are the size after unpacking.
     start = content.find(b'PK\x01\x02')
-    content[start + 24:start + 28] = (2**32 - 2).to_bytes(4, 'little')
+    content[start + 24 : start + 28] = (2**32 - 2).to_bytes(4, 'little')
     archive.write_bytes(bytes(content))
     with open(tmp_path / 'plain' / 'a_3.png', 'wb') as file:
         file.truncate(2 << 30)
@@ -74,8 +81,9 @@ def test_a_file_larger_than_any_of_a_delivery_is_not_unpacked(tmp_path: Path) ->
     for name, size in (('pack.zip/images/a_1.png', '4.3 GB'), ('plain/a_3.png', '2.1 GB')):
         with pytest.raises(PrepareError, match=f'{Path(name).name} has {size}, expected'):
             files[name].read()
-    with pytest.raises(PrepareError, match='a_1.png has 4.3 GB'), \
-            files['pack.zip/images/a_1.png'].on_disk(tmp_path):
+    with pytest.raises(PrepareError, match='a_1.png has 4.3 GB'), files[
+        'pack.zip/images/a_1.png'
+    ].on_disk(tmp_path):
         pass
     assert not list(tmp_path.glob(EXTRACTED + '*'))
 
@@ -84,7 +92,7 @@ def test_a_size_that_is_not_true_is_damage(tmp_path: Path) -> None:
     archive = _delivery(tmp_path) / 'pack.zip'
     content = bytearray(archive.read_bytes())
     start = content.find(b'PK\x01\x02')
-    content[start + 24:start + 28] = (3).to_bytes(4, 'little')
+    content[start + 24 : start + 28] = (3).to_bytes(4, 'little')
     archive.write_bytes(bytes(content))
     (file,) = [file for file in list_files(archive) if file.location.endswith('a_1.png')]
     with pytest.raises(PrepareError, match='a_1.png cannot be unpacked .*damaged'):

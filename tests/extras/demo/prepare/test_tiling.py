@@ -1,4 +1,5 @@
 """Tiles of large images: where they begin, their colors, their files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,20 +13,28 @@ from mapsage.extras.demo.prepare.source_files import PrepareError
 from mapsage.extras.demo.prepare.tiling import ColorClasses, encode_png, read_strips, starts
 
 
-@pytest.mark.parametrize('length, size, stride, expected', [
-    (6000, 512, 512, [*range(0, 5488, 512), 5488]), (1024, 512, 512, [0, 512]),
-    (300, 512, 512, [0]), (2000, 896, 512, [0, 512, 1024, 1104]), (896, 896, 512, [0])])
+@pytest.mark.parametrize(
+    'length, size, stride, expected',
+    [
+        (6000, 512, 512, [*range(0, 5488, 512), 5488]),
+        (1024, 512, 512, [0, 512]),
+        (300, 512, 512, [0]),
+        (2000, 896, 512, [0, 512, 1024, 1104]),
+        (896, 896, 512, [0]),
+    ],
+)
 def test_starts(length: int, size: int, stride: int, expected: List[int]) -> None:
     assert starts(length, size, stride) == expected
 
 
 def test_a_full_size_area_gives_the_documented_tiles() -> None:
     """MMSeg's documents: 3456 and 2016 tiles for the 24 and 14 areas of Potsdam."""
-    assert 24 * len(starts(6000, 512, 512))**2 == 3456 and 14 * 144 == 2016
+    assert 24 * len(starts(6000, 512, 512)) ** 2 == 3456 and 14 * 144 == 2016
 
 
 def test_palette_images_are_read_by_their_colors(tmp_path: Path) -> None:
     from PIL import Image
+
     picture = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(4, 3))
     picture.putpalette([v for i in range(256) for v in (255 - i, i, 7)])
     picture.save(str(tmp_path / 'p.png'))

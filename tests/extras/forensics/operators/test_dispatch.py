@@ -1,4 +1,5 @@
 """Names of operators, and the refusal of versions of torch that cannot show them."""
+
 from __future__ import annotations
 
 import pytest
@@ -24,9 +25,10 @@ def test_an_old_torch_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatc
 @has_modes
 def test_names_are_those_of_the_lists() -> None:
     aten = torch.ops.aten
-    assert [operator_name(operator) for operator in (
-        aten.mm.default, aten.add.Tensor, torch.ops.prims.sin.default)] == [
-            'mm', 'add.Tensor', 'prims::sin']
+    assert [
+        operator_name(operator)
+        for operator in (aten.mm.default, aten.add.Tensor, torch.ops.prims.sin.default)
+    ] == ['mm', 'add.Tensor', 'prims::sin']
 
 
 @has_modes

@@ -1,4 +1,5 @@
 """Bounds for the error of a right kernel: other orders of additions pass, mistakes do not."""
+
 from __future__ import annotations
 
 import math
@@ -12,7 +13,7 @@ from mapsage.extras.forensics.operators.error_bounds import compare_results, rou
 
 
 @pytest.mark.parametrize('length', [10, 1000, 20000])
-@pytest.mark.parametrize('offset', [0., 3.])
+@pytest.mark.parametrize('offset', [0.0, 3.0])
 def test_sums_in_any_order_are_right(length: int, offset: float) -> None:
     generator = torch.Generator().manual_seed(length)
     terms = torch.randn(20, length, generator=generator) + offset
@@ -38,21 +39,27 @@ def test_terms_that_cancel_are_judged_by_their_magnitude() -> None:
 
 
 def test_the_bound_is_the_formula() -> None:
-    unit = 2.**-24
-    assert rounding_bound(torch.float32, 100., 2., 1e-6) == pytest.approx(
-        4 * ((unit + 10 * unit) * 2 + 1e-6))
+    unit = 2.0**-24
+    assert rounding_bound(torch.float32, 100.0, 2.0, 1e-6) == pytest.approx(
+        4 * ((unit + 10 * unit) * 2 + 1e-6)
+    )
     # Sums of half-precision products are accumulated in float32.
-    assert rounding_bound(torch.bfloat16, 100., 1., 0.) == pytest.approx(
-        4 * (2.**-8 + 10 * unit), rel=1e-3)
+    assert rounding_bound(torch.bfloat16, 100.0, 1.0, 0.0) == pytest.approx(
+        4 * (2.0**-8 + 10 * unit), rel=1e-3
+    )
 
 
-@pytest.mark.parametrize('change, text', [
-    (lambda tensor: tensor.roll(1), 'differ by more than rounding'),
-    (lambda tensor: tensor.bfloat16().float(), 'differ by more than rounding'),
-    (lambda tensor: tensor.index_fill(0, torch.tensor([3]), math.nan), 'NaN'),
-    (lambda tensor: tensor.index_fill(0, torch.tensor([3]), math.inf), 'infinite values'),
-    (lambda tensor: tensor[:-1], r'float32 \(99,\) instead of float32 \(100,\)'),
-    (lambda tensor: tensor.double(), 'float64')])
+@pytest.mark.parametrize(
+    'change, text',
+    [
+        (lambda tensor: tensor.roll(1), 'differ by more than rounding'),
+        (lambda tensor: tensor.bfloat16().float(), 'differ by more than rounding'),
+        (lambda tensor: tensor.index_fill(0, torch.tensor([3]), math.nan), 'NaN'),
+        (lambda tensor: tensor.index_fill(0, torch.tensor([3]), math.inf), 'infinite values'),
+        (lambda tensor: tensor[:-1], r'float32 \(99,\) instead of float32 \(100,\)'),
+        (lambda tensor: tensor.double(), 'float64'),
+    ],
+)
 def test_mistakes_are_wrong(change: Callable[[torch.Tensor], torch.Tensor], text: str) -> None:
     right = torch.linspace(1, 2, 100)
     error = compare_results(change(right), right, right.double())
@@ -61,20 +68,20 @@ def test_mistakes_are_wrong(change: Callable[[torch.Tensor], torch.Tensor], text
 
 
 def test_nan_and_infinity_of_the_cpu_are_expected() -> None:
-    right = torch.tensor([1., math.nan, math.inf, -math.inf])
+    right = torch.tensor([1.0, math.nan, math.inf, -math.inf])
     assert not compare_results(right.clone(), right, right.double()).is_wrong
     for position in (1, 2, 3):
         card = right.clone()
         card[position] = 0
         assert compare_results(card, right, right.double()).is_wrong
-    swapped = torch.tensor([1., math.nan, -math.inf, math.inf])
+    swapped = torch.tensor([1.0, math.nan, -math.inf, math.inf])
     assert compare_results(swapped, right, right.double()).is_wrong
 
 
 def test_a_card_may_round_subnormal_numbers_to_zero() -> None:
     right = torch.tensor([1e-40])
     assert not compare_results(torch.zeros(1), right, right.double()).is_wrong
-    assert compare_results(torch.full((1, ), 1e-37), right, right.double()).is_wrong
+    assert compare_results(torch.full((1,), 1e-37), right, right.double()).is_wrong
 
 
 def test_integers_must_be_equal() -> None:

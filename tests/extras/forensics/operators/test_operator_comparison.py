@@ -1,4 +1,5 @@
 """Wrong kernels on a simulated card are named, one by one, and right ones are not."""
+
 from __future__ import annotations
 
 from typing import Iterator
@@ -11,8 +12,7 @@ from support import no_simulated_cards
 from mapsage.extras.forensics.operators.comparison import OperatorComparison
 from mapsage.extras.simulator.accelerator import SimAccelerator
 
-pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
-                                reason='no simulated cards here')
+pytestmark = pytest.mark.skipif(no_simulated_cards() is not None, reason='no simulated cards here')
 
 
 def compare(step: SmallStep) -> OperatorComparison:
@@ -27,12 +27,20 @@ def step() -> Iterator[SmallStep]:
     yield SmallStep()
 
 
-@pytest.mark.parametrize('kind, operator, calls', [
-    ('off by one', 'native_batch_norm', 2), ('wrong stride', 'convolution_backward', 3),
-    ('NaN', 'hardtanh', 2), ('stale buffer', '_log_softmax', 1),
-    ('wrong dtype', 'convolution', 3), ('above a size', 'hardtanh_backward', 2)])
+@pytest.mark.parametrize(
+    'kind, operator, calls',
+    [
+        ('off by one', 'native_batch_norm', 2),
+        ('wrong stride', 'convolution_backward', 3),
+        ('NaN', 'hardtanh', 2),
+        ('stale buffer', '_log_softmax', 1),
+        ('wrong dtype', 'convolution', 3),
+        ('above a size', 'hardtanh_backward', 2),
+    ],
+)
 def test_a_wrong_kernel_is_named(kind: str, operator: str, calls: int, step: SmallStep) -> None:
     from _planted_kernels import KINDS, planted
+
     with planted(operator, KINDS[kind]()):
         comparison = compare(step)
     assert list(comparison.wrong) == [operator]
@@ -43,6 +51,7 @@ def test_a_wrong_kernel_is_named(kind: str, operator: str, calls: int, step: Sma
 
 def test_right_kernels_are_not_accused(step: SmallStep) -> None:
     from _planted_kernels import other_rounding, planted
+
     comparison = compare(step)
     assert not comparison.wrong and comparison.operators['convolution'].calls == 3
     # Views and uninitialized tensors are not compared; random numbers are, by what must hold.
@@ -54,8 +63,9 @@ def test_right_kernels_are_not_accused(step: SmallStep) -> None:
 
 def test_terms_that_cancel_are_no_alarm() -> None:
     from _planted_kernels import planted
+
     # The CPU adds these exactly.
-    terms = torch.tensor([1., -1.] * 1000).to('gcu:0')
+    terms = torch.tensor([1.0, -1.0] * 1000).to('gcu:0')
     for error, wrong in ((1e-5, []), (0.1, ['sum'])):
         comparison = OperatorComparison('gcu', SimAccelerator().synchronize)
         with planted('sum', lambda result, error=error: torch.full_like(result, error)), comparison:

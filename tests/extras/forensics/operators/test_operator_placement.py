@@ -1,4 +1,5 @@
 """Places of operators, by the S60's list and by PyTorch's dispatch table."""
+
 from __future__ import annotations
 
 from typing import Iterator
@@ -13,11 +14,25 @@ ATTENTION = '_scaled_dot_product_flash_attention_for_cpu'
 
 def test_the_s60_trains_attention_and_not_convolutions() -> None:
     table = S60Table()
-    places = {name: table.locate(name).place for name in (
-        'mm', 'convolution', ATTENTION, ATTENTION + '_backward', 'convolution_backward',
-        'hardtanh_backward', 'transpose.int', 'scatter_reduce.two', 'mmcv::nms')}
+    places = {
+        name: table.locate(name).place
+        for name in (
+            'mm',
+            'convolution',
+            ATTENTION,
+            ATTENTION + '_backward',
+            'convolution_backward',
+            'hardtanh_backward',
+            'transpose.int',
+            'scatter_reduce.two',
+            'mmcv::nms',
+        )
+    }
     assert [name for name, place in places.items() if place is OperatorPlace.CPU] == [
-        'convolution_backward', 'hardtanh_backward', 'mmcv::nms']
+        'convolution_backward',
+        'hardtanh_backward',
+        'mmcv::nms',
+    ]
     assert places['transpose.int'] is OperatorPlace.COMPOSED
     assert table.locate('hardtanh_backward').reason == 'no kernel'
     assert 'list' in table.locate('convolution_backward').reason
@@ -37,15 +52,36 @@ def kernels() -> Iterator[torch.library.Library]:
 @pytest.mark.usefixtures('kernels')
 def test_a_card_has_the_kernels_that_were_registered() -> None:
     table = DispatchTable('hpu')
-    places = {name: table.locate(name).place for name in (
-        'relu', 'mul.Tensor', 'mul_.Tensor', 'convolution', 'gelu_backward', 'sinh', 'add.Tensor',
-        'convolution_backward', 'zeros_like', 'no_such_operator')}
+    places = {
+        name: table.locate(name).place
+        for name in (
+            'relu',
+            'mul.Tensor',
+            'mul_.Tensor',
+            'convolution',
+            'gelu_backward',
+            'sinh',
+            'add.Tensor',
+            'convolution_backward',
+            'zeros_like',
+            'no_such_operator',
+        )
+    }
     # PyTorch calls mul.out for the other two forms.
     assert [name for name, place in places.items() if place is OperatorPlace.CARD] == [
-        'relu', 'mul.Tensor', 'mul_.Tensor', 'convolution', 'gelu_backward']
+        'relu',
+        'mul.Tensor',
+        'mul_.Tensor',
+        'convolution',
+        'gelu_backward',
+    ]
     assert places['zeros_like'] is OperatorPlace.COMPOSED
     assert [name for name, place in places.items() if place is OperatorPlace.CPU] == [
-        'sinh', 'add.Tensor', 'convolution_backward', 'no_such_operator']
+        'sinh',
+        'add.Tensor',
+        'convolution_backward',
+        'no_such_operator',
+    ]
 
 
 @pytest.mark.usefixtures('kernels')

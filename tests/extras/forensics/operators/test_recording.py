@@ -1,4 +1,5 @@
 """Recording a step without its products lists the operators of the computed step."""
+
 from __future__ import annotations
 
 import torch

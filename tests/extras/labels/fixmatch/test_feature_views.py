@@ -1,4 +1,5 @@
 """What one view lacks, the other has."""
+
 from __future__ import annotations
 
 import torch
@@ -9,11 +10,11 @@ from mapsage.extras.labels.fixmatch.feature_views import channel_factors, drop_c
 def test_views_are_complementary_and_half_of_the_pairs_untouched() -> None:
     torch.manual_seed(0)
     one, other = channel_factors(8, 400)
-    assert torch.equal(one + other, torch.full((8, 400), 2.))
+    assert torch.equal(one + other, torch.full((8, 400), 2.0))
     touched = (one != 1).any(1)
     assert int(touched.sum()) == 4
-    assert set(one[touched].unique().tolist()) == {0., 2.}
-    assert abs(float(one[touched].mean()) - 1) < .1
+    assert set(one[touched].unique().tolist()) == {0.0, 2.0}
+    assert abs(float(one[touched].mean()) - 1) < 0.1
 
 
 def test_levels_of_equal_width_lose_the_same_channels() -> None:

@@ -1,4 +1,5 @@
 """The loss of a step, worked out by hand from the model's own logits."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,8 +21,8 @@ from mapsage.extras.labels.fixmatch.strong_view import StrongView
 from mapsage.extras.labels.fixmatch.teacher import Teacher
 from mapsage.extras.labels.fixmatch.unlabeled_loss import UnlabeledLoss
 
-STILL = dict(jitter=0., gray=0., blur=0.)
-THRESHOLD = .16
+STILL = dict(jitter=0.0, gray=0.0, blur=0.0)
+THRESHOLD = 0.16
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def student(tmp_path: Path) -> Any:
     path.write_text(TINY_CONFIG.replace('{data_root!r}', "''"))
     torch.manual_seed(0)
     model = MODELS.build(Config.fromfile(str(path)).model)
-    torch.nn.init.normal_(model.decode_head.conv_seg.weight, std=.3)
+    torch.nn.init.normal_(model.decode_head.conv_seg.weight, std=0.3)
     return model.train()
 
 
@@ -50,19 +51,24 @@ def samples(kinds: str, size: int = 32, below: int = 0) -> List[Any]:
     return found
 
 
-def step_of(student: Any, cut_mix: float = 0., views: str = 'images', dropout: bool = False,
-            ) -> FixMatchStep:
-    teacher = Teacher(student, .9)
-    torch.nn.init.normal_(teacher.module.decode_head.conv_seg.weight, std=.3)
-    return FixMatchStep(student, teacher, UnlabeledLoss(THRESHOLD), views, dropout, cut_mix,
-                        StrongView(**STILL))
+def step_of(
+    student: Any,
+    cut_mix: float = 0.0,
+    views: str = 'images',
+    dropout: bool = False,
+) -> FixMatchStep:
+    teacher = Teacher(student, 0.9)
+    torch.nn.init.normal_(teacher.module.decode_head.conv_seg.weight, std=0.3)
+    return FixMatchStep(
+        student, teacher, UnlabeledLoss(THRESHOLD), views, dropout, cut_mix, StrongView(**STILL)
+    )
 
 
 def logits_of(model: Any, images: torch.Tensor) -> torch.Tensor:
     return model.encode_decode(images, [dict(img_shape=(32, 32), ori_shape=(32, 32))] * len(images))
 
 
-@pytest.mark.parametrize('cut_mix', [0., 1.])
+@pytest.mark.parametrize('cut_mix', [0.0, 1.0])
 def test_the_loss_by_hand(student: Any, cut_mix: float) -> None:
     step, images = step_of(student, cut_mix), torch.randn(5, 3, 32, 32)
     data = samples('LLUUU', below=8)
@@ -77,8 +83,9 @@ def test_the_loss_by_hand(student: Any, cut_mix: float) -> None:
     sure = (confidence >= threshold) & valid
     assert 0 < int(sure.sum()) < int(valid.sum())
     # The classes, and which of them are sure, move with the pixels.
-    entropy = functional.cross_entropy(logits_of(student, paste(images[2:], boxes)),
-                                       paste(classes, boxes), reduction='none')
+    entropy = functional.cross_entropy(
+        logits_of(student, paste(images[2:], boxes)), paste(classes, boxes), reduction='none'
+    )
     expected = (entropy * paste(sure, boxes)).sum() / valid.sum()  # not by the sure ones
     assert torch.allclose(losses['unlabeled.loss_ce'], expected / 2, rtol=1e-5)
     plain = student.loss(images[:2], data[:2])
@@ -104,12 +111,14 @@ def test_counts_of_each_class_by_hand(student: Any) -> None:
         found = logits_of(step.teacher.module, images[1:]).softmax(1)
     expected = [[0] * 7 for _ in range(4)]
     for chances, sample in zip(found, data[1:]):
-        for chance, truth in zip(chances.flatten(1).T.tolist(),
-                                 sample.hidden_sem_seg.data.flatten().tolist()):
+        for chance, truth in zip(
+            chances.flatten(1).T.tolist(), sample.hidden_sem_seg.data.flatten().tolist()
+        ):
             given = chance.index(max(chance))
             sure = max(chance) >= THRESHOLD
-            for row, counts in enumerate((truth != 255, truth != 255 and sure,
-                                          truth < 254 and sure, truth == given and sure)):
+            for row, counts in enumerate(
+                (truth != 255, truth != 255 and sure, truth < 254 and sure, truth == given and sure)
+            ):
                 expected[row][given] += counts
     assert step.seen[0].tolist() == expected
     assert min(sum(row) for row in expected) > 50 and sum(map(bool, expected[3])) > 2
@@ -126,16 +135,18 @@ def test_the_teacher_gets_no_gradient_and_the_student_one(student: Any) -> None:
 def test_views_of_channels_are_joined_by_their_mean(student: Any, monkeypatch: Any) -> None:
     """Without anything dropped, two views have the loss of one."""
     from mapsage.extras.labels.fixmatch import fixmatch
+
     monkeypatch.setattr(fixmatch, 'drop_channels', lambda *views: views)
     images, data = torch.randn(4, 3, 32, 32), samples('LLUU')
     one, two = step_of(student), step_of(student, dropout=True)
     two.teacher = one.teacher
-    assert torch.allclose(one(images, data)['unlabeled.loss_ce'],
-                          two(images, data)['unlabeled.loss_ce'], rtol=1e-5)
+    assert torch.allclose(
+        one(images, data)['unlabeled.loss_ce'], two(images, data)['unlabeled.loss_ce'], rtol=1e-5
+    )
 
 
 def test_features_are_computed_once(student: Any) -> None:
-    step, calls = step_of(student, .5, 'features'), []
+    step, calls = step_of(student, 0.5, 'features'), []
     student.backbone.register_forward_hook(lambda *each: calls.append(len(each[1][0])))
     forward = student.backbone.forward
     del calls[:]
@@ -164,7 +175,7 @@ def test_a_batch_without_a_kind_or_in_another_order(student: Any, kinds: str) ->
         step_of(student)(torch.randn(len(kinds), 3, 32, 32), samples(kinds))
 
 
-@pytest.mark.parametrize('threshold', [-.1, 1., 95, True, float('nan')])
+@pytest.mark.parametrize('threshold', [-0.1, 1.0, 95, True, float('nan')])
 def test_a_threshold_out_of_range(threshold: Any) -> None:
     with pytest.raises(ValueError, match='expected a number of 0 or more and below 1'):
         UnlabeledLoss(threshold)

@@ -1,4 +1,5 @@
 """What the log says of the classes that the teacher gives."""
+
 from __future__ import annotations
 
 import inspect
@@ -12,7 +13,7 @@ COUNTS = np.array([[1000, 500, 0], [800, 0, 0], [400, 0, 0], [300, 0, 0]])
 
 
 def report(patience: int = 20) -> PseudoLabelReport:
-    return PseudoLabelReport(['land', 'water', 'road'], .95, patience)
+    return PseudoLabelReport(['land', 'water', 'road'], 0.95, patience)
 
 
 def test_the_table() -> None:
@@ -21,15 +22,18 @@ def test_the_table() -> None:
         'class         pixels           pass   share   right\n'
         'land           1,000            800   80.0%   75.0%\n'
         'water            500              0    0.0%       -\n'
-        'road               0              0       -       -')
+        'road               0              0       -       -'
+    )
     assert 'right' not in report().table(COUNTS * [[1], [1], [0], [0]], 10)
 
 
 def test_a_class_that_nothing_reaches_is_named_once() -> None:
     mine, sure = report(), COUNTS[1]
     assert mine.warning(sure, 10) == ''
-    assert 'no unlabeled pixel of water, road has passed the threshold 0.95 for 20 steps' \
+    assert (
+        'no unlabeled pixel of water, road has passed the threshold 0.95 for 20 steps'
         in mine.warning(sure, 10)
+    )
     assert mine.warning(sure, 10) == ''
     assert mine.warning(np.array([5, 5, 0]), 10) == ''
     assert mine.warning(np.array([0, 0, 0]), 10) == ''

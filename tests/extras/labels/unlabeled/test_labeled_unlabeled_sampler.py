@@ -1,4 +1,5 @@
 """Each batch has so many samples of either kind, on any number of ranks the same ones."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -14,8 +15,15 @@ class Sized:
     sizes = (5, 13)
 
 
-def drawn(monkeypatch: Any, rank: int, ranks: int, labeled: int, unlabeled: int, count: int,
-          **settings: Any) -> List[List[int]]:
+def drawn(
+    monkeypatch: Any,
+    rank: int,
+    ranks: int,
+    labeled: int,
+    unlabeled: int,
+    count: int,
+    **settings: Any,
+) -> List[List[int]]:
     monkeypatch.setattr(module, 'get_dist_info', lambda: (rank, ranks))
     stream = iter(LabeledUnlabeledSampler(Sized(), labeled, unlabeled, seed=3, **settings))
     size = labeled + unlabeled
@@ -38,7 +46,7 @@ def test_each_kind_is_shown_once_before_it_comes_again(monkeypatch: Any) -> None
     flat = [index for batch in drawn(monkeypatch, 0, 1, 2, 3, 20) for index in batch]
     for kind in ([each for each in flat if each < 5], [each for each in flat if each >= 5]):
         size = len(set(kind))
-        turns = [kind[at:at + size] for at in range(0, len(kind) - size + 1, size)]
+        turns = [kind[at : at + size] for at in range(0, len(kind) - size + 1, size)]
         assert all(len(set(turn)) == size for turn in turns) and turns[0] != turns[1]
 
 

@@ -1,4 +1,5 @@
 """Environment variables that contradict the run, or that nothing reads."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
@@ -14,37 +15,56 @@ from mapsage.extras.simulator import read_settings
 KINDS = {kind.name: kind for kind in ACCELERATORS}
 
 
-def found(environ: Dict[str, str], accelerator: Any = 'cpu',
-          launcher: str = 'none') -> List[Tuple[str, str]]:
+def found(
+    environ: Dict[str, str], accelerator: Any = 'cpu', launcher: str = 'none'
+) -> List[Tuple[str, str]]:
     kind = KINDS.get(accelerator)
     # an instance without its devices: only its name is asked for
     instance: Any = None if kind is None else object.__new__(kind)
     if accelerator == 'sim':
         version = environ.get('MAPSAGE_SIM_GCU', '')
         instance.settings = read_settings(dict(MAPSAGE_SIM_GCU=version))
-    return [(each.level, f'{each.text} -> {each.next_step}')
-            for each in check_environment(environ, instance, launcher)]
+    return [
+        (each.level, f'{each.text} -> {each.next_step}')
+        for each in check_environment(environ, instance, launcher)
+    ]
 
 
 @pytest.mark.parametrize('accelerator', [None, *KINDS])
 def test_nothing_to_say(accelerator: Any) -> None:
-    assert found(dict(HOME='/', OMP_NUM_THREADS='1', ACCELERATOR='', LOCAL_WORLD_SIZE='8'),
-                 accelerator) == []
+    assert (
+        found(
+            dict(HOME='/', OMP_NUM_THREADS='1', ACCELERATOR='', LOCAL_WORLD_SIZE='8'), accelerator
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize('accelerator, name', [
-    ('cuda', 'CUDA_VISIBLE_DEVICES'), ('cuda', 'HIP_VISIBLE_DEVICES'),
-    ('gcu', 'TOPS_VISIBLE_DEVICES'), ('gcu_t20', 'TOPS_VISIBLE_DEVICES'),
-    ('sim', 'TOPS_VISIBLE_DEVICES')])
-@pytest.mark.parametrize('value, launcher, level, words', [
-    ('0,1', 'pytorch', 'ok', '=0,1'), ('0, 1,2', 'pytorch', 'ok', '=0, 1,2'),
-    ('0', 'pytorch', 'ok', 'one card, which no other rank of this machine may have'),
-    ('', 'pytorch', 'problem', 'shows 0 device(s)'),
-    ('0', 'none', 'ok', '=0'), ('', 'none', 'problem', 'shows 0 device(s)'),
-    ('1,1', 'pytorch', 'problem', '=1,1 names a device twice'),
-])
-def test_hidden_devices(accelerator: str, name: str, value: str, launcher: str, level: str,
-                        words: str) -> None:
+@pytest.mark.parametrize(
+    'accelerator, name',
+    [
+        ('cuda', 'CUDA_VISIBLE_DEVICES'),
+        ('cuda', 'HIP_VISIBLE_DEVICES'),
+        ('gcu', 'TOPS_VISIBLE_DEVICES'),
+        ('gcu_t20', 'TOPS_VISIBLE_DEVICES'),
+        ('sim', 'TOPS_VISIBLE_DEVICES'),
+    ],
+)
+@pytest.mark.parametrize(
+    'value, launcher, level, words',
+    [
+        ('0,1', 'pytorch', 'ok', '=0,1'),
+        ('0, 1,2', 'pytorch', 'ok', '=0, 1,2'),
+        ('0', 'pytorch', 'ok', 'one card, which no other rank of this machine may have'),
+        ('', 'pytorch', 'problem', 'shows 0 device(s)'),
+        ('0', 'none', 'ok', '=0'),
+        ('', 'none', 'problem', 'shows 0 device(s)'),
+        ('1,1', 'pytorch', 'problem', '=1,1 names a device twice'),
+    ],
+)
+def test_hidden_devices(
+    accelerator: str, name: str, value: str, launcher: str, level: str, words: str
+) -> None:
     (got,) = found({name: value, 'LOCAL_WORLD_SIZE': '2'}, accelerator, launcher)
     assert got[0] == level and name in got[1] and words in got[1]
 
@@ -54,11 +74,18 @@ def test_another_vendors_variable_is_no_matter(accelerator: Any) -> None:
     assert found(dict(CUDA_VISIBLE_DEVICES='', TOPS_VISIBLE_DEVICES='0,0'), accelerator) == []
 
 
-@pytest.mark.parametrize('name, instead', [
-    ('GCU_VISIBLE_DEVICES', 'TOPS_VISIBLE_DEVICES'), ('GCU_DEVICE_COUNT', 'NPROC_PER_NODE'),
-    ('GCU_DISABLE_AMP', '--amp'), ('GCU_MEMORY_FRACTION', 'batch'),
-    ('ECCL_BACKEND', 'dist_cfg.backend'), ('ECCL_DEVICE_TYPE', 'env_cfg.accelerator'),
-    ('PTEX_DDP_BACKEND', 'dist_cfg.backend')])
+@pytest.mark.parametrize(
+    'name, instead',
+    [
+        ('GCU_VISIBLE_DEVICES', 'TOPS_VISIBLE_DEVICES'),
+        ('GCU_DEVICE_COUNT', 'NPROC_PER_NODE'),
+        ('GCU_DISABLE_AMP', '--amp'),
+        ('GCU_MEMORY_FRACTION', 'batch'),
+        ('ECCL_BACKEND', 'dist_cfg.backend'),
+        ('ECCL_DEVICE_TYPE', 'env_cfg.accelerator'),
+        ('PTEX_DDP_BACKEND', 'dist_cfg.backend'),
+    ],
+)
 def test_variables_that_nothing_reads(name: str, instead: str) -> None:
     ((level, text),) = found({name: '5'})
     assert level == 'note' and instead in text
@@ -90,5 +117,6 @@ def test_whole_int64_is_a_problem_of_the_gcus() -> None:
 
 def test_how_a_finding_prints() -> None:
     assert str(Finding('problem', 'it is late', 'hurry')) == (
-        '  problem  it is late\n             -> hurry')
+        '  problem  it is late\n             -> hurry'
+    )
     assert str(Finding('ok', 'fine')) == '  ok       fine'

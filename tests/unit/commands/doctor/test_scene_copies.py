@@ -1,4 +1,5 @@
 """The doctor recommends fast copies where they gain, and makes none."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,8 +15,14 @@ LOADER = 'train_dataloader'
 
 def test_scenes_in_strips_get_a_measured_advice(tmp_path: Path) -> None:
     values = np.random.RandomState(0).randint(0, 50, (3, 1200, 1600)).astype('uint8')
-    write_raster(tmp_path / 'scenes/a.tif', values, tiled=False, blockysize=1, blockxsize=1600,
-                 compress='lzw')
+    write_raster(
+        tmp_path / 'scenes/a.tif',
+        values,
+        tiled=False,
+        blockysize=1,
+        blockxsize=1600,
+        compress='lzw',
+    )
     (finding,) = check_fast_copies(LOADER, [build_dataset(tmp_path, labels=None)], [])
     assert finding.level == 'note' and 'times faster' in finding.text
     assert 'a.tif has blocks of 1600 x 1 pixels; reading a window of 128 takes' in finding.text

@@ -1,4 +1,5 @@
 """Folders of fast copies: shared by processes, bounded, and never trusted half written."""
+
 from __future__ import annotations
 
 import json
@@ -37,9 +38,15 @@ def no_copies_in_use(monkeypatch: Any) -> None:
 def scenes(tmp_path: Path) -> List[str]:
     """Return the paths of three scenes of 300 x 260 pixels."""
     random = np.random.RandomState(0)
-    return [str(write_raster(tmp_path / f'scenes/{name}.tif',
-                             random.randint(0, 255, (3, 260, 300)).astype('uint8')))
-            for name in 'abc']
+    return [
+        str(
+            write_raster(
+                tmp_path / f'scenes/{name}.tif',
+                random.randint(0, 255, (3, 260, 300)).astype('uint8'),
+            )
+        )
+        for name in 'abc'
+    ]
 
 
 def names_in(folder: Path) -> List[str]:
@@ -71,8 +78,10 @@ def test_copies_are_made_once(tmp_path: Path, scenes: List[str]) -> None:
     assert lines and lines[0].startswith('3 fast copies are made in ')
     for source, copy in report.copies.items():
         assert Path(copy).name == Path(source).name
-        assert Raster(copy).read(0, 0, 300, 260)[0].tobytes() == Raster(source).read(
-            0, 0, 300, 260)[0].tobytes()
+        assert (
+            Raster(copy).read(0, 0, 300, 260)[0].tobytes()
+            == Raster(source).read(0, 0, 300, 260)[0].tobytes()
+        )
     again = copies.make(scenes, lines.append)
     assert again.written == 0 and again.copies == report.copies and len(lines) == 1
     assert len(names_in(tmp_path / 'fast')) == 3
@@ -95,8 +104,9 @@ def test_a_source_that_changes_gets_a_new_copy(tmp_path: Path, scenes: List[str]
     assert len(names_in(tmp_path / 'fast')) == 3
 
 
-def test_a_source_that_changes_while_it_is_copied(tmp_path: Path, scenes: List[str],
-                                                  monkeypatch: Any) -> None:
+def test_a_source_that_changes_while_it_is_copied(
+    tmp_path: Path, scenes: List[str], monkeypatch: Any
+) -> None:
     original = fast_copies.write_fast_copy
 
     def change_and_copy(source: str, *arguments: Any) -> None:
@@ -109,12 +119,15 @@ def test_a_source_that_changes_while_it_is_copied(tmp_path: Path, scenes: List[s
     assert names_in(tmp_path / 'fast') == []
 
 
-def test_copies_that_do_not_fit_are_refused_before_one_is_written(tmp_path: Path,
-                                                                  scenes: List[str],
-                                                                  monkeypatch: Any) -> None:
+def test_copies_that_do_not_fit_are_refused_before_one_is_written(
+    tmp_path: Path, scenes: List[str], monkeypatch: Any
+) -> None:
     folder = tmp_path / 'fast'
-    with pytest.raises(FastCopyError, match=r'3 fast copies need about 7\d\d,\d{3} bytes, .* more '
-                       r"than max_size = 300,000 bytes.*max_size='1G'.*Nothing was written"):
+    with pytest.raises(
+        FastCopyError,
+        match=r'3 fast copies need about 7\d\d,\d{3} bytes, .* more '
+        r"than max_size = 300,000 bytes.*max_size='1G'.*Nothing was written",
+    ):
         FastCopies(str(folder), '300K').make(scenes)
     assert names_in(folder) == []
     FastCopies(str(folder), '0.5M').make(scenes[:1])
@@ -128,8 +141,9 @@ def test_copies_that_do_not_fit_are_refused_before_one_is_written(tmp_path: Path
     assert FastCopies(str(folder)).make(scenes[:1]).written == 0  # what is there can be used
 
 
-def test_an_estimate_that_was_too_small(tmp_path: Path, scenes: List[str],
-                                        monkeypatch: Any) -> None:
+def test_an_estimate_that_was_too_small(
+    tmp_path: Path, scenes: List[str], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(fast_copies, 'estimate_copy_bytes', lambda source: 1000)
     with pytest.raises(FastCopyError, match='more than estimated.*Raise max_size'):
         FastCopies(str(tmp_path / 'fast'), '300K').make(scenes)
@@ -158,7 +172,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, scenes: List[str]) -> N
 
 
 def test_complete_copies_can_be_read_where_nothing_can_be_written(
-        tmp_path: Path, scenes: List[str], monkeypatch: Any) -> None:
+    tmp_path: Path, scenes: List[str], monkeypatch: Any
+) -> None:
     copies = FastCopies(str(tmp_path / 'fast')).make(scenes).copies
     in_use = fast_copies._in_use.pop(tmp_path / 'fast')
     os.close(in_use)
@@ -189,8 +204,10 @@ def _make(folder: str, scenes: List[str], start: Any) -> int:
 
 def test_processes_divide_the_copies(tmp_path: Path, scenes: List[str]) -> None:
     start, written = FORK.Barrier(3), FORK.SimpleQueue()
-    processes = [FORK.Process(target=lambda: written.put(
-        _make(str(tmp_path / 'fast'), scenes, start))) for _ in range(3)]
+    processes = [
+        FORK.Process(target=lambda: written.put(_make(str(tmp_path / 'fast'), scenes, start)))
+        for _ in range(3)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -210,8 +227,9 @@ def _write_slowly(folder: str, scene: str, started: Any) -> None:
     FastCopies(folder).make([scene])
 
 
-def test_a_writer_is_waited_for_and_a_killed_one_replaced(tmp_path: Path, scenes: List[str],
-                                                          monkeypatch: Any) -> None:
+def test_a_writer_is_waited_for_and_a_killed_one_replaced(
+    tmp_path: Path, scenes: List[str], monkeypatch: Any
+) -> None:
     started, lines = FORK.Event(), []
     holder = FORK.Process(target=_write_slowly, args=(str(tmp_path / 'fast'), scenes[0], started))
     holder.start()
@@ -253,12 +271,15 @@ def test_folders_of_others_stay(tmp_path: Path, scenes: List[str]) -> None:
         folder = tmp_path / 'fast' / name
         folder.mkdir(parents=True)
         # A description of a source that has changed.
-        (folder / 'source.json').write_text(json.dumps(dict(
-            source=scenes[0], stamps=[[os.path.abspath(scenes[0]), 1, 1]])))
+        (folder / 'source.json').write_text(
+            json.dumps(dict(source=scenes[0], stamps=[[os.path.abspath(scenes[0]), 1, 1]]))
+        )
     report = FastCopies(str(tmp_path / 'fast')).make(scenes)
     assert report.dropped == 0
-    assert all((tmp_path / 'fast' / name / 'source.json').exists()
-               for name in ('photos', '.partial-photos', '.partial-photos-0123abcd'))
+    assert all(
+        (tmp_path / 'fast' / name / 'source.json').exists()
+        for name in ('photos', '.partial-photos', '.partial-photos-0123abcd')
+    )
 
 
 def test_a_copy_that_was_cut_off_is_made_again(tmp_path: Path, scenes: List[str]) -> None:
@@ -273,14 +294,19 @@ def test_a_copy_that_was_cut_off_is_made_again(tmp_path: Path, scenes: List[str]
     assert len(names_in(tmp_path / 'fast')) == 1
 
 
-def test_a_scene_that_cannot_be_copied_is_read_itself(tmp_path: Path, scenes: List[str],
-                                                      monkeypatch: Any) -> None:
+def test_a_scene_that_cannot_be_copied_is_read_itself(
+    tmp_path: Path, scenes: List[str], monkeypatch: Any
+) -> None:
     mosaic = tmp_path / 'mosaic.vrt'
-    band = ('<VRTRasterBand dataType="Byte" band="{}"><NoDataValue>{}</NoDataValue><SimpleSource>'
-            '<SourceFilename relativeToVRT="1">scenes/a.tif</SourceFilename></SimpleSource>'
-            '</VRTRasterBand>')
-    mosaic.write_text('<VRTDataset rasterXSize="300" rasterYSize="260">'
-                      f'{band.format(1, 0)}{band.format(2, 7)}</VRTDataset>')
+    band = (
+        '<VRTRasterBand dataType="Byte" band="{}"><NoDataValue>{}</NoDataValue><SimpleSource>'
+        '<SourceFilename relativeToVRT="1">scenes/a.tif</SourceFilename></SimpleSource>'
+        '</VRTRasterBand>'
+    )
+    mosaic.write_text(
+        '<VRTDataset rasterXSize="300" rasterYSize="260">'
+        f'{band.format(1, 0)}{band.format(2, 7)}</VRTDataset>'
+    )
     report = FastCopies(str(tmp_path / 'fast')).make([str(mosaic), scenes[0]])
     assert list(report.copies) == [scenes[0]]
     assert 'different no-data values' in report.originals[str(mosaic)]
@@ -289,20 +315,28 @@ def test_a_scene_that_cannot_be_copied_is_read_itself(tmp_path: Path, scenes: Li
     assert report.originals == {scenes[0]: 'nothing tells when its content changes'}
 
 
-@pytest.mark.parametrize('config, message', [
-    ('fast', r"expected dict\(folder='...'\)"), ({}, 'expected dict'),
-    (dict(folder='fast', size='1G'), 'expected dict'), (dict(folder=3), 'expected dict'),
-    (dict(folder='fast', max_size='a lot'), "max_size='a lot', expected bytes"),
-    (dict(folder='fast', max_size=True), 'max_size=True'),
-    (dict(folder='fast', max_size='-1G'), "max_size='-1G'")])
+@pytest.mark.parametrize(
+    'config, message',
+    [
+        ('fast', r"expected dict\(folder='...'\)"),
+        ({}, 'expected dict'),
+        (dict(folder='fast', size='1G'), 'expected dict'),
+        (dict(folder=3), 'expected dict'),
+        (dict(folder='fast', max_size='a lot'), "max_size='a lot', expected bytes"),
+        (dict(folder='fast', max_size=True), 'max_size=True'),
+        (dict(folder='fast', max_size='-1G'), "max_size='-1G'"),
+    ],
+)
 def test_settings_that_are_none(tmp_path: Path, config: Any, message: str) -> None:
     write_scene(tmp_path)
     with pytest.raises(FastCopyError, match=message):
         build_dataset(tmp_path, fast_copy=config)
 
 
-@pytest.mark.parametrize('size, expected', [
-    (5, 5), ('5', 5), ('1.5K', 1500), ('100G', 10**11), ('2 tb', 2 * 10**12), ('3MB', 3 * 10**6)])
+@pytest.mark.parametrize(
+    'size, expected',
+    [(5, 5), ('5', 5), ('1.5K', 1500), ('100G', 10**11), ('2 tb', 2 * 10**12), ('3MB', 3 * 10**6)],
+)
 def test_sizes(size: object, expected: int) -> None:
     assert FastCopies('fast', size).max_size == expected
 
@@ -318,8 +352,12 @@ def test_samples_are_the_same_and_come_from_the_copies(tmp_path: Path, windows: 
     samples = []
     for dataset in (plain, fast):
         np.random.seed(0)
-        samples.append([(*load_window(dataset, i), dataset.get_data_info(0).get('img_path'))
-                        for i in range(len(dataset))])
+        samples.append(
+            [
+                (*load_window(dataset, i), dataset.get_data_info(0).get('img_path'))
+                for i in range(len(dataset))
+            ]
+        )
     for expected, found in zip(*samples):
         assert all(np.array_equal(*pair) for pair in zip(expected[:2], found[:2]))
     assert len(names_in(tmp_path / 'fast')) == 4  # two scenes, two label rasters
@@ -329,8 +367,10 @@ def test_the_originals_are_not_read_any_more(tmp_path: Path) -> None:
     values, classes = write_scene(tmp_path)
     dataset = build_dataset(tmp_path, fast_copy=dict(folder=str(tmp_path / 'fast')))
     for name in ('scenes/a.tif', 'labels/a.tif'):
-        shutil.copy(str(write_raster(tmp_path / 'zero.tif', np.zeros((3, 260, 300), 'uint8'))),
-                    str(tmp_path / name))
+        shutil.copy(
+            str(write_raster(tmp_path / 'zero.tif', np.zeros((3, 260, 300), 'uint8'))),
+            str(tmp_path / name),
+        )
     image, mask = load_window(dataset, 0)
     assert np.array_equal(image, values[:, :128, :128])
     assert np.array_equal(mask, classes[:128, :128])

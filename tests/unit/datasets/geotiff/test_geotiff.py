@@ -1,4 +1,5 @@
 """Windows and labels from GeoTIFF scenes."""
+
 from __future__ import annotations
 
 import copy
@@ -40,7 +41,7 @@ def test_windows_cover_the_scene_and_carry_its_pixels(tmp_path: Path, stride: in
     seen = np.zeros(classes.shape, int)
     for index in range(len(dataset)):
         column, row, side = dataset.get_data_info(index)['window']
-        inside = np.s_[row:row + side, column:column + side]
+        inside = np.s_[row : row + side, column : column + side]
         image, mask = load_window(dataset, index)
         np.testing.assert_array_equal(image, values[(slice(None), *inside)])
         np.testing.assert_array_equal(mask, classes[inside])
@@ -64,11 +65,12 @@ def test_each_pixel_is_scored_once(tmp_path: Path, window: int, stride: int) -> 
         sample.pred_sem_seg = sample.gt_sem_seg
         metric.process(None, [sample.to_dict()])
         column, row, _ = dataset.get_data_info(index)['window']
-        mask = sample.gt_sem_seg.data[0].numpy()[:260 - row, :300 - column]
-        here = covered[row:row + window, column:column + window]
+        mask = sample.gt_sem_seg.data[0].numpy()[: 260 - row, : 300 - column]
+        here = covered[row : row + window, column : column + window]
         here += mask != 255
         np.testing.assert_array_equal(
-            mask[mask != 255], classes[row:row + window, column:column + window][mask != 255])
+            mask[mask != 255], classes[row : row + window, column : column + window][mask != 255]
+        )
     metric.evaluate(len(dataset))
     data = values[0] > 0
     assert covered.max() == 1 and not covered[~data].any()
@@ -101,11 +103,19 @@ def test_no_data_is_ignored_and_empty_windows_are_left_out(tmp_path: Path) -> No
     values[:, 100, 17] = 7  # one valid pixel in the first window
     values[:, 150:, 290:] = -1
     write_raster(tmp_path / 'scenes/a.tif', values, nodata=-1)
-    write_raster(tmp_path / 'labels/a.tif', np.where(classes == 2, 9, classes).astype('uint8'),
-                 nodata=9)
+    write_raster(
+        tmp_path / 'labels/a.tif', np.where(classes == 2, 9, classes).astype('uint8'), nodata=9
+    )
     dataset = build_dataset(tmp_path)
     assert [dataset.get_data_info(i)['window'][:2] for i in range(len(dataset))] == [
-        (0, 0), (0, 128), (128, 128), (172, 128), (0, 132), (128, 132), (172, 132)]
+        (0, 0),
+        (0, 128),
+        (128, 128),
+        (172, 128),
+        (0, 132),
+        (128, 132),
+        (172, 132),
+    ]
     assert (load_window(dataset, 0)[1] != 255).sum() == 1
     expected = np.where(values[0] == -1, 255, np.where(classes == 2, 255, classes))
     np.testing.assert_array_equal(load_window(dataset, 3)[1], expected[128:256, 172:300])
@@ -148,9 +158,18 @@ def test_missing_scenes_and_bands(tmp_path: Path) -> None:
     assert len(build_dataset(tmp_path, labels=None, bands=[2, 1])) == 18
 
 
-@pytest.mark.parametrize('arguments', [
-    dict(bands=3), dict(bands=['red']), dict(bands=[1.5]), dict(bands='12'), dict(window='64'),
-    dict(window=64.0), dict(stride=32.5)])
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        dict(bands=3),
+        dict(bands=['red']),
+        dict(bands=[1.5]),
+        dict(bands='12'),
+        dict(window='64'),
+        dict(window=64.0),
+        dict(stride=32.5),
+    ],
+)
 def test_arguments_that_are_no_whole_numbers(tmp_path: Path, arguments: Any) -> None:
     write_scene(tmp_path)
     name, value = next(iter(arguments.items()))
@@ -177,10 +196,13 @@ def test_labels_that_begin_at_one(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mask, np.where(classes == 2, 255, classes)[128:256, :128])
 
 
-@pytest.mark.parametrize('nodata, value, left_out', [
-    (0, 'file', 0), (0, None, None), (0, 0, 0), (2, None, None), (2, 1, 1), (None, 2, 2)])
-def test_no_data_of_labels_that_is_a_class(tmp_path: Path, nodata: Any, value: Any,
-                                           left_out: Any, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    'nodata, value, left_out',
+    [(0, 'file', 0), (0, None, None), (0, 0, 0), (2, None, None), (2, 1, 1), (None, 2, 2)],
+)
+def test_no_data_of_labels_that_is_a_class(
+    tmp_path: Path, nodata: Any, value: Any, left_out: Any, caplog: Any
+) -> None:
     _, classes = write_scene(tmp_path)
     write_raster(tmp_path / 'labels/a.tif', classes, nodata=nodata)
     logger = MMLogger.get_current_instance()
@@ -217,15 +239,22 @@ def test_workers_read_what_the_process_reads(tmp_path: Path, method: str) -> Non
     dataset = build_dataset(tmp_path, labels='map.gpkg', stride=40)
     expected = [dataset[i] for i in range(len(dataset))]  # the parent has open handles now
     loader = torch.utils.data.DataLoader(
-        dataset, batch_size=4, num_workers=2 if method == 'fork' else 1, prefetch_factor=2,
-        persistent_workers=True, multiprocessing_context=method, collate_fn=list)
+        dataset,
+        batch_size=4,
+        num_workers=2 if method == 'fork' else 1,
+        prefetch_factor=2,
+        persistent_workers=True,
+        multiprocessing_context=method,
+        collate_fn=list,
+    )
     for _ in range(2 if method == 'fork' else 1):
         loaded = [sample for batch in loader for sample in batch]
         assert len(loaded) == len(expected)
         for one, other in zip(loaded, expected):
             assert torch.equal(one['inputs'], other['inputs'])
-            assert torch.equal(one['data_samples'].gt_sem_seg.data,
-                               other['data_samples'].gt_sem_seg.data)
+            assert torch.equal(
+                one['data_samples'].gt_sem_seg.data, other['data_samples'].gt_sem_seg.data
+            )
 
 
 def test_copies_of_a_sample_share_the_polygons(tmp_path: Path) -> None:
@@ -237,8 +266,10 @@ def test_copies_of_a_sample_share_the_polygons(tmp_path: Path) -> None:
     copied = copy.deepcopy(sample)
     assert copied['labels'] is sample['labels'] and copied['img'] is not sample['img']
     with DefaultScope.overwrite_default_scope('mmseg'):
-        mixed = MultiImageMixDataset(ConcatDataset([dataset]), [
-            dict(type='RandomMosaic', prob=1.0, img_scale=(128, 128)), PIPELINE[2]])
+        mixed = MultiImageMixDataset(
+            ConcatDataset([dataset]),
+            [dict(type='RandomMosaic', prob=1.0, img_scale=(128, 128)), PIPELINE[2]],
+        )
     assert mixed[0]['inputs'].shape == (3, 256, 256)
     part = copy.deepcopy(dataset)
     path = str(tmp_path / 'map.gpkg')
@@ -250,8 +281,16 @@ def test_statistics_command(tmp_path: Path) -> None:
     for name in ('a.tif.aux.xml', 'a.tif.ovr'):  # what a GIS leaves beside a scene
         (tmp_path / 'scenes' / name).write_text('no scene')
     write_raster(tmp_path / 'scenes/B.TIF', values)
-    done = launch(command=[sys.executable, str(ROOT / 'tools/geotiff_statistics.py'),
-                           str(tmp_path / 'scenes'), '--bands', '3', '1'])
+    done = launch(
+        command=[
+            sys.executable,
+            str(ROOT / 'tools/geotiff_statistics.py'),
+            str(tmp_path / 'scenes'),
+            '--bands',
+            '3',
+            '1',
+        ]
+    )
     check_finished(done)
     assert '2 scene(s), 156,000 valid pixels' in done.output
     mean, std = values[[2, 0]].mean((1, 2)), values[[2, 0]].std((1, 2))
@@ -263,7 +302,7 @@ def test_statistics_command(tmp_path: Path) -> None:
 
 def _documented_example() -> str:
     text = (ROOT / 'docs/reference/datasets.md').read_text()
-    section = text[text.index('## GeoTIFF scenes'):]
+    section = text[text.index('## GeoTIFF scenes') :]
     return re.search(r'```python\n(.*?)```', section, re.S).group(1)  # type: ignore[union-attr]
 
 
@@ -274,17 +313,26 @@ def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
         values = paint(draw_classes(), 4, 'uint16')
         write_raster(tmp_path / f'data/city/{name}.tif', values, photometric='minisblack')
         write_raster(tmp_path / 'map.tif', draw_classes())
-    write_polygons(tmp_path / 'map.tif', tmp_path / 'data/city/landcover.gpkg', CLASSES,
-                   background=0)
+    write_polygons(
+        tmp_path / 'map.tif', tmp_path / 'data/city/landcover.gpkg', CLASSES, background=0
+    )
     example = re.sub(r'\b(512|256)\b', '64', _documented_example())
     assert example.count('64') == 4 and "'data/city'" in example
     example = example.replace("'data/city'", repr(str(tmp_path / 'data/city')))
     config = tmp_path / 'config.py'
     base = ROOT / 'configs/loveda/efficientnet_lite0_fpn_loveda.py'
-    config.write_text(f"_base_ = '{base}'\n" + example
-                      + 'train_cfg = dict(max_iters=2, val_interval=2)\n')
-    done = launch(command=[sys.executable, str(ROOT / 'tools/train.py'), str(config),
-                           '--work-dir', str(tmp_path / 'work')])
+    config.write_text(
+        f"_base_ = '{base}'\n" + example + 'train_cfg = dict(max_iters=2, val_interval=2)\n'
+    )
+    done = launch(
+        command=[
+            sys.executable,
+            str(ROOT / 'tools/train.py'),
+            str(config),
+            '--work-dir',
+            str(tmp_path / 'work'),
+        ]
+    )
     check_finished(done)
     assert 'mIoU' in done.output and 'water' in done.output
     assert 'EfficientNetLite: ImageNet weights' in done.output

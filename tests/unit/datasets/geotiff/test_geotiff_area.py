@@ -1,4 +1,5 @@
 """An area of interest limits the windows and the labels of ``GeoTiffDataset``."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,8 +18,12 @@ from mapsage.geo import GeoError
 
 AREA = shapely.Point(500060, 4099960).buffer(30)
 INSIDE = geometry_mask([AREA], (260, 300), UTM['transform'], invert=True)
-PLACES = [(column, row) for row in (0, 128, 132) for column in (0, 128, 172)
-          if INSIDE[row:row + 128, column:column + 128].any()]
+PLACES = [
+    (column, row)
+    for row in (0, 128, 132)
+    for column in (0, 128, 172)
+    if INSIDE[row : row + 128, column : column + 128].any()
+]
 
 
 def write_area(root: Path, *shapes: Any) -> None:
@@ -37,8 +42,8 @@ def test_windows_touch_it_and_labels_end_with_it(tmp_path: Path, test_mode: bool
     for index in range(len(dataset)):
         column, row, side = dataset.get_data_info(index)['window']
         image, mask = load_window(dataset, index)
-        np.testing.assert_array_equal(image, values[:, row:row + side, column:column + side])
-        inside = np.s_[row:row + side, column:column + side]
+        np.testing.assert_array_equal(image, values[:, row : row + side, column : column + side])
+        inside = np.s_[row : row + side, column : column + side]
         assert test_mode or (mask == expected[inside]).all()
         seen[inside] = np.where(mask == 255, seen[inside], mask)
     np.testing.assert_array_equal(seen[:260, :300], expected)

@@ -1,4 +1,5 @@
 """What a dataset of scenes says at the start, against what was written into its files."""
+
 from __future__ import annotations
 
 import functools
@@ -40,27 +41,35 @@ def test_polygons_and_shares(tmp_path: Path) -> None:
     write_scene(tmp_path)
     write_scene(tmp_path, 'b', dict(UTM, transform=UTM['transform'] * Affine.translation(300, 0)))
     beyond = rectangle(UTM, 580, 0, 700, 130)  # 20 columns of it are in the second scene
-    write_vector(tmp_path / 'labels.gpkg',
-                 [rectangle(UTM, 0, 0, 30, 26), rectangle(UTM, 100, 100, 160, 126), beyond],
-                 [CLASSES[1], CLASSES[2], CLASSES[1]], 'EPSG:32650')
+    write_vector(
+        tmp_path / 'labels.gpkg',
+        [rectangle(UTM, 0, 0, 30, 26), rectangle(UTM, 100, 100, 160, 126), beyond],
+        [CLASSES[1], CLASSES[2], CLASSES[1]],
+        'EPSG:32650',
+    )
     dataset = build_dataset(tmp_path, labels='labels.gpkg')
     scenes, polygons = said(dataset, logging.INFO)
     assert f'{tmp_path}/scenes: 2 scene(s), 3 band(s) of uint8, 18 windows of 128' in scenes
     assert '3 polygon(s) in its scenes (a.tif 2, b.tif 1)' in polygons
     house, water = (780 + 20 * 130) / 156000, 1560 / 156000
-    assert polygons.endswith(f'ground {100 * (1 - house - water):.3g} %, house '
-                             f'{100 * house:.3g} %, water {100 * water:.3g} %')
+    assert polygons.endswith(
+        f'ground {100 * (1 - house - water):.3g} %, house '
+        f'{100 * house:.3g} %, water {100 * water:.3g} %'
+    )
     assert not said(dataset, logging.WARNING)
 
 
-@pytest.mark.parametrize('outside, fate', [
-    (0, "all their pixels have the class 'ground'"), (255, 'they are ignored')])
+@pytest.mark.parametrize(
+    'outside, fate', [(0, "all their pixels have the class 'ground'"), (255, 'they are ignored')]
+)
 def test_a_scene_without_polygons(tmp_path: Path, outside: int, fate: str) -> None:
     for name, columns in (('a', 0), ('b', 300), ('c', 600)):
-        write_scene(tmp_path, name,
-                    dict(UTM, transform=UTM['transform'] * Affine.translation(columns, 0)))
-    write_vector(tmp_path / 'labels.gpkg', [rectangle(UTM, 400, 0, 478, 100)], [CLASSES[1]],
-                 'EPSG:32650')
+        write_scene(
+            tmp_path, name, dict(UTM, transform=UTM['transform'] * Affine.translation(columns, 0))
+        )
+    write_vector(
+        tmp_path / 'labels.gpkg', [rectangle(UTM, 400, 0, 478, 100)], [CLASSES[1]], 'EPSG:32650'
+    )
     dataset = build_dataset(tmp_path, labels='labels.gpkg', outside=outside)
     (warning,) = said(dataset, logging.WARNING)
     a, c = (str(tmp_path / f'scenes/{name}.tif') for name in 'ac')
@@ -73,9 +82,12 @@ def test_a_scene_without_polygons(tmp_path: Path, outside: int, fate: str) -> No
 def test_polygons_in_a_rotated_scene(tmp_path: Path) -> None:
     turned = dict(UTM, transform=UTM['transform'] * Affine.rotation(30))
     write_scene(tmp_path, place=turned)
-    write_vector(tmp_path / 'labels.gpkg', [rectangle(turned, -50, -50, 150, 310),
-                                            rectangle(turned, -40, 320, 50, 330)],
-                 [CLASSES[1]] * 2, 'EPSG:32650')
+    write_vector(
+        tmp_path / 'labels.gpkg',
+        [rectangle(turned, -50, -50, 150, 310), rectangle(turned, -40, 320, 50, 330)],
+        [CLASSES[1]] * 2,
+        'EPSG:32650',
+    )
     text = said(build_dataset(tmp_path, labels='labels.gpkg'), logging.INFO)[1]
     assert '1 polygon(s)' in text and 'ground 50 %, house 50 %' in text
 
@@ -91,7 +103,8 @@ def test_shares_of_label_rasters(tmp_path: Path, monkeypatch: Any) -> None:
     text = said(dataset, logging.INFO)[1]
     assert 'from 64 squares of 20 pixels' in text
     assert float(text.split('ground ')[1].split(' %')[0]) == pytest.approx(
-        100 - house - water, abs=3)
+        100 - house - water, abs=3
+    )
 
 
 def test_unusual_labels(tmp_path: Path) -> None:
@@ -114,15 +127,23 @@ def color(path: Path, colors: Any) -> None:
         file.write_colormap(1, {value: (*each, 255) for value, each in enumerate(colors)})
 
 
-@pytest.mark.parametrize('colors, words', [
-    (PALETTE, ()),
-    ([[121, 158, 91], *PALETTE[1:]], ()),  # rounded by a program
-    ([[value] * 3 for value in range(256)], ()),
-    ([PALETTE[0], PALETTE[2], PALETTE[1]],
-     ("value 1 is (40, 90, 200) there, which is the color of 'water', and 'house' is (200, 60, 40)"
-      " here", "value 2 is (200, 60, 40) there, which is the color of 'house'")),
-    ([*PALETTE, [1, 2, 250]], ('value 3 is (1, 2, 250) there, and no class here',)),
-])
+@pytest.mark.parametrize(
+    'colors, words',
+    [
+        (PALETTE, ()),
+        ([[121, 158, 91], *PALETTE[1:]], ()),  # rounded by a program
+        ([[value] * 3 for value in range(256)], ()),
+        (
+            [PALETTE[0], PALETTE[2], PALETTE[1]],
+            (
+                "value 1 is (40, 90, 200) there, which is the color of 'water', and 'house' is (200, 60, 40)"
+                ' here',
+                "value 2 is (200, 60, 40) there, which is the color of 'house'",
+            ),
+        ),
+        ([*PALETTE, [1, 2, 250]], ('value 3 is (1, 2, 250) there, and no class here',)),
+    ],
+)
 def test_a_color_table_that_disagrees(tmp_path: Path, colors: Any, words: Any) -> None:
     _, classes = write_scene(tmp_path)
     write_raster(tmp_path / 'labels/a.tif', classes, compress=None, photometric='palette')
@@ -148,9 +169,15 @@ def test_an_alpha_band_that_is_none(tmp_path: Path, dtype: str, kind: str) -> No
     alpha = np.full((260, 300), np.iinfo(dtype).max)
     alpha[:90] = 0
     alpha[90:94] = np.array([10, 40, 90, 200])[:, None]
-    write_alpha(tmp_path / 'scenes/a.tif',
-                paint(draw_classes(), 1)[0] if kind == 'infrared' else
-                alpha if kind == 'smooth mask' else alpha * (alpha > 200), dtype)
+    write_alpha(
+        tmp_path / 'scenes/a.tif',
+        paint(draw_classes(), 1)[0]
+        if kind == 'infrared'
+        else alpha
+        if kind == 'smooth mask'
+        else alpha * (alpha > 200),
+        dtype,
+    )
     warnings = said(build_dataset(tmp_path), logging.WARNING)
     assert len(warnings) == (kind == 'infrared')
     if kind == 'infrared':
@@ -171,8 +198,9 @@ def test_types_that_differ_and_damage(tmp_path: Path) -> None:
     assert types.startswith('scenes differ')
 
 
-def test_wrapped_datasets_are_logged_on_the_first_rank(tmp_path: Path, monkeypatch: Any,
-                                                       caplog: Any) -> None:
+def test_wrapped_datasets_are_logged_on_the_first_rank(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
     write_scene(tmp_path)
     inner = build_dataset(tmp_path)
     windows = ['9 windows of 128 pixels', '25 windows of 64 pixels']
@@ -183,8 +211,9 @@ def test_wrapped_datasets_are_logged_on_the_first_rank(tmp_path: Path, monkeypat
     logger.addHandler(caplog.handler)
     try:
         for place in ((0, 2), (1, 2)):
-            monkeypatch.setattr('mapsage.engine.loading.build.get_dist_info',
-                                functools.partial(tuple, place))
+            monkeypatch.setattr(
+                'mapsage.engine.loading.build.get_dist_info', functools.partial(tuple, place)
+            )
             checked_dataset(dict(type=lambda: inner))
     finally:
         logger.removeHandler(caplog.handler)
@@ -203,14 +232,24 @@ def leaks(root: Path, part: str = 'val', window: int = 64, **split: Any) -> List
     return [text for text in said(dataset, logging.WARNING) if text.startswith('split: ')]
 
 
-@pytest.mark.parametrize('split, reasons', [
-    (dict(size=32, margin=16), []),
-    (dict(size=31, margin=16), ['blocks of 31 meters are 62 pixels, less than a window of 64']),
-    (dict(size=32, margin=15), ['margin=15 meters is 30 pixels, less than half a window of 64']),
-    (dict(size=20), ['blocks of 20 meters are 40 pixels', 'margin=0 meters is 0 pixels']),
-    (dict(size=64, margin=32, unit='pixels'), []),
-    (dict(size=63, margin=31, unit='pixels'),
-     ['blocks of 63 pixels are 63 pixels', 'margin=31 pixels is 31 pixels'])], ids=str)
+@pytest.mark.parametrize(
+    'split, reasons',
+    [
+        (dict(size=32, margin=16), []),
+        (dict(size=31, margin=16), ['blocks of 31 meters are 62 pixels, less than a window of 64']),
+        (
+            dict(size=32, margin=15),
+            ['margin=15 meters is 30 pixels, less than half a window of 64'],
+        ),
+        (dict(size=20), ['blocks of 20 meters are 40 pixels', 'margin=0 meters is 0 pixels']),
+        (dict(size=64, margin=32, unit='pixels'), []),
+        (
+            dict(size=63, margin=31, unit='pixels'),
+            ['blocks of 63 pixels are 63 pixels', 'margin=31 pixels is 31 pixels'],
+        ),
+    ],
+    ids=str,
+)
 def test_a_split_that_leaks(split: Dict[str, Any], reasons: List[str], tmp_path: Path) -> None:
     write_wide_scene(tmp_path)
     warnings = leaks(tmp_path, **split)
@@ -227,8 +266,10 @@ def test_a_split_that_leaks(split: Dict[str, Any], reasons: List[str], tmp_path:
 def test_what_the_warning_advises_ends_it(tmp_path: Path) -> None:
     write_wide_scene(tmp_path)
     text = leaks(tmp_path, size=10)[0]
-    size, margin = (float(text.partition(f'{name}=')[2].split()[0])
-                    for name in ('Set size', 'more (two windows), margin'))
+    size, margin = (
+        float(text.partition(f'{name}=')[2].split()[0])
+        for name in ('Set size', 'more (two windows), margin')
+    )
     assert (size, margin) == (pytest.approx(64, rel=0.01), 17)
     assert leaks(tmp_path, size=size, margin=margin) == []
 
@@ -240,13 +281,24 @@ def test_a_split_of_degrees_is_measured_on_the_ground(tmp_path: Path) -> None:
     assert leaks(tmp_path, size=1500, margin=720) == []
 
 
-@pytest.mark.parametrize('window, words', [
-    (260, ''), (261, r'window=261 is larger than 2 of 2 scene\(s\), the first is .*a\.tif of '
-                     r'300 x 260 pixels.* set window=260 or less'),
-    (512, r'window=512 is larger than 2 of 2')])
+@pytest.mark.parametrize(
+    'window, words',
+    [
+        (260, ''),
+        (
+            261,
+            r'window=261 is larger than 2 of 2 scene\(s\), the first is .*a\.tif of '
+            r'300 x 260 pixels.* set window=260 or less',
+        ),
+        (512, r'window=512 is larger than 2 of 2'),
+    ],
+)
 def test_a_window_that_is_larger_than_a_scene(window: int, words: str, tmp_path: Path) -> None:
     write_scene(tmp_path)
     write_scene(tmp_path, 'b')
-    texts = [text for level, text in summarize(build_dataset(tmp_path, window=window))
-             if level == logging.WARNING]
+    texts = [
+        text
+        for level, text in summarize(build_dataset(tmp_path, window=window))
+        if level == logging.WARNING
+    ]
     assert len(texts) == bool(words) and all(re.search(words, text) for text in texts)

@@ -1,4 +1,5 @@
 """Scans of scenes that the processes of a machine share, and that later starts find."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -60,8 +61,9 @@ def _build_on_a_rank(root: str) -> Tuple[int, List[Any]]:
 
     Raster.read_reduced = read_reduced  # type: ignore[method-assign]
     datasets = [build_dataset(Path(root), window=64, labels=None) for _ in range(2)]
-    return len(set(read)), [[each.get_data_info(i)['window'] for i in range(len(each))]
-                            for each in datasets]
+    return len(set(read)), [
+        [each.get_data_info(i)['window'] for i in range(len(each))] for each in datasets
+    ]
 
 
 @pytest.mark.parametrize('scenes', [1, 4])
@@ -103,7 +105,8 @@ def test_settings_of_one_scene_concern_no_other(tmp_path: Path) -> None:
 
 
 def test_free_memory_is_returned_between_scans_but_not_for_cached_ones(
-        tmp_path: Path, monkeypatch: Any) -> None:
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     scenes = [Raster(path) for path in write_scenes(tmp_path, 17)]
     scanned: List[str] = []
     returned: List[int] = []
@@ -158,8 +161,7 @@ def test_a_process_that_dies_or_hangs_blocks_nobody(tmp_path: Path, monkeypatch:
 
 def test_the_scan_of_another_process_is_waited_for(tmp_path: Path, monkeypatch: Any) -> None:
     (path,) = write_scenes(tmp_path, 1)
-    entry = shared_scan._entry(
-        cache_folder(), Raster(path), '[]', None)  # type: ignore[arg-type]
+    entry = shared_scan._entry(cache_folder(), Raster(path), '[]', None)  # type: ignore[arg-type]
     other = shared_scan._ScanLock(entry)
 
     def other_is_done(_: float) -> None:

@@ -1,4 +1,5 @@
 """The loading transforms give the pixels that plain NumPy gives, for every kind of file."""
+
 from __future__ import annotations
 
 import gc
@@ -42,13 +43,21 @@ def crop(values: np.ndarray, corner: Any) -> np.ndarray:
     """Return a window of (..., height, width), with 0 beyond the edges."""
     column, row, side = corner
     padded = np.pad(values, [(0, 0)] * (values.ndim - 2) + [(side, side)] * 2)
-    return padded[..., row + side:row + 2 * side, column + side:column + 2 * side]
+    return padded[..., row + side : row + 2 * side, column + side : column + 2 * side]
 
 
-@pytest.mark.parametrize('dtype, bands, profile', [
-    ('uint8', 3, {}), ('uint8', 1, {}), ('uint8', 3, dict(nodata=11)), ('uint16', 4, {}),
-    ('int16', 2, dict(nodata=-9)), ('float32', 5, {}), ('uint8', 4, dict(photometric='RGB',
-                                                                         alpha='yes'))])
+@pytest.mark.parametrize(
+    'dtype, bands, profile',
+    [
+        ('uint8', 3, {}),
+        ('uint8', 1, {}),
+        ('uint8', 3, dict(nodata=11)),
+        ('uint16', 4, {}),
+        ('int16', 2, dict(nodata=-9)),
+        ('float32', 5, {}),
+        ('uint8', 4, dict(photometric='RGB', alpha='yes')),
+    ],
+)
 def test_images(tmp_path: Path, dtype: str, bands: int, profile: Dict[str, Any]) -> None:
     values = paint(draw_classes(), min(bands, 5), dtype)
     values = np.tile(values, (bands // len(values), 1, 1))
@@ -75,8 +84,10 @@ def test_images(tmp_path: Path, dtype: str, bands: int, profile: Dict[str, Any])
         assert results['img'].flags.c_contiguous
         np.testing.assert_array_equal(results['img'], expected)
         np.testing.assert_array_equal(results['valid'], valid)
-        np.testing.assert_array_equal(results['gt_seg_map'], expect_mask(
-            crop(draw_classes(), corner), valid, dataset._facts(dict(scene=0), 0, 0)))
+        np.testing.assert_array_equal(
+            results['gt_seg_map'],
+            expect_mask(crop(draw_classes(), corner), valid, dataset._facts(dict(scene=0), 0, 0)),
+        )
 
 
 @pytest.mark.parametrize('bands', [1, 2, 128, 129, 513])
@@ -86,10 +97,20 @@ def test_any_number_of_bands(bands: int) -> None:
 
 
 @pytest.mark.parametrize('dtype', LABELS)
-@pytest.mark.parametrize('changes', [
-    {}, dict(label_map={0: 2, 2: 0}), dict(label_map={1: 255}), dict(label_map={1: -1}),
-    dict(reduce_zero_label=True), dict(reduce_zero_label=True, label_map={0: 1}),
-    dict(ignore_index=2), dict(ignore_index=-100), dict(ignore_index=300)])
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        dict(label_map={0: 2, 2: 0}),
+        dict(label_map={1: 255}),
+        dict(label_map={1: -1}),
+        dict(reduce_zero_label=True),
+        dict(reduce_zero_label=True, label_map={0: 1}),
+        dict(ignore_index=2),
+        dict(ignore_index=-100),
+        dict(ignore_index=300),
+    ],
+)
 def test_masks(tmp_path: Path, dtype: str, changes: Dict[str, Any]) -> None:
     classes = draw_classes().astype(dtype)
     write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes()))
@@ -123,20 +144,27 @@ def test_a_label_that_is_no_class(tmp_path: Path, dtype: str, shift: int) -> Non
         f'labels {tmp_path}/labels/a.tif hold {value} in the window (column, row, width, height) = '
         f'(0, 0, 96, 96) (6 pixels); 3 classes allow {shift} to {2 + shift}'
         f'{", 0 for no data" * shift}, and 255 for ignored pixels. Correct the labels, or the '
-        f'classes in metainfo.')
+        f'classes in metainfo.'
+    )
     # Pixels that do not count may have any label.
     load(dataset, (0, 0, 96), counted=(0, 40, 0, 96))
 
 
-@pytest.mark.parametrize('dtype', [
-    'int8', 'uint16', 'int16', 'uint32', 'int32', 'int64', 'uint64'])
+@pytest.mark.parametrize('dtype', ['int8', 'uint16', 'int16', 'uint32', 'int32', 'int64', 'uint64'])
 def test_labels_are_compared_in_the_type_of_their_file(tmp_path: Path, dtype: str) -> None:
     if not check_dtype(dtype):
         pytest.skip(f'rasterio {rasterio.__version__} cannot write {dtype}')
     limits, classes = np.iinfo(dtype), draw_classes(64, 64)
     expected = np.where(np.arange(64)[:, None] < 8, 255, classes)
-    values = [limits.min or 3, limits.max, *(value for value in (
-        3, 256, 2**16 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**33 + 255) if value <= limits.max)]
+    values = [
+        limits.min or 3,
+        limits.max,
+        *(
+            value
+            for value in (3, 256, 2**16 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**33 + 255)
+            if value <= limits.max
+        ),
+    ]
     for value in values:
         plain, named = tmp_path / f'{value}', tmp_path / f'{value} as no data'
         labels = classes.astype(dtype)
@@ -184,8 +212,9 @@ def test_polygons_with_holes_and_parts(tmp_path: Path) -> None:
     dataset = build_dataset(tmp_path, labels='a.gpkg')
     for corner in (*WINDOWS, (140, 20, 130), (145, 40, 110), (100, 220, 30)):
         results = load(dataset, corner)
-        np.testing.assert_array_equal(results['gt_seg_map'], np.where(
-            results['valid'], crop(expected, corner), 255))
+        np.testing.assert_array_equal(
+            results['gt_seg_map'], np.where(results['valid'], crop(expected, corner), 255)
+        )
 
 
 def test_many_polygons_start_few_garbage_collections(tmp_path: Path) -> None:

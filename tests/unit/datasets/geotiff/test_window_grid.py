@@ -1,4 +1,5 @@
 """Grids of windows: every pixel counts once, and windows without data are left out."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,7 @@ def test_every_pixel_of_a_side_counts_in_one_window(size: int, window: int, stri
     counted = np.zeros(max(size, window), int)
     for start in grid._starts(size):
         first, last = grid.share(start, size)
-        counted[start + first:start + last] += 1
+        counted[start + first : start + last] += 1
     assert (counted[:size] == 1).all()
 
 

@@ -1,4 +1,5 @@
 """Dates, lists of STAC items, dropped dates, and statistics of sensors."""
+
 from __future__ import annotations
 
 import datetime
@@ -36,23 +37,40 @@ from mapsage.places.dates import parse_date, spread_evenly
 from mapsage.stacks import day_number
 
 
-@pytest.mark.parametrize('text, date, unclear', [
-    ('20240229', (2024, 2, 29), False),
-    ('2024-01-31T10:20:30Z', (2024, 1, 31), False),
-    ('20231231T233000', (2023, 12, 31), True),
-    ('20231231T233000Z', (2023, 12, 31), False),
-    ('2023-12-31T23:30:00-05:00', (2024, 1, 1), False),
-    ('2024-01-01T00:30:00+0200', (2023, 12, 31), False),
-    ('2024-01-01T12:00:00.123456', (2024, 1, 1), True),
-    ('2024-06-30T23:59:59', (2024, 6, 30), False),
-    ('19000101', (1900, 1, 1), False)])
+@pytest.mark.parametrize(
+    'text, date, unclear',
+    [
+        ('20240229', (2024, 2, 29), False),
+        ('2024-01-31T10:20:30Z', (2024, 1, 31), False),
+        ('20231231T233000', (2023, 12, 31), True),
+        ('20231231T233000Z', (2023, 12, 31), False),
+        ('2023-12-31T23:30:00-05:00', (2024, 1, 1), False),
+        ('2024-01-01T00:30:00+0200', (2023, 12, 31), False),
+        ('2024-01-01T12:00:00.123456', (2024, 1, 1), True),
+        ('2024-06-30T23:59:59', (2024, 6, 30), False),
+        ('19000101', (1900, 1, 1), False),
+    ],
+)
 def test_a_date_is_in_utc(text, date, unclear):
     assert parse_date(text) == (datetime.date(*date), unclear)
 
 
-@pytest.mark.parametrize('text', [
-    '', 'May', '2024', '202402', '20240230', '2024-0131', '20241301', '18500101',
-    '1900-01-01T00:30+02:00', '99991231T230000', '00010101T000000+1000'])
+@pytest.mark.parametrize(
+    'text',
+    [
+        '',
+        'May',
+        '2024',
+        '202402',
+        '20240230',
+        '2024-0131',
+        '20241301',
+        '18500101',
+        '1900-01-01T00:30+02:00',
+        '99991231T230000',
+        '00010101T000000+1000',
+    ],
+)
 def test_other_texts_are_no_dates(text):
     with pytest.raises(ValueError, match='is no date'):
         parse_date(text)
@@ -60,7 +78,12 @@ def test_other_texts_are_no_dates(text):
 
 def test_dates_are_spread_evenly():
     assert [spread_evenly(range(10), count) for count in (1, 2, 4, 10, 12)] == [
-        [5], [0, 9], [0, 3, 6, 9], list(range(10)), list(range(10))]
+        [5],
+        [0, 9],
+        [0, 3, 6, 9],
+        list(range(10)),
+        list(range(10)),
+    ]
     for total in range(1, 30):
         for count in range(1, total):
             chosen = spread_evenly(range(total), count)
@@ -71,12 +94,20 @@ def items(band_files):
     """Return STAC items of the optical images, with an asset a band or one for all."""
     features = []
     for date in DATES:
-        assets = {str(band): dict(href=f'bands/a_{date}_{band}.tif') for band in (1, 2, 3)} \
-            if band_files else dict(image=dict(href=f's2/a_{date}.tif', roles=['data']))
-        features.append(dict(
-            type='Feature', id=date, collection='s2', assets=dict(
-                assets, thumbnail=dict(href='a.png', roles=['thumbnail'])),
-            properties=dict(datetime=f'{date[:4]}-{date[4:6]}-{date[6:]}T10:00:00Z', place='a')))
+        assets = (
+            {str(band): dict(href=f'bands/a_{date}_{band}.tif') for band in (1, 2, 3)}
+            if band_files
+            else dict(image=dict(href=f's2/a_{date}.tif', roles=['data']))
+        )
+        features.append(
+            dict(
+                type='Feature',
+                id=date,
+                collection='s2',
+                assets=dict(assets, thumbnail=dict(href='a.png', roles=['thumbnail'])),
+                properties=dict(datetime=f'{date[:4]}-{date[4:6]}-{date[6:]}T10:00:00Z', place='a'),
+            )
+        )
     return dict(type='FeatureCollection', features=features)
 
 
@@ -85,8 +116,9 @@ def test_stac_items_name_the_files(tmp_path, band_files):
     values = write_place(tmp_path)
     for date in DATES:
         for band in range(3):
-            write_raster(tmp_path / f'bands/a_{date}_{band + 1}.tif',
-                         values[f's2 {date}'][band], grid())
+            write_raster(
+                tmp_path / f'bands/a_{date}_{band + 1}.tif', values[f's2 {date}'][band], grid()
+            )
     (tmp_path / 'items.json').write_text(json.dumps(items(band_files)))
     expected = build_stacks(tmp_path, sensors=one_sensor())
     dataset = build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
@@ -94,15 +126,33 @@ def test_stac_items_name_the_files(tmp_path, band_files):
     assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
 
 
-@pytest.mark.parametrize('properties, expected', [
-    (dict(start_datetime='2024-01-01T00:00:00Z', end_datetime='2024-01-31T23:59:59Z'),
-     '2024-01-16'),
-    (dict(datetime=None, start_datetime='2023-12-16T00:00:00Z',
-          end_datetime='2024-01-15T00:00:00Z'), '2023-12-31'),
-    (dict(datetime='2024-01-05T10:00:00Z', start_datetime='2024-01-01T00:00:00Z',
-          end_datetime='2024-01-31T00:00:00Z'), '2024-01-05'),
-    (dict(start_datetime='2024-01-01T00:00:00Z'), '2024-01-01'),
-    (dict(start_datetime='2024-01-03T00:00:00Z', end_datetime='2024-01-01T00:00:00Z'), None)])
+@pytest.mark.parametrize(
+    'properties, expected',
+    [
+        (
+            dict(start_datetime='2024-01-01T00:00:00Z', end_datetime='2024-01-31T23:59:59Z'),
+            '2024-01-16',
+        ),
+        (
+            dict(
+                datetime=None,
+                start_datetime='2023-12-16T00:00:00Z',
+                end_datetime='2024-01-15T00:00:00Z',
+            ),
+            '2023-12-31',
+        ),
+        (
+            dict(
+                datetime='2024-01-05T10:00:00Z',
+                start_datetime='2024-01-01T00:00:00Z',
+                end_datetime='2024-01-31T00:00:00Z',
+            ),
+            '2024-01-05',
+        ),
+        (dict(start_datetime='2024-01-01T00:00:00Z'), '2024-01-01'),
+        (dict(start_datetime='2024-01-03T00:00:00Z', end_datetime='2024-01-01T00:00:00Z'), None),
+    ],
+)
 def test_the_middle_of_a_range_of_days_is_the_date_of_an_item(tmp_path, properties, expected):
     write_place(tmp_path)
     content = items(False)
@@ -124,19 +174,36 @@ def test_a_parquet_file_names_the_files(tmp_path, kind, monkeypatch):
     monkeypatch.syspath_prepend(package_folder('pyarrow'))
     import pyarrow
     from pyarrow import parquet
+
     values = write_place(tmp_path)
     for date in DATES:
         for band in range(3):
-            write_raster(tmp_path / f'bands/a_{date}_{band + 1}.tif',
-                         values[f's2 {date}'][band], grid())
+            write_raster(
+                tmp_path / f'bands/a_{date}_{band + 1}.tif', values[f's2 {date}'][band], grid()
+            )
     if kind == 'table':
-        rows = [dict(place='a', sensor='s2', path=f's2/a_{date}.tif', geometry=b'',
-                     date=datetime.datetime.strptime(date, '%Y%m%d').date()) for date in DATES]
+        rows = [
+            dict(
+                place='a',
+                sensor='s2',
+                path=f's2/a_{date}.tif',
+                geometry=b'',
+                date=datetime.datetime.strptime(date, '%Y%m%d').date(),
+            )
+            for date in DATES
+        ]
     else:
-        rows = [dict({name: value for name, value in item.items() if name != 'properties'},
-                     place='a', geometry=b'', datetime=datetime.datetime.strptime(
-                         str(item['id']), '%Y%m%d').replace(tzinfo=datetime.timezone.utc))
-                for item in items(kind == 'bands')['features']]
+        rows = [
+            dict(
+                {name: value for name, value in item.items() if name != 'properties'},
+                place='a',
+                geometry=b'',
+                datetime=datetime.datetime.strptime(str(item['id']), '%Y%m%d').replace(
+                    tzinfo=datetime.timezone.utc
+                ),
+            )
+            for item in items(kind == 'bands')['features']
+        ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), str(tmp_path / 'list.parquet'))
     expected = build_stacks(tmp_path, sensors=one_sensor())
     dataset = build_stacks(tmp_path, sensors=one_sensor(), places='list.parquet')
@@ -159,10 +226,12 @@ def test_files_of_bands_are_found_by_pattern(tmp_path):
     values = write_place(tmp_path)
     for date in DATES:
         for name, band in zip(('B02', 'B03', 'B04', 'B99'), (0, 1, 2, 0)):
-            write_raster(tmp_path / f'bands/a_{date}_{name}.tif', values[f's2 {date}'][band],
-                         grid())
-    sensors = dict(s2=dict(scenes='bands/{place}_{date}_{band}.tif', bands=['B02', 'B03', 'B04'],
-                           max_dates=3))
+            write_raster(
+                tmp_path / f'bands/a_{date}_{name}.tif', values[f's2 {date}'][band], grid()
+            )
+    sensors = dict(
+        s2=dict(scenes='bands/{place}_{date}_{band}.tif', bands=['B02', 'B03', 'B04'], max_dates=3)
+    )
     expected = build_stacks(tmp_path, sensors=one_sensor())[1]['inputs']
     assert torch.equal(build_stacks(tmp_path, sensors=sensors)[1]['inputs'], expected)
     (tmp_path / f'bands/a_{DATES[1]}_B03.tif').unlink()
@@ -170,13 +239,28 @@ def test_files_of_bands_are_found_by_pattern(tmp_path):
         build_stacks(tmp_path, sensors=sensors)
 
 
-@pytest.mark.parametrize('content, message', [
-    (b'{"features": [', 'items.json is not JSON .*expected STAC items'),
-    (b'[1, 2]', 'entry 1, is no STAC item: 1; expected'),
-    (b'[{"id": "x", "properties": [], "assets": {}}]', 'entry 1, is no STAC item'),
-    (json.dumps([dict(id='x', collection='s2', properties=dict(place='a'),
-                      assets=dict(image='s2/a.tif'))]).encode(), "no asset 'image' with a href"),
-    ('[{"id": "\u9ea6"}]'.encode('gbk'), 'is not in UTF-8 .*iconv -f GBK')])
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        (b'{"features": [', 'items.json is not JSON .*expected STAC items'),
+        (b'[1, 2]', 'entry 1, is no STAC item: 1; expected'),
+        (b'[{"id": "x", "properties": [], "assets": {}}]', 'entry 1, is no STAC item'),
+        (
+            json.dumps(
+                [
+                    dict(
+                        id='x',
+                        collection='s2',
+                        properties=dict(place='a'),
+                        assets=dict(image='s2/a.tif'),
+                    )
+                ]
+            ).encode(),
+            "no asset 'image' with a href",
+        ),
+        ('[{"id": "\u9ea6"}]'.encode('gbk'), 'is not in UTF-8 .*iconv -f GBK'),
+    ],
+)
 def test_files_that_are_no_items_are_errors(tmp_path, content, message):
     write_place(tmp_path)
     (tmp_path / 'items.json').write_bytes(content)
@@ -214,10 +298,12 @@ def test_dropped_dates_leave_the_others_in_order(tmp_path):
         chosen = [days.index(day) for day in remaining[:count]]
         assert count >= 1 and chosen == sorted(chosen) and not any(remaining[count:])
         for position, old in enumerate(chosen):
-            assert np.array_equal(sample['inputs'][4 + 3 * position:7 + 3 * position],
-                                  values[f's2 {DATES[old]}'][:, :32, :32])
-        assert not sample['inputs'][4 + 3 * count:13].any()
-        assert sample['inputs'][15:18, 0, 0].tolist() == [1.] * count + [0.] * (3 - count)
+            assert np.array_equal(
+                sample['inputs'][4 + 3 * position : 7 + 3 * position],
+                values[f's2 {DATES[old]}'][:, :32, :32],
+            )
+        assert not sample['inputs'][4 + 3 * count : 13].any()
+        assert sample['inputs'][15:18, 0, 0].tolist() == [1.0] * count + [0.0] * (3 - count)
         np.random.seed(seed)
         assert torch.equal(dataset[0]['inputs'], sample['inputs'])
     assert counts == {1, 2, 3}
@@ -230,8 +316,11 @@ def test_pixels_without_a_remaining_date_are_ignored(tmp_path):
     image = values[f's2 {DATES[0]}'].copy()
     image[:, :5] = 0
     write_raster(tmp_path / f's2/a_{DATES[0]}.tif', image, grid(), nodata=0)
-    dataset = build_stacks(tmp_path, sensors=one_sensor(), pipeline=[
-        *PIPELINE[:2], dict(type='DropDates', prob=1.), PIPELINE[2]])
+    dataset = build_stacks(
+        tmp_path,
+        sensors=one_sensor(),
+        pipeline=[*PIPELINE[:2], dict(type='DropDates', prob=1.0), PIPELINE[2]],
+    )
     ignored = set()
     for seed in range(8):
         np.random.seed(seed)
@@ -246,24 +335,29 @@ def test_statistics_are_of_the_clear_pixels_of_all_dates(tmp_path):
     classes[:, :20] = 9
     for date in DATES:
         write_raster(tmp_path / f'scl/a_{date}.tif', classes, grid())
-    sensors = dict(SENSORS, s2=dict(SENSORS['s2'], clouds=dict(
-        mask='scl/{place}_{date}.tif', clear=[4])))
+    sensors = dict(
+        SENSORS, s2=dict(SENSORS['s2'], clouds=dict(mask='scl/{place}_{date}.tif', clear=[4]))
+    )
     statistics = sensor_statistics(build_stacks(tmp_path, sensors=sensors))
     clear = np.concatenate([values[f's2 {date}'][:, :, 20:].reshape(3, -1) for date in DATES], 1)
     assert np.allclose(statistics['s2'].mean, clear.mean(1))
     assert np.allclose(statistics['s2'].std, clear.std(1))
     assert statistics['s1'].pixels == 2 * SIZE * SIZE
     assert format_config(statistics, {}).startswith('mean=dict(s1=[')
-    assert format_config(statistics, dict(s2=[.49, .665])).endswith(
-        ',\nwavelengths=dict(s2=[0.49, 0.665])')
+    assert format_config(statistics, dict(s2=[0.49, 0.665])).endswith(
+        ',\nwavelengths=dict(s2=[0.49, 0.665])'
+    )
 
 
 def test_cached_features_depend_on_every_file_of_a_place(tmp_path):
     write_place(tmp_path)
     before = sample_hashes(build_stacks(tmp_path))
     assert len(set(before)) == 4 and sample_hashes(build_stacks(tmp_path)) == before
-    write_raster(tmp_path / f's1/a_{DATES[1]}.tif', np.ones((2, SIZE // 2, SIZE // 2), 'float32'),
-                 grid(side=20.))
+    write_raster(
+        tmp_path / f's1/a_{DATES[1]}.tif',
+        np.ones((2, SIZE // 2, SIZE // 2), 'float32'),
+        grid(side=20.0),
+    )
     assert not set(before) & set(sample_hashes(build_stacks(tmp_path)))
 
 
@@ -285,6 +379,5 @@ def test_wavelengths_are_in_the_tags_of_a_sensor(tmp_path):
     assert sensor_wavelengths(build_stacks(tmp_path)) == {}
     with rasterio.open(tmp_path / f's2/a_{DATES[0]}.tif', 'r+') as file:
         for band in (1, 2, 3):
-            file.update_tags(band, ns='IMAGERY', CENTRAL_WAVELENGTH_UM=str(.4 + band / 10))
-    assert sensor_wavelengths(build_stacks(tmp_path)) == dict(
-        s2=pytest.approx([.5, .6, .7]))
+            file.update_tags(band, ns='IMAGERY', CENTRAL_WAVELENGTH_UM=str(0.4 + band / 10))
+    assert sensor_wavelengths(build_stacks(tmp_path)) == dict(s2=pytest.approx([0.5, 0.6, 0.7]))

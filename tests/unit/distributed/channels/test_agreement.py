@@ -1,4 +1,5 @@
 """How an error becomes one of all ranks, in one process; tests/distributed/ has the ranks."""
+
 from __future__ import annotations
 
 from typing import Dict
@@ -16,12 +17,16 @@ class Mute(Exception):
         raise ValueError('no message today')
 
 
-@pytest.mark.parametrize('error, text', [
-    (KeyError('scene'), "KeyError: 'scene'"),
-    (OSError(), 'OSError: '),
-    (ValueError('a\0b'), 'ValueError: a\0b'),
-    (OSError(f'cannot read {FILE}'), r'OSError: cannot read \udcb5\udcd8.tif'),
-    (Mute(), 'Mute without a readable message')])
+@pytest.mark.parametrize(
+    'error, text',
+    [
+        (KeyError('scene'), "KeyError: 'scene'"),
+        (OSError(), 'OSError: '),
+        (ValueError('a\0b'), 'ValueError: a\0b'),
+        (OSError(f'cannot read {FILE}'), r'OSError: cannot read \udcb5\udcd8.tif'),
+        (Mute(), 'Mute without a readable message'),
+    ],
+)
 def test_every_error_has_a_text(error: Exception, text: str) -> None:
     assert error_text(error) == text
 
@@ -30,8 +35,9 @@ def test_every_error_has_a_text(error: Exception, text: str) -> None:
 def test_a_text_is_cut_by_bytes_between_characters(letter: str) -> None:
     text = error_text(ValueError(letter * 5000))
     assert 3990 < len(text.encode()) <= 4000
-    assert f'ValueError: {letter * 5000}'.encode('utf-8', 'backslashreplace').decode() \
-        .startswith(text)
+    assert (
+        f'ValueError: {letter * 5000}'.encode('utf-8', 'backslashreplace').decode().startswith(text)
+    )
 
 
 def test_one_process_raises_its_own_exception() -> None:

@@ -1,4 +1,5 @@
 """The channel of one process answers as a channel over a process group of one rank does."""
+
 from __future__ import annotations
 
 from datetime import timedelta

@@ -1,4 +1,5 @@
 """The arithmetic of agreement, without processes, against plain Python."""
+
 from __future__ import annotations
 
 from typing import Dict, List, Optional
@@ -12,16 +13,20 @@ from mapsage.distributed.channels.consensus import fact_slots
 
 FIELDS = ('one', 'two')
 LIMIT = 2**63 - 1
-VALUES = st.one_of(st.none(), st.integers(-2, 2), st.integers(-LIMIT, LIMIT),
-                   st.sampled_from([LIMIT, -LIMIT]), st.booleans())
-WORLDS = st.lists(st.fixed_dictionaries(dict.fromkeys(FIELDS, VALUES)), min_size=1,
-                  max_size=8)
+VALUES = st.one_of(
+    st.none(),
+    st.integers(-2, 2),
+    st.integers(-LIMIT, LIMIT),
+    st.sampled_from([LIMIT, -LIMIT]),
+    st.booleans(),
+)
+WORLDS = st.lists(st.fixed_dictionaries(dict.fromkeys(FIELDS, VALUES)), min_size=1, max_size=8)
 
 
 def gathered(world: List[Dict[str, Optional[int]]]) -> Facts:
     """Return what every rank reads once the numbers of all are gathered."""
     slots = [fact_slots(FIELDS, {k: v for k, v in rank.items() if v is not None}) for rank in world]
-    assert all(-2**63 <= number < 2**63 for numbers in slots for number in numbers)
+    assert all(-(2**63) <= number < 2**63 for numbers in slots for number in numbers)
     assert {len(numbers) for numbers in slots} == {len(FIELDS)}
     return Facts(FIELDS, dict(enumerate(slots)))
 
@@ -33,11 +38,13 @@ def test_answers_are_those_of_plain_python(world: List[Dict[str, Optional[int]]]
         values = [rank[field] for rank in world if rank[field] is not None]
         assert facts.complete(field) == (len(values) == len(world))
         assert facts.sum(field) == sum(values)
-        assert facts.by_rank(field) == {number: rank[field] for number, rank in enumerate(world)
-                                        if rank[field] is not None}
+        assert facts.by_rank(field) == {
+            number: rank[field] for number, rank in enumerate(world) if rank[field] is not None
+        }
         if not values:
-            assert [getattr(facts, name)(field) for name in ('max', 'min', 'any', 'all', 'agree')] \
-                == [None] * 5
+            assert [
+                getattr(facts, name)(field) for name in ('max', 'min', 'any', 'all', 'agree')
+            ] == [None] * 5
             continue
         assert facts.max(field) == max(values)
         assert facts.min(field) == min(values)
@@ -55,7 +62,7 @@ def test_the_order_of_ranks_changes_nothing(world: list, random: object) -> None
             assert getattr(gathered(world), name)(field) == getattr(gathered(shuffled), name)(field)
 
 
-@pytest.mark.parametrize('value', [2**63, -2**63, 2**64, -2**63 - 1])
+@pytest.mark.parametrize('value', [2**63, -(2**63), 2**64, -(2**63) - 1])
 def test_a_number_that_cannot_travel_is_refused(value: int) -> None:
     with pytest.raises(ValueError, match=rf'fact one={value} is outside'):
         fact_slots(FIELDS, {'one': value})

@@ -1,4 +1,5 @@
 """Where main threads are, and which rank the others wait for."""
+
 from __future__ import annotations
 
 import threading
@@ -23,23 +24,35 @@ from mapsage.distributed.channels.main_thread import (
 RUNS, BACKWARD, COLLECTIVE = Activity.RUNS, Activity.IN_BACKWARD, Activity.IN_COLLECTIVE
 
 
-@pytest.mark.parametrize('positions, stragglers', [
-    ({}, []),
-    ({3: (RUNS, 'a')}, [3]),
-    ({0: (COLLECTIVE, 'a'), 4: (RUNS, 'b')}, [4]),
-    ({0: (COLLECTIVE, 'a'), 1: (BACKWARD, 'b'), 4: (RUNS, 'b')}, [4]),
-    ({0: (COLLECTIVE, 'a'), 1: (BACKWARD, 'b')}, [1]),
-    ({0: (BACKWARD, 'a'), 1: (BACKWARD, 'b')}, [0, 1]),
-    ({0: (RUNS, 'a'), 1: (RUNS, 'a'), 2: (RUNS, 'b')}, [0, 1, 2]),
-    ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'b'), 3: (COLLECTIVE, 'a')}, [1]),
-    ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'b')}, [0, 1]),
-    ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'a')}, [0, 1]),
-    ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'a'), 2: (COLLECTIVE, 'b'), 3: (COLLECTIVE, 'c')},
-     [0, 1, 2, 3]),
-])
+@pytest.mark.parametrize(
+    'positions, stragglers',
+    [
+        ({}, []),
+        ({3: (RUNS, 'a')}, [3]),
+        ({0: (COLLECTIVE, 'a'), 4: (RUNS, 'b')}, [4]),
+        ({0: (COLLECTIVE, 'a'), 1: (BACKWARD, 'b'), 4: (RUNS, 'b')}, [4]),
+        ({0: (COLLECTIVE, 'a'), 1: (BACKWARD, 'b')}, [1]),
+        ({0: (BACKWARD, 'a'), 1: (BACKWARD, 'b')}, [0, 1]),
+        ({0: (RUNS, 'a'), 1: (RUNS, 'a'), 2: (RUNS, 'b')}, [0, 1, 2]),
+        ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'b'), 3: (COLLECTIVE, 'a')}, [1]),
+        ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'b')}, [0, 1]),
+        ({0: (COLLECTIVE, 'a'), 1: (COLLECTIVE, 'a')}, [0, 1]),
+        (
+            {
+                0: (COLLECTIVE, 'a'),
+                1: (COLLECTIVE, 'a'),
+                2: (COLLECTIVE, 'b'),
+                3: (COLLECTIVE, 'c'),
+            },
+            [0, 1, 2, 3],
+        ),
+    ],
+)
 def test_whom_the_others_wait_for(positions: Any, stragglers: List[int]) -> None:
-    assert find_stragglers({rank: Position(*position) for rank, position in positions.items()}) \
+    assert (
+        find_stragglers({rank: Position(*position) for rank, position in positions.items()})
         == stragglers
+    )
 
 
 def watch(action: Callable[[], Any], seconds: float = 0.3) -> Position:
@@ -49,8 +62,11 @@ def watch(action: Callable[[], Any], seconds: float = 0.3) -> Position:
     def look() -> None:
         positions.append(main_thread_position())
         # On a busy machine the action may begin later than the timer ends.
-        while positions[-1].activity == RUNS and positions[-1].line.endswith(' in watch') \
-                and not ended.wait(0.01):
+        while (
+            positions[-1].activity == RUNS
+            and positions[-1].line.endswith(' in watch')
+            and not ended.wait(0.01)
+        ):
             positions.append(main_thread_position())
 
     ended, timer = threading.Event(), threading.Timer(seconds, look)

@@ -1,4 +1,5 @@
 """Two meshes in one process: what threads, second connections and forks do to a connection."""
+
 from __future__ import annotations
 
 import json
@@ -43,8 +44,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuple[Mesh, Mesh, List[Any
         mesh.close()
 
 
-def test_who_finds_a_connection_busy_does_not_close_it(
-        pair: Tuple[Mesh, Mesh, List[Any]]) -> None:
+def test_who_finds_a_connection_busy_does_not_close_it(pair: Tuple[Mesh, Mesh, List[Any]]) -> None:
     one, other, told = pair
     errors: List[Exception] = []
 
@@ -87,23 +87,28 @@ def test_half_a_frame_ends_the_connection(pair: Tuple[Mesh, Mesh, List[Any]]) ->
 
 def _second_connection(one: Mesh) -> socket.socket:
     host, port, number, _ = json.loads(one._store.find('pair/address/0'))  # type: ignore[arg-type]
-    connection = connect((host, port), ClientHandshake(
-        job_secret(os.environ), 'mesh', bytes.fromhex(number)), 60)
+    connection = connect(
+        (host, port), ClientHandshake(job_secret(os.environ), 'mesh', bytes.fromhex(number)), 60
+    )
     hello = json.dumps(dict(rank=1, host='h')).encode()
     connection.sendall(HEADER.pack(0, 0, 0, len(hello)) + hello)
     return connection
 
 
 def test_the_second_connection_of_a_pair_is_closed_as_well(
-        pair: Tuple[Mesh, Mesh, List[Any]]) -> None:
+    pair: Tuple[Mesh, Mesh, List[Any]],
+) -> None:
     second = _second_connection(pair[0])
     second.sendall(HEADER.pack(7, 5, 0, 0))
     pair[0].receive(1, 7, 5, 0, _go_on)
     child = os.fork()
     if not child:
-        held = [each for mesh in pair[:2]
-                for each in (*mesh._sockets, *mesh._guard.sockets(), second)
-                if each.fileno() >= 0]
+        held = [
+            each
+            for mesh in pair[:2]
+            for each in (*mesh._sockets, *mesh._guard.sockets(), second)
+            if each.fileno() >= 0
+        ]
         os._exit(len(held))
     assert os.waitpid(child, 0)[1] == 0
     pair[0].close()
@@ -112,7 +117,8 @@ def test_the_second_connection_of_a_pair_is_closed_as_well(
 
 
 def test_a_last_frame_counts_though_the_other_connection_ended_first(
-        pair: Tuple[Mesh, Mesh, List[Any]]) -> None:
+    pair: Tuple[Mesh, Mesh, List[Any]],
+) -> None:
     one, other, _ = pair
     with one.news:
         other.send(0, 7, 6, 0, b'', _go_on)  # the reading thread of the first stops here

@@ -1,4 +1,5 @@
 """Which channel a caller gets in one process; tests/distributed/ has several ranks."""
+
 from __future__ import annotations
 
 from datetime import timedelta
@@ -27,11 +28,18 @@ def test_a_process_group_of_one_rank_has_a_serial_channel(tmp_path: Path) -> Non
         dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not hasattr(dist.ProcessGroup, '_get_backend'),
-                    reason='a group of this torch has one backend for all devices')
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, '_get_backend'),
+    reason='a group of this torch has one backend for all devices',
+)
 def test_a_group_without_cpu_tensors_has_the_default_timeout(tmp_path: Path) -> None:
-    dist.init_process_group('cuda:gloo', init_method=f'file://{tmp_path}/store', rank=0,
-                            world_size=1, timeout=timedelta(seconds=5))
+    dist.init_process_group(
+        'cuda:gloo',
+        init_method=f'file://{tmp_path}/store',
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=5),
+    )
     try:
         assert _group_timeout(dist.group.WORLD) == DEFAULT_TIMEOUT_SECONDS
     finally:

@@ -1,4 +1,5 @@
 """Pauses of a process are noticed by a thread that runs regularly, and count for a while."""
+
 from __future__ import annotations
 
 import time
@@ -23,8 +24,11 @@ def test_a_pause_is_recorded_when_the_thread_runs_again(monkeypatch: pytest.Monk
     assert record.longest(0.01) == 0.0
 
 
-@pytest.mark.parametrize('paused, waited, late', [
-    (0.0, 0.0, False), (5.0, 10.0, True), (4.9, 10.0, False), (3.0, 0.0, True)])
-def test_a_pause_of_half_the_wait_may_be_its_cause(paused: float, waited: float,
-                                                   late: bool) -> None:
+@pytest.mark.parametrize(
+    'paused, waited, late',
+    [(0.0, 0.0, False), (5.0, 10.0, True), (4.9, 10.0, False), (3.0, 0.0, True)],
+)
+def test_a_pause_of_half_the_wait_may_be_its_cause(
+    paused: float, waited: float, late: bool
+) -> None:
     assert is_late(paused, waited) is late

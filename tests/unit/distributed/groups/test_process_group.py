@@ -1,4 +1,5 @@
 """Which backend carries what, and what is refused before any rank waits for another."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,27 +14,51 @@ from mapsage.distributed import BackendError, init_process_group, resolve_backen
 from mapsage.distributed.groups.process_group import check_ranks_fit
 
 # Building one touches no device, but that of the simulator loads it, and one needs a plugin.
-KINDS = {kind.name: kind for kind in ACCELERATORS
-         if kind.name not in ('sim', 'plugin') or kind.why_unavailable() is None}
+KINDS = {
+    kind.name: kind
+    for kind in ACCELERATORS
+    if kind.name not in ('sim', 'plugin') or kind.why_unavailable() is None
+}
 
 
-@pytest.mark.parametrize('name, backend, want', [
-    ('cpu', 'auto', 'gloo'), ('cpu', 'gloo', 'gloo'), ('cpu', 'cpu:gloo', 'gloo'),
-    ('cuda', 'auto', 'cpu:gloo,cuda:nccl'), ('cuda', 'nccl', 'cpu:gloo,cuda:nccl'),
-    ('cuda', 'gloo', 'cpu:gloo,cuda:staged'), ('cuda', 'staged', 'cpu:gloo,cuda:staged'),
-    ('gcu', 'auto', 'cpu:gloo,gcu:eccl'), ('gcu', 'eccl', 'cpu:gloo,gcu:eccl'),
-    ('gcu', 'gloo', 'cpu:gloo,gcu:staged'),
-    ('gcu_t20', 'auto', 'cpu:gloo,xla:eccl'),
-    ('xla', 'auto', 'cpu:gloo,xla:staged'), ('xla', 'staged', 'cpu:gloo,xla:staged'),
-    ('xla', 'gloo', 'cpu:gloo,xla:staged'),
-])
+@pytest.mark.parametrize(
+    'name, backend, want',
+    [
+        ('cpu', 'auto', 'gloo'),
+        ('cpu', 'gloo', 'gloo'),
+        ('cpu', 'cpu:gloo', 'gloo'),
+        ('cuda', 'auto', 'cpu:gloo,cuda:nccl'),
+        ('cuda', 'nccl', 'cpu:gloo,cuda:nccl'),
+        ('cuda', 'gloo', 'cpu:gloo,cuda:staged'),
+        ('cuda', 'staged', 'cpu:gloo,cuda:staged'),
+        ('gcu', 'auto', 'cpu:gloo,gcu:eccl'),
+        ('gcu', 'eccl', 'cpu:gloo,gcu:eccl'),
+        ('gcu', 'gloo', 'cpu:gloo,gcu:staged'),
+        ('gcu_t20', 'auto', 'cpu:gloo,xla:eccl'),
+        ('xla', 'auto', 'cpu:gloo,xla:staged'),
+        ('xla', 'staged', 'cpu:gloo,xla:staged'),
+        ('xla', 'gloo', 'cpu:gloo,xla:staged'),
+    ],
+)
 def test_backend_table(name: str, backend: str, want: str) -> None:
     assert resolve_backend(KINDS[name](), backend) == want
 
 
-@pytest.mark.parametrize('name, backend', [
-    ('cpu', 'nccl'), ('cpu', 'staged'), ('cuda', 'eccl'), ('gcu', 'nccl'), ('gcu_t20', 'nccl'),
-    ('xla', 'nccl'), ('xla', 'xla'), ('cuda', 'NCCL'), ('cuda', ''), ('cpu', None)])
+@pytest.mark.parametrize(
+    'name, backend',
+    [
+        ('cpu', 'nccl'),
+        ('cpu', 'staged'),
+        ('cuda', 'eccl'),
+        ('gcu', 'nccl'),
+        ('gcu_t20', 'nccl'),
+        ('xla', 'nccl'),
+        ('xla', 'xla'),
+        ('cuda', 'NCCL'),
+        ('cuda', ''),
+        ('cpu', None),
+    ],
+)
 def test_unusable_backend(name: str, backend: Any) -> None:
     with pytest.raises(BackendError, match=f'{backend!r}.*{name!r}') as caught:
         resolve_backend(KINDS[name](), backend)
@@ -60,8 +85,9 @@ def test_any_other_word_is_refused(backend: str) -> None:
                 resolve_backend(kind(), backend)
 
 
-@pytest.mark.parametrize('timeout', [
-    0, -1, True, '1800', None, [5], float('nan'), float('inf'), 1e300])
+@pytest.mark.parametrize(
+    'timeout', [0, -1, True, '1800', None, [5], float('nan'), float('inf'), 1e300]
+)
 def test_timeout_that_is_no_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(ValueError, match='dist_cfg.timeout must be a positive number of seconds'):
         init_process_group(resolve_accelerator('cpu'), 'auto', timeout)

@@ -1,4 +1,5 @@
 """Collectives of the staged process group, each against an answer computed in one process."""
+
 from __future__ import annotations
 
 from datetime import timedelta
@@ -49,8 +50,9 @@ class Case:
         want: Called with (rank, world_size) in one process; returns the same tensors.
     """
 
-    def __init__(self, run: Callable[..., List[torch.Tensor]],
-                 want: Callable[..., List[torch.Tensor]]) -> None:
+    def __init__(
+        self, run: Callable[..., List[torch.Tensor]], want: Callable[..., List[torch.Tensor]]
+    ) -> None:
         self.run, self.want = run, want
 
 
@@ -155,7 +157,7 @@ def run_reduce_scatter_tensor(device: str, rank: int, world: int) -> List[torch.
 
 
 def want_reduce_scatter_tensor(rank: int, world: int) -> List[torch.Tensor]:
-    return [every(world, 2 * world, 3).sum(0)[2 * rank:2 * rank + 2]]
+    return [every(world, 2 * world, 3).sum(0)[2 * rank : 2 * rank + 2]]
 
 
 def run_reduce_scatter_of_a_row(device: str, rank: int, world: int) -> List[torch.Tensor]:
@@ -224,9 +226,12 @@ def run_batched_exchange(device: str, rank: int, world: int) -> List[torch.Tenso
     """Every rank posts its receive before its send: legal, and it must not deadlock."""
     received = torch.zeros(3, device=device)
     right, left = (rank + 1) % world, (rank - 1) % world
-    for work in dist.batch_isend_irecv([
+    for work in dist.batch_isend_irecv(
+        [
             dist.P2POp(dist.irecv, received, left),
-            dist.P2POp(dist.isend, numbers(rank, 3).to(device), right)]):
+            dist.P2POp(dist.isend, numbers(rank, 3).to(device), right),
+        ]
+    ):
         work.wait()
     return [received]
 
@@ -253,38 +258,49 @@ CASES: Dict[str, Case] = {
     'all_reduce_product': all_reduce(dist.ReduceOp.PRODUCT, lambda e: e.prod(0)),
     'all_reduce_int64': all_reduce(dist.ReduceOp.SUM, lambda e: e.sum(0), torch.int64),
     'all_reduce_bfloat16': all_reduce(
-        dist.ReduceOp.SUM, lambda e: e.float().sum(0).bfloat16(), torch.bfloat16),
+        dist.ReduceOp.SUM, lambda e: e.float().sum(0).bfloat16(), torch.bfloat16
+    ),
     'asynchronous': Case(run_asynchronous, want_asynchronous),
-    'coalesced': Case(run_coalesced, lambda rank, world: [
-        every(world, 4).sum(0), every(world, 2, 3).sum(0)]),
-    'not_contiguous': Case(run_not_contiguous, lambda rank, world: [
-        every(world, 2, 3, 4, 5).sum(0)]),
+    'coalesced': Case(
+        run_coalesced, lambda rank, world: [every(world, 4).sum(0), every(world, 2, 3).sum(0)]
+    ),
+    'not_contiguous': Case(
+        run_not_contiguous, lambda rank, world: [every(world, 2, 3, 4, 5).sum(0)]
+    ),
     'broadcast': Case(run_broadcast, lambda rank, world: [numbers(world - 1, 6)]),
-    'reduce': Case(run_reduce, lambda rank, world: [every(world, 6).sum(0)][:rank == 1]),
+    'reduce': Case(run_reduce, lambda rank, world: [every(world, 6).sum(0)][: rank == 1]),
     'all_gather': Case(run_all_gather, lambda rank, world: list(every(world, 2, 3))),
-    'all_gather_flat': Case(run_all_gather_flat, lambda rank, world: [
-        every(world, 2, 3).flatten(0, 1)]),
+    'all_gather_flat': Case(
+        run_all_gather_flat, lambda rank, world: [every(world, 2, 3).flatten(0, 1)]
+    ),
     'all_gather_stacked': Case(run_all_gather_stacked, lambda rank, world: [every(world, 2, 3)]),
-    'all_gather_in_a_row': Case(run_all_gather_in_a_row, lambda rank, world: [
-        every(world, 5).reshape(1, -1)]),
+    'all_gather_in_a_row': Case(
+        run_all_gather_in_a_row, lambda rank, world: [every(world, 5).reshape(1, -1)]
+    ),
     'gather': Case(run_gather, lambda rank, world: list(every(world, 4)) if rank == 1 else []),
     'scatter': Case(run_scatter, lambda rank, world: [numbers(10 + rank, 4)]),
-    'reduce_scatter': Case(run_reduce_scatter, lambda rank, world: [
-        every(world, world, 3).sum(0)[rank]]),
+    'reduce_scatter': Case(
+        run_reduce_scatter, lambda rank, world: [every(world, world, 3).sum(0)[rank]]
+    ),
     'reduce_scatter_tensor': Case(run_reduce_scatter_tensor, want_reduce_scatter_tensor),
-    'reduce_scatter_of_a_row': Case(run_reduce_scatter_of_a_row, lambda rank, world: [
-        every(world, 1, 5 * world).sum(0).flatten()[5 * rank:5 * rank + 5]]),
-    'all_to_all_even': Case(run_all_to_all_even, lambda rank, world: [
-        every(world, world, 3)[:, rank]]),
+    'reduce_scatter_of_a_row': Case(
+        run_reduce_scatter_of_a_row,
+        lambda rank, world: [every(world, 1, 5 * world).sum(0).flatten()[5 * rank : 5 * rank + 5]],
+    ),
+    'all_to_all_even': Case(
+        run_all_to_all_even, lambda rank, world: [every(world, world, 3)[:, rank]]
+    ),
     'all_to_all_uneven': Case(run_all_to_all_uneven, want_all_to_all_uneven),
     'all_to_all_list': Case(run_all_to_all_list, want_all_to_all_list),
-    'send': Case(run_send, lambda rank, world: [numbers(0, 3, 2)][:rank == 1]),
-    'any_source': Case(run_any_source, lambda rank, world: [
-        every(world, 3)[1:]] if rank == 0 else []),
+    'send': Case(run_send, lambda rank, world: [numbers(0, 3, 2)][: rank == 1]),
+    'any_source': Case(
+        run_any_source, lambda rank, world: [every(world, 3)[1:]] if rank == 0 else []
+    ),
     'objects': Case(run_objects, lambda rank, world: [torch.arange(world)]),
     'barrier': Case(run_barrier, lambda rank, world: []),
-    'batched_exchange': Case(run_batched_exchange, lambda rank, world: [
-        numbers((rank - 1) % world, 3)]),
+    'batched_exchange': Case(
+        run_batched_exchange, lambda rank, world: [numbers((rank - 1) % world, 3)]
+    ),
 }
 
 # Blocking receives of device tensors: a receive posted before its send waits for ever, and the
@@ -323,8 +339,10 @@ def outcome(request: Any, tmp_path_factory: Any) -> List[Dict[str, Any]]:
     if why_not(device, world_size):
         pytest.skip(why_not(device, world_size))
     folder: Path = tmp_path_factory.mktemp('staged')
-    return [dict(results, device=device)
-            for results in run_ranks(collect, world_size, folder, device, timeout=120)]
+    return [
+        dict(results, device=device)
+        for results in run_ranks(collect, world_size, folder, device, timeout=120)
+    ]
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -363,8 +381,9 @@ def test_ddp_averages_gradients(device: str, world_size: int, tmp_path: Path) ->
         pytest.skip(why_not(device, world_size))
     ranks = run_ranks(gradients, world_size, tmp_path, device)
     model = tiny_model()
-    torch.stack([model(numbers(rank, 4, 6)).pow(2).mean()
-                 for rank in range(world_size)]).mean().backward()
+    torch.stack(
+        [model(numbers(rank, 4, 6)).pow(2).mean() for rank in range(world_size)]
+    ).mean().backward()
     for name, parameter in model.named_parameters():
         for got in ranks:
             torch.testing.assert_close(got[name], parameter.grad, rtol=1e-5, atol=1e-6)

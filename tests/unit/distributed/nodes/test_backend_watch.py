@@ -2,6 +2,7 @@
 
 tests/cuda/test_hung_ranks.py has ranks that hang beside ranks that wait in NCCL.
 """
+
 from __future__ import annotations
 
 import threading
@@ -27,8 +28,9 @@ from mapsage.distributed.nodes.backend_watch import (
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Any]:
     """The default group of one rank, over gloo."""
-    dist.init_process_group('gloo', store=dist.FileStore(str(tmp_path / 'store'), 1), rank=0,
-                            world_size=1)
+    dist.init_process_group(
+        'gloo', store=dist.FileStore(str(tmp_path / 'store'), 1), rank=0, world_size=1
+    )
     yield dist.distributed_c10d._get_default_group()
     dist.destroy_process_group()
 
@@ -52,7 +54,8 @@ def test_a_backend_that_cannot_be_asked_is_not_watched(group: Any) -> None:
 
 @pytest.mark.skipif(
     not hasattr(getattr(torch._C._distributed_c10d, 'Backend', None), 'get_error'),
-    reason='the gloo group of this PyTorch does not say whether it has failed (2.14 does)')
+    reason='the gloo group of this PyTorch does not say whether it has failed (2.14 does)',
+)
 def test_groups_that_are_made_later_are_found_and_their_collectives_counted(group: Any) -> None:
     before = {found.name for found in _groups('cpu')}
     later = dist.new_group([0])
@@ -91,7 +94,8 @@ def test_only_a_wait_of_the_main_thread_is_still() -> None:
 
 
 def test_a_silent_backend_is_watched_although_it_cannot_be_asked(
-        monkeypatch: pytest.MonkeyPatch, group: Any) -> None:
+    monkeypatch: pytest.MonkeyPatch, group: Any
+) -> None:
     class Silent(CpuAccelerator):
         device_type = 'gcu'
         silent_backend = True

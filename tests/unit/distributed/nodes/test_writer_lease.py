@@ -1,4 +1,5 @@
 """Of all processes that have become the writer of a work dir, the last one may write."""
+
 from __future__ import annotations
 
 import json
@@ -30,10 +31,9 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def take_turns(folder: Path, order: List[int]) -> List[bool]:
-    """Take the lease after those before in ``order``; return what may be written before and after.
-    """
+    """Take the lease after those before in ``order``; return what may be written before and after."""
     rank = int(os.environ['RANK'])
-    until(lambda: all((folder / f'took{other}').exists() for other in order[:order.index(rank)]))
+    until(lambda: all((folder / f'took{other}').exists() for other in order[: order.index(rank)]))
     take_lease(str(folder))
     told = [may_write()]
     (folder / f'took{rank}').touch()

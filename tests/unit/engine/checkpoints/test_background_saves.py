@@ -1,4 +1,5 @@
 """A checkpoint is written while the training goes on, and is what it was when it was saved."""
+
 from __future__ import annotations
 
 import errno
@@ -39,12 +40,19 @@ class SlowDisk(Hook):
     def before_train(self, runner: Any) -> None:
         runner._background._worker.submit(self._free.wait)
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
-        self.files.append(sorted(path.name for path in Path(runner.work_dir).iterdir()
-                                 if 'pth' in path.name or path.name == 'last_checkpoint'))
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        self.files.append(
+            sorted(
+                path.name
+                for path in Path(runner.work_dir).iterdir()
+                if 'pth' in path.name or path.name == 'last_checkpoint'
+            )
+        )
         self.weights[runner.iter + 1] = {
-            name: value.clone() for name, value in runner.model.state_dict().items()}
+            name: value.clone() for name, value in runner.model.state_dict().items()
+        }
         if runner.iter + 1 == self._until:
             self._free.set()
 
@@ -62,10 +70,13 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> N
     for name in ('iter_4.pth', 'iter_8.pth'):
         one, other = load(tmp_path / name), load(tmp_path / 'waits' / name)
         assert list(one) == list(other) and same_weights(one['state_dict'], other['state_dict'])
-        moments = [[value for state in each['optimizer']['state'].values()
-                    for value in state.values()] for each in (one, other)]
-        assert moments[0] and all(map(torch.equal, *[map(torch.as_tensor, each)
-                                                     for each in moments]))
+        moments = [
+            [value for state in each['optimizer']['state'].values() for value in state.values()]
+            for each in (one, other)
+        ]
+        assert moments[0] and all(
+            map(torch.equal, *[map(torch.as_tensor, each) for each in moments])
+        )
 
 
 class FreeOnceWaitedFor(SlowDisk):
@@ -89,9 +100,15 @@ class FreeOnceWaitedFor(SlowDisk):
 
 def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
     disk = FreeOnceWaitedFor(until=0)
-    toy_train(tmp_path, hooks=[disk], **{
-        'default_hooks.checkpoint.interval': 2, 'default_hooks.checkpoint.max_keep_ckpts': 1,
-        'train_cfg.max_iters': 3})
+    toy_train(
+        tmp_path,
+        hooks=[disk],
+        **{
+            'default_hooks.checkpoint.interval': 2,
+            'default_hooks.checkpoint.max_keep_ckpts': 1,
+            'train_cfg.max_iters': 3,
+        },
+    )
     first = ['iter_2.pth', 'last_checkpoint']
     # Steps 1 and 2, with the first save before the end of step 2; the second save, and step 3.
     assert disk.files == [[], [], [], first[:1], first]
@@ -107,28 +124,44 @@ class ReadsItsFile(CheckpointHook):
         load(Path(self.last_ckpt))
 
 
-@pytest.mark.parametrize('changes', [{'background': False}, {'type': 'ReadsItsFile'},
-                                     {'backend_args': dict(backend='local')}])
+@pytest.mark.parametrize(
+    'changes',
+    [{'background': False}, {'type': 'ReadsItsFile'}, {'backend_args': dict(backend='local')}],
+)
 def test_where_the_training_waits(changes: dict, tmp_path: Path) -> None:
     disk = SlowDisk(until=8)
-    toy_train(tmp_path, hooks=[disk], **{f'default_hooks.checkpoint.{name}': value
-                                         for name, value in changes.items()})
+    toy_train(
+        tmp_path,
+        hooks=[disk],
+        **{f'default_hooks.checkpoint.{name}': value for name, value in changes.items()},
+    )
     assert disk.files[3] == ['iter_4.pth', 'last_checkpoint']
 
 
 def test_a_hook_that_cannot_save_in_the_background(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='overrides how CheckpointHook saves'):
-        toy_runner(tmp_path, **{'default_hooks.checkpoint.type': 'ReadsItsFile',
-                                'default_hooks.checkpoint.background': True})
+        toy_runner(
+            tmp_path,
+            **{
+                'default_hooks.checkpoint.type': 'ReadsItsFile',
+                'default_hooks.checkpoint.background': True,
+            },
+        )
 
 
 def test_an_error_ends_the_run_at_the_next_step(tmp_path: Path) -> None:
     (tmp_path / 'iter_4.pth').mkdir()  # in the way
     disk = SlowDisk(until=0)
     disk._free.set()
-    runner, record = toy_runner(tmp_path, hooks=[disk], **{'train_cfg.max_iters': 10**6,
-                                                           'train_cfg.val_interval': 10**6,
-                                                           'default_hooks.checkpoint.interval': 4})
+    runner, record = toy_runner(
+        tmp_path,
+        hooks=[disk],
+        **{
+            'train_cfg.max_iters': 10**6,
+            'train_cfg.val_interval': 10**6,
+            'default_hooks.checkpoint.interval': 4,
+        },
+    )
     with pytest.raises(SaveError, match='iter_4.pth was not written'):
         runner.train()
     assert 4 <= len(record.losses) <= 8  # at the latest at the next save
@@ -159,8 +192,10 @@ def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
     disk._free.set()
 
 
-@pytest.mark.parametrize('error', [TimeoutError(errno.ETIMEDOUT, 'the server is gone'),
-                                   PermissionError(errno.EACCES, 'no')])
+@pytest.mark.parametrize(
+    'error',
+    [TimeoutError(errno.ETIMEDOUT, 'the server is gone'), PermissionError(errno.EACCES, 'no')],
+)
 def test_what_the_disk_says_of_a_removal_is_raised_once(error: OSError) -> None:
     def remove() -> None:
         raise error
@@ -188,8 +223,9 @@ def leave_a_partial_file(folder: Path) -> Path:
 
 
 class Stops(Hook):
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
@@ -204,8 +240,9 @@ def test_a_run_resumes_from_out_dir_though_nothing_leads_there(tmp_path: Path) -
 
 
 class SavesItself(Hook):
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if runner.iter == 0:  # out_dir may be a Path, as in MMEngine
             runner.save_checkpoint(Path(runner.work_dir), 'own.pth', by_epoch=False)
             assert not list(Path(runner.work_dir).glob('*.partial'))
@@ -237,8 +274,9 @@ class Refuses(Hook):
 
         runner.save_checkpoint = save_and_fail
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         checkpoints = next(each for each in runner.hooks if isinstance(each, CheckpointHook))
         with pytest.raises(ArithmeticError):
             checkpoints._save_checkpoint(runner)
@@ -248,17 +286,26 @@ class Refuses(Hook):
 
 def test_a_save_that_is_not_begun_keeps_no_memory(tmp_path: Path) -> None:
     hook = Refuses()
-    toy_train(tmp_path, hooks=[hook], **{'default_hooks.checkpoint.interval': -1,
-                                         'default_hooks.checkpoint.save_last': False})
+    toy_train(
+        tmp_path,
+        hooks=[hook],
+        **{'default_hooks.checkpoint.interval': -1, 'default_hooks.checkpoint.save_last': False},
+    )
     assert len(set(hook.held)) == 1 and hook.held[0] > 0
 
 
 @pytest.mark.parametrize('background', [True, False])
 def test_the_log_says_what_is_there(background: bool, tmp_path: Path) -> None:
     """That the best checkpoint is saved, and the one before it removed, once it is so."""
-    runner, _ = toy_runner(tmp_path, **{
-        'default_hooks.checkpoint.save_best': 'value', 'default_hooks.checkpoint.rule': 'greater',
-        'default_hooks.checkpoint.background': background, 'train_cfg.val_interval': 4})
+    runner, _ = toy_runner(
+        tmp_path,
+        **{
+            'default_hooks.checkpoint.save_best': 'value',
+            'default_hooks.checkpoint.rule': 'greater',
+            'default_hooks.checkpoint.background': background,
+            'train_cfg.val_interval': 4,
+        },
+    )
     runner.message_hub.update_info('best_score', -1e9)
     told: List[str] = []
     info, scores = runner.logger.info, iter([1.0, 2.0])
@@ -289,8 +336,9 @@ class Breaks(Hook):
     def __init__(self, error: Any) -> None:
         self._error = error
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Any = None) -> None:
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         if runner.iter + 1 == 4:
             raise self._error
 
@@ -311,8 +359,9 @@ def test_finish_saves_and_loading_wait(tmp_path: Path) -> None:
     class Reads(Hook):
         priority = 'LOWEST'
 
-        def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                             outputs: Any = None) -> None:
+        def after_train_iter(
+            self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        ) -> None:
             if runner.iter + 1 == 4:
                 runner.load_checkpoint(str(tmp_path / 'iter_4.pth'))
             elif runner.iter + 1 == 8:

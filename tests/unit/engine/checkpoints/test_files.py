@@ -1,4 +1,5 @@
 """A checkpoint's file after kill -9, on a full disk, and where two runs share a folder."""
+
 from __future__ import annotations
 
 import errno
@@ -25,8 +26,11 @@ _whole: Any = dict(weights_only=False) if torch.__version__ >= '1.13' else {}
 
 
 def checkpoint(number: int, size: int = 100_000) -> dict:
-    return dict(meta=dict(seed=number), state_dict=dict(w=torch.full((size,), float(number))),
-                message_hub={})
+    return dict(
+        meta=dict(seed=number),
+        state_dict=dict(w=torch.full((size,), float(number))),
+        message_hub={},
+    )
 
 
 def read(path: Path) -> int:
@@ -38,6 +42,7 @@ def read(path: Path) -> int:
 
 def save_and_die(folder: Path, operation: int) -> None:
     """Save iter_2.pth and then iter_3.pth in the place of iter_1.pth; die before an operation."""
+
     def count(event: str, arguments: Any) -> None:
         nonlocal operation
         if event in ('open', 'os.rename', 'os.remove') and str(folder) in str(arguments[0]):
@@ -47,9 +52,11 @@ def save_and_die(folder: Path, operation: int) -> None:
 
     sys.addaudithook(count)
     for number in (2, 3):
-        Save([(checkpoint(number, 100), f'{folder}/iter_{number}.pth')],
-             [(f'{folder}/last_checkpoint', f'{folder}/iter_{number}.pth')],
-             [lambda number=number: os.remove(f'{folder}/iter_{number - 1}.pth')]).carry_out()
+        Save(
+            [(checkpoint(number, 100), f'{folder}/iter_{number}.pth')],
+            [(f'{folder}/last_checkpoint', f'{folder}/iter_{number}.pth')],
+            [lambda number=number: os.remove(f'{folder}/iter_{number - 1}.pth')],
+        ).carry_out()
     os._exit(0)
 
 
@@ -58,8 +65,10 @@ def test_killed_before_any_operation_the_newest_whole_file_is_resumed(tmp_path: 
     left_over = 0
     for operation in range(100):
         folder = tmp_path / str(operation)
-        Save([(checkpoint(1, 100), f'{folder}/iter_1.pth')],
-             [(f'{folder}/last_checkpoint', f'{folder}/iter_1.pth')]).carry_out()
+        Save(
+            [(checkpoint(1, 100), f'{folder}/iter_1.pth')],
+            [(f'{folder}/last_checkpoint', f'{folder}/iter_1.pth')],
+        ).carry_out()
         child = _fork.Process(target=save_and_die, args=(folder, operation))
         child.start()
         child.join(PATIENT)
@@ -83,8 +92,10 @@ def write_often(path: Path, numbers: range) -> None:
 def test_two_runs_in_one_folder_leave_whole_files(tmp_path: Path) -> None:
     path = tmp_path / 'iter_1.pth'
     write_checkpoint(checkpoint(7), str(path))
-    runs = [_fork.Process(target=write_often, args=(path, range(first, first + 40)))
-            for first in (100, 200)]
+    runs = [
+        _fork.Process(target=write_often, args=(path, range(first, first + 40)))
+        for first in (100, 200)
+    ]
     for run in runs:
         run.start()
     while any(run.is_alive() for run in runs):
@@ -106,6 +117,7 @@ def test_leftovers_of_the_dead_alone_are_removed(tmp_path: Path) -> None:
                 started.set()
                 end.wait(PATIENT)
                 return int, ()
+
         write_checkpoint(Slow(), str(written))
 
     child = _fork.Process(target=write_slowly)
@@ -114,8 +126,7 @@ def test_leftovers_of_the_dead_alone_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(str(tmp_path)) == [str(tmp_path / names[0])]
     end.set()
     child.join(PATIENT)
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
-        [written.name, *names[1:]])
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([written.name, *names[1:]])
 
 
 class WhileWritten:
@@ -136,8 +147,9 @@ def test_a_worker_that_is_forked_meanwhile_holds_nothing(tmp_path: Path) -> None
 
     def work() -> None:
         try:
-            theirs.send([os.path.realpath(f'/proc/self/fd/{each}')
-                         for each in os.listdir('/proc/self/fd')])
+            theirs.send(
+                [os.path.realpath(f'/proc/self/fd/{each}') for each in os.listdir('/proc/self/fd')]
+            )
             end.wait(PATIENT)
         finally:
             os._exit(0)
@@ -157,7 +169,7 @@ def test_a_worker_that_is_forked_meanwhile_holds_nothing(tmp_path: Path) -> None
         opened = ours.recv()
     child.kill()
     child.join()  # with a deadline it would wait for the worker, which holds its pipe
-    left, = tmp_path.glob('*.partial')
+    (left,) = tmp_path.glob('*.partial')
     try:
         assert str(left) not in opened
         assert remove_leftovers(str(tmp_path)) == [str(left)]
@@ -185,7 +197,8 @@ def test_leftovers_are_removed_on_nfs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize('meanwhile', ['removed', 'locked'])
 def test_a_file_that_passes_for_a_leftover_before_it_is_locked(
-        meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another run in the folder looks at it between its creation and its lock."""
     others: List[Any] = []
 
@@ -209,8 +222,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB."""
     folder = tmp_path / 'disk'
     folder.mkdir()
-    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', str(folder)],
-                             capture_output=True, text=True)
+    mounted = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', str(folder)],
+        capture_output=True,
+        text=True,
+    )
     if mounted.returncode:
         pytest.skip(f'mounting a small disk needs root: {mounted.stderr.strip()}')
     yield folder
@@ -233,7 +249,8 @@ def test_a_full_disk_keeps_the_old_one_and_says_how_much_is_missing(small_disk: 
 
 
 def test_used_up_inodes_and_a_quota_are_no_lack_of_megabytes(
-        small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subprocess.run(['mount', '-o', 'remount,nr_inodes=4', str(small_disk)], check=True)
     (small_disk / 'run').mkdir()
     for number in range(2):

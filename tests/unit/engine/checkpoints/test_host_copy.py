@@ -1,4 +1,5 @@
 """A copy of a checkpoint is equal to it, and stays so whatever happens to the original."""
+
 from __future__ import annotations
 
 import copy
@@ -13,33 +14,55 @@ from mapsage.engine.checkpoints.host_copy import HostCopies
 
 
 def contents() -> Dict[str, Any]:
-    base = torch.arange(24.)
+    base = torch.arange(24.0)
     image = torch.randn(2, 3, 4, 5)
     return dict(
         state_dict=OrderedDict(
-            weight=torch.randn(3, 4), tied=base.view(4, 6), also_tied=base[2:8], whole=base,
-            step=torch.tensor(7), nothing=torch.zeros(0, 3), half=torch.randn(5).bfloat16(),
-            transposed=torch.randn(3, 5).t(), wide=torch.randn(1, 3).expand(4, 3),
-            last=image.contiguous(memory_format=torch.channels_last), flag=torch.tensor([True])),
-        other=[torch.nn.Parameter(torch.randn(2)), torch.randn(2, dtype=torch.complex64),
-               torch.eye(3).to_sparse(), (torch.randn(3, requires_grad=True) * 2)],
-        message_hub=dict(log_scalars=dict(loss=HistoryBuffer([1., 2.], [1, 1]))), meta=dict(n=[1]))
+            weight=torch.randn(3, 4),
+            tied=base.view(4, 6),
+            also_tied=base[2:8],
+            whole=base,
+            step=torch.tensor(7),
+            nothing=torch.zeros(0, 3),
+            half=torch.randn(5).bfloat16(),
+            transposed=torch.randn(3, 5).t(),
+            wide=torch.randn(1, 3).expand(4, 3),
+            last=image.contiguous(memory_format=torch.channels_last),
+            flag=torch.tensor([True]),
+        ),
+        other=[
+            torch.nn.Parameter(torch.randn(2)),
+            torch.randn(2, dtype=torch.complex64),
+            torch.eye(3).to_sparse(),
+            (torch.randn(3, requires_grad=True) * 2),
+        ],
+        message_hub=dict(log_scalars=dict(loss=HistoryBuffer([1.0, 2.0], [1, 1]))),
+        meta=dict(n=[1]),
+    )
 
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if one.layout is not torch.strided:
             one, other = one.to_dense(), other.to_dense()
-        return type(one) is type(other) and one.stride() == other.stride() \
-            and one.dtype == other.dtype and one.requires_grad == other.requires_grad \
+        return (
+            type(one) is type(other)
+            and one.stride() == other.stride()
+            and one.dtype == other.dtype
+            and one.requires_grad == other.requires_grad
             and torch.equal(one, other)
+        )
     if isinstance(one, dict):
-        return type(one) is type(other) and list(one) == list(other) \
+        return (
+            type(one) is type(other)
+            and list(one) == list(other)
             and all(same(one[name], other[name]) for name in one)
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
-    return vars(one).keys() == vars(other).keys() if isinstance(one, HistoryBuffer) \
-        else one == other
+    return (
+        vars(one).keys() == vars(other).keys() if isinstance(one, HistoryBuffer) else one == other
+    )
 
 
 def size(value: Any) -> int:
@@ -78,9 +101,14 @@ def test_buffers_are_used_again_once_they_are_released() -> None:
 
 def test_the_copies_of_one_save_hold_what_is_equal_once() -> None:
     """The best checkpoint and the last one: together they take the memory of the last one."""
+
     def places(copied: Any) -> set:
-        return {(each.data_ptr(), each.numel()) for part in ('state_dict', 'optimizer')
-                for each in copied.get(part, {}).values() if each.numel()}
+        return {
+            (each.data_ptr(), each.numel())
+            for part in ('state_dict', 'optimizer')
+            for each in copied.get(part, {}).values()
+            if each.numel()
+        }
 
     weights = contents()['state_dict']
     del weights['wide']
@@ -96,8 +124,13 @@ def test_the_copies_of_one_save_hold_what_is_equal_once() -> None:
     other = copies.copy(dict(state_dict=moved))
     for name in ('weight', 'nan'):
         assert other['state_dict'][name].data_ptr() != last['state_dict'][name].data_ptr()
-    assert same({name: each for name, each in moved.items() if name != 'nan'},
-                {name: each for name, each in other['state_dict'].items() if name != 'nan'})
-    assert [each['state_dict']['nan'].view(torch.int32)[1] for each in (last, other)] == [0, -2**31]
+    assert same(
+        {name: each for name, each in moved.items() if name != 'nan'},
+        {name: each for name, each in other['state_dict'].items() if name != 'nan'},
+    )
+    assert [each['state_dict']['nan'].view(torch.int32)[1] for each in (last, other)] == [
+        0,
+        -(2**31),
+    ]
     copies.release()
     assert not copies.copy(dict(state_dict=weights))['state_dict']['weight'].isnan().any()

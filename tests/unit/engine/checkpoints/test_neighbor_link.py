@@ -1,4 +1,5 @@
 """A copy travels over a real connection; whatever happens to it, the one before stays."""
+
 from __future__ import annotations
 
 import contextlib
@@ -75,8 +76,10 @@ def test_the_newest_checkpoint_is_on_the_other_side(pair: Pair) -> None:
     pair.sender.send(pair.file('iter_10.pth', second))
     pair.settle()
     assert pair.held() == [second]
-    assert pair.log.lines == ['INFO neighbor copy: iter_5.pth (9.4 MB), and each later one in its '
-                              'place, is in the memory of node1 as well']
+    assert pair.log.lines == [
+        'INFO neighbor copy: iter_5.pth (9.4 MB), and each later one in its '
+        'place, is in the memory of node1 as well'
+    ]
 
 
 def test_one_that_waits_makes_way_for_a_newer_one(pair: Pair) -> None:
@@ -100,8 +103,10 @@ def test_without_room_the_run_hears_of_it_once(pair: Pair) -> None:
         pair.settle()
     assert pair.held() == [b'fits']
     (told,) = pair.log.lines[1:]
-    assert told.startswith('WARNING neighbor copy: iter_10.pth is not copied to node1: OSError: '
-                           'node1 says: NoRoomError: a copy of 8,796,093.0 MB has no room')
+    assert told.startswith(
+        'WARNING neighbor copy: iter_10.pth is not copied to node1: OSError: '
+        'node1 says: NoRoomError: a copy of 8,796,093.0 MB has no room'
+    )
     assert 'The training continues' in told
 
 
@@ -117,10 +122,12 @@ def test_a_machine_that_is_gone_is_a_warning(pair: Pair) -> None:
     assert pair.held() == [b'fits']
 
 
-@pytest.mark.parametrize('data, checksum', [
-    (b'half', None), (b'whole', 1), (b'', None), (b'whole', -1), (b'whole', 'a')])
+@pytest.mark.parametrize(
+    'data, checksum', [(b'half', None), (b'whole', 1), (b'', None), (b'whole', -1), (b'whole', 'a')]
+)
 def test_what_does_not_arrive_whole_leaves_the_copy_before_it(
-        data: bytes, checksum: Any, pair: Pair) -> None:
+    data: bytes, checksum: Any, pair: Pair
+) -> None:
     pair.sender.send(pair.file('iter_5.pth', b'fits'))
     pair.settle()
     with _connect(pair.receiver.address) as other, other.makefile('rwb') as stream:
@@ -142,11 +149,19 @@ def test_what_does_not_arrive_whole_leaves_the_copy_before_it(
     assert len(list(pair.folder.glob('memory/*/*'))) == 1
 
 
-@given(st.binary(max_size=200) | st.builds(
-    lambda message: json.dumps(message).encode() + b'\n',
-    st.dictionaries(st.sampled_from(['name', 'size', 'checksum', 'other']),
-                    st.none() | st.integers(-2**70, 2**70) | st.text(max_size=9)
-                    | st.lists(st.integers(), max_size=2))))
+@given(
+    st.binary(max_size=200)
+    | st.builds(
+        lambda message: json.dumps(message).encode() + b'\n',
+        st.dictionaries(
+            st.sampled_from(['name', 'size', 'checksum', 'other']),
+            st.none()
+            | st.integers(-(2**70), 2**70)
+            | st.text(max_size=9)
+            | st.lists(st.integers(), max_size=2),
+        ),
+    )
+)
 @example(b'[' * 60000 + b'\n')
 @example(b'{"name": "iter_10.pth", "size": 1%s}\n' % (b'0' * 400))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
@@ -164,12 +179,17 @@ def test_any_bytes_leave_the_copy_and_the_receiver(pair: Pair, sent: bytes) -> N
 
 
 def test_what_a_stranger_read_in_the_store_does_not_let_him_send(
-        pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair.sender.send(pair.file('iter_5.pth', b'fits'))
     pair.settle()
     with socket.create_connection(pair.receiver.address[:2]) as stranger:
-        stranger.sendall(json.dumps(dict(token=pair.receiver.address[2], name='iter_10.pth',
-                                         size=5, obsolete=True)).encode() + b'\n')
+        stranger.sendall(
+            json.dumps(
+                dict(token=pair.receiver.address[2], name='iter_10.pth', size=5, obsolete=True)
+            ).encode()
+            + b'\n'
+        )
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b''
     monkeypatch.setenv('MAPSAGE_SECRET', 'f' * 64)
@@ -224,11 +244,13 @@ def test_a_copy_that_is_under_way_does_not_hold_up_the_end(pair: Pair) -> None:
         os.truncate(huge, 2**30)
         pair.sender.send(huge)
         connection = listener.accept()[0]
-        handshake = ListenerHandshake(job_secret(os.environ), 'copies',
-                                      bytes.fromhex(pair.receiver.address[2]))
+        handshake = ListenerHandshake(
+            job_secret(os.environ), 'copies', bytes.fromhex(pair.receiver.address[2])
+        )
         while not handshake.proved:
-            connection.sendall(handshake.take(
-                connection.recv(handshake.needed, socket.MSG_WAITALL)))
+            connection.sendall(
+                handshake.take(connection.recv(handshake.needed, socket.MSG_WAITALL))
+            )
         with connection, connection.makefile('rwb') as stream:
             stream.readline()
             stream.write(b'{"ready": true}\n')

@@ -1,4 +1,5 @@
 """What a machine keeps of another one's checkpoints, and what it does not take for one."""
+
 from __future__ import annotations
 
 import os
@@ -56,11 +57,17 @@ def test_the_last_whole_copy_is_kept_in_memory(place: Place) -> None:
     assert place.files() == [second]  # what a killed process left is gone as well
 
 
-@pytest.mark.parametrize('data, checksum', [(b'short', zlib.crc32(b'short')),
-                                            (b'seven!!', zlib.crc32(b'other!!')),
-                                            (b'seven!!!', zlib.crc32(b'seven!!!'))])
+@pytest.mark.parametrize(
+    'data, checksum',
+    [
+        (b'short', zlib.crc32(b'short')),
+        (b'seven!!', zlib.crc32(b'other!!')),
+        (b'seven!!!', zlib.crc32(b'seven!!!')),
+    ],
+)
 def test_what_did_not_arrive_whole_does_not_replace_a_copy(
-        data: bytes, checksum: int, place: Place) -> None:
+    data: bytes, checksum: int, place: Place
+) -> None:
     whole = place.keep(b'whole')
     arrival = place.store().arrive('iter_10.pth', 7)
     arrival.write(data)
@@ -69,8 +76,9 @@ def test_what_did_not_arrive_whole_does_not_replace_a_copy(
     assert place.store().copies() == [whole] == place.files()
 
 
-@pytest.mark.parametrize('damage', [lambda data: data[:-1], lambda data: data[:-1] + b'?',
-                                    lambda data: b''])
+@pytest.mark.parametrize(
+    'damage', [lambda data: data[:-1], lambda data: data[:-1] + b'?', lambda data: b'']
+)
 def test_a_copy_that_changed_is_none(damage, place: Place) -> None:
     path = place.keep(b'whole')
     path.write_bytes(damage(b'whole'))
@@ -97,8 +105,10 @@ def test_files_of_others_stay(place: Place, tmp_path: Path) -> None:
         (folder / 'thesis.txt').write_text('years of work')
     place.store().drop()
     assert place.store().copies() == []
-    assert [(folder / 'thesis.txt').exists() for folder in (place.disk / FOLDER, kept.parent)] \
-        == [True, True]
+    assert [(folder / 'thesis.txt').exists() for folder in (place.disk / FOLDER, kept.parent)] == [
+        True,
+        True,
+    ]
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(place: Place, tmp_path: Path) -> None:
@@ -146,8 +156,11 @@ def test_the_newer_copy_replaces_one_in_the_other_place(place: Place) -> None:
 
 
 def test_a_machine_without_room_says_what_it_needs(place: Place) -> None:
-    with pytest.raises(NoRoomError, match=r'1,125,899,906.8 MB has no room in the memory of .* MB '
-                                          r'are free for it in .*, and .* MB on the disk of'):
+    with pytest.raises(
+        NoRoomError,
+        match=r'1,125,899,906.8 MB has no room in the memory of .* MB '
+        r'are free for it in .*, and .* MB on the disk of',
+    ):
         place.store().arrive('iter_5.pth', 2**50)
     assert place.files() == []
 

@@ -1,4 +1,5 @@
 """A stage is scored before its first step and at its end; an untrained model is warned of."""
+
 from __future__ import annotations
 
 import json
@@ -17,8 +18,11 @@ from toy_runs import log_of, toy_train
 from mapsage.engine.display.before_after_hook import BeforeAfterHook, NoValidationError, rare_recall
 
 pytestmark = on_host
-EVALUATORS = [dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU']),
-              dict(type='CalibrationError'), dict(type='SingleClassBaseline')]
+EVALUATORS = [
+    dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU']),
+    dict(type='CalibrationError'),
+    dict(type='SingleClassBaseline'),
+]
 
 
 @MODELS.register_module(force=True)
@@ -35,7 +39,7 @@ class StagedToy(BaseModel):
         assert not self.training
         for image, sample in zip(inputs, data_samples):
             truth = sample.gt_sem_seg.data
-            logits = torch.cat([image[:1] + 1, self.skill.detach() * truth.float() - .5])
+            logits = torch.cat([image[:1] + 1, self.skill.detach() * truth.float() - 0.5])
             sample.seg_logits = type(sample.gt_sem_seg)(data=logits)
             sample.pred_sem_seg = type(sample.gt_sem_seg)(data=logits.argmax(0, keepdim=True))
         return data_samples
@@ -53,23 +57,34 @@ class StagedTiles(torch.utils.data.Dataset):
         labels[index, :2] = 1
         sample = data_sample(labels, labels)
         sample.set_metainfo(dict(number=int(index), img_path=f'tile {int(index)}'))
-        return dict(inputs=torch.full((3, 8, 8), .1 * int(index)), data_samples=sample)
+        return dict(inputs=torch.full((3, 8, 8), 0.1 * int(index)), data_samples=sample)
 
 
 def run(folder: Path, skill: float, steps: int = 4, **changes: Any) -> Any:
     tiles = dict(type='StagedTiles', _delete_=True)
-    return toy_train(folder, **{
-        'model': dict(type='StagedToy', skill=skill, _delete_=True),
-        'train_dataloader.dataset': tiles, 'val_dataloader.dataset': tiles,
-        'val_evaluator': EVALUATORS, 'test_dataloader': None, 'test_evaluator': None,
-        'test_cfg': None, 'custom_hooks': [dict(type='BeforeAfterHook')],
-        'default_hooks.checkpoint.interval': 2, 'optim_wrapper.optimizer.lr': .1,
-        'train_cfg': dict(by_epoch=False, max_iters=steps, val_interval=2), **changes})
+    return toy_train(
+        folder,
+        **{
+            'model': dict(type='StagedToy', skill=skill, _delete_=True),
+            'train_dataloader.dataset': tiles,
+            'val_dataloader.dataset': tiles,
+            'val_evaluator': EVALUATORS,
+            'test_dataloader': None,
+            'test_evaluator': None,
+            'test_cfg': None,
+            'custom_hooks': [dict(type='BeforeAfterHook')],
+            'default_hooks.checkpoint.interval': 2,
+            'optim_wrapper.optimizer.lr': 0.1,
+            'train_cfg': dict(by_epoch=False, max_iters=steps, val_interval=2),
+            **changes,
+        },
+    )
 
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_runs
+
     monkeypatch.setattr(toy_runs.Record, 'after_val_epoch', lambda *a, **k: None)
 
 
@@ -91,21 +106,29 @@ def test_figures_before_and_after_also_of_a_resumed_run(tmp_path: Path) -> None:
 
 
 def test_an_untrained_model_is_warned_of(tmp_path: Path) -> None:
-    runner, _ = run(tmp_path, 0., steps=2)
-    assert 'the second stage begins from a model of mIoU 48.44, and one that always predicts the ' \
+    runner, _ = run(tmp_path, 0.0, steps=2)
+    assert (
+        'the second stage begins from a model of mIoU 48.44, and one that always predicts the '
         'same class has 48.44: it looks untrained' in log_of(runner)
+    )
 
 
 def test_a_config_without_validation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoValidationError, match='no val_dataloader'):
-        run(tmp_path, 1., val_dataloader=None, val_evaluator=None, val_cfg=None,
-            train_cfg=dict(by_epoch=False, max_iters=2))
+        run(
+            tmp_path,
+            1.0,
+            val_dataloader=None,
+            val_evaluator=None,
+            val_cfg=None,
+            train_cfg=dict(by_epoch=False, max_iters=2),
+        )
     with pytest.raises(ValueError, match='rare_share=5, expected a share'):
         BeforeAfterHook(rare_share=5)
 
 
 def test_recall_of_rare_classes() -> None:
     matrix = np.array([[900, 50, 0, 0], [1, 3, 0, 0], [10, 0, 10, 0], [0, 0, 0, 0]])
-    assert rare_recall(matrix, .05) == pytest.approx((75 + 50) / 2)
-    assert rare_recall(matrix, .01) == pytest.approx(75)
-    assert np.isnan(rare_recall(matrix, .001))
+    assert rare_recall(matrix, 0.05) == pytest.approx((75 + 50) / 2)
+    assert rare_recall(matrix, 0.01) == pytest.approx(75)
+    assert np.isnan(rare_recall(matrix, 0.001))

@@ -1,4 +1,5 @@
 """What the log says about graphs, graph breaks and recompilations."""
+
 from __future__ import annotations
 
 import logging
@@ -43,9 +44,11 @@ def test_it_says_the_counts_once_they_stay_and_when_they_grow(runner: Any) -> No
     for _ in range(4):
         step(torch.ones(2))
         hook.after_train_iter(runner, 0)
-    (line, ) = runner.lines
-    assert line.startswith('INFO compile: parts: 2 graphs, 1 graph break, 0 recompilations after '
-                           '3 steps. Graph breaks: '), line
+    (line,) = runner.lines
+    assert line.startswith(
+        'INFO compile: parts: 2 graphs, 1 graph break, 0 recompilations after '
+        '3 steps. Graph breaks: '
+    ), line
     for length in range(3, 26):
         step(torch.ones(length if length < 6 else 5))
         hook.after_train_iter(runner, 0)

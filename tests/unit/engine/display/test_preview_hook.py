@@ -1,4 +1,5 @@
 """preview.png after a real validation: which samples, which colors, and when it fails."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,10 +24,19 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> List[Dict[str, Any]]:
     calls: List[Dict[str, Any]] = []
     render = preview_hook.save_preview
 
-    def record(path: str, samples: Any, classes: Any, palette: Any, title: str,
-               subtitle: str) -> None:
-        calls.append(dict(path=path, samples=samples, classes=classes, palette=palette,
-                          title=title, subtitle=subtitle))
+    def record(
+        path: str, samples: Any, classes: Any, palette: Any, title: str, subtitle: str
+    ) -> None:
+        calls.append(
+            dict(
+                path=path,
+                samples=samples,
+                classes=classes,
+                palette=palette,
+                title=title,
+                subtitle=subtitle,
+            )
+        )
         render(path, samples, classes, palette, title, subtitle)
 
     monkeypatch.setattr(preview_hook, 'save_preview', record)
@@ -42,7 +52,8 @@ def names(call: Dict[str, Any]) -> List[str]:
 
 
 def test_validation_in_training_writes_the_richest_samples(
-        tmp_path: Path, tiny_run: ModuleType, saved: List[Dict[str, Any]]) -> None:
+    tmp_path: Path, tiny_run: ModuleType, saved: List[Dict[str, Any]]
+) -> None:
     tiny_run.build_runner(str(tmp_path), [PreviewHook(max_images=3)]).train()
     # Image i holds i % 3 + 1 classes: 2 and 5 hold three, 1 is the first that holds two.
     assert names(saved[0]) == ['2.png', '5.png', '1.png']
@@ -54,7 +65,8 @@ def test_validation_in_training_writes_the_richest_samples(
 
 
 def test_sample_holds_rgb_image_truth_and_prediction(
-        tmp_path: Path, tiny_run: ModuleType, saved: List[Dict[str, Any]]) -> None:
+    tmp_path: Path, tiny_run: ModuleType, saved: List[Dict[str, Any]]
+) -> None:
     tiny_run.build_runner(str(tmp_path), [PreviewHook(max_images=1)]).val()
     sample: PreviewSample = saved[0]['samples'][0]
     assert sample.image[0, 0].tolist() == [102, 0, 0]  # image 2: red, in RGB order
@@ -64,8 +76,9 @@ def test_sample_holds_rgb_image_truth_and_prediction(
     assert not sample.prediction.any()
 
 
-def test_each_evaluation_starts_afresh(tmp_path: Path, tiny_run: ModuleType,
-                                       saved: List[Dict[str, Any]]) -> None:
+def test_each_evaluation_starts_afresh(
+    tmp_path: Path, tiny_run: ModuleType, saved: List[Dict[str, Any]]
+) -> None:
     runner = tiny_run.build_runner(str(tmp_path), [PreviewHook(max_images=2)])
     runner.val()
     runner.test()
@@ -74,8 +87,9 @@ def test_each_evaluation_starts_afresh(tmp_path: Path, tiny_run: ModuleType,
     assert 'iteration' not in saved[1]['subtitle']
 
 
-def test_only_rank_zero_looks(tmp_path: Path, tiny_run: ModuleType,
-                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_zero_looks(
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preview_hook, 'is_main_process', lambda: False)
     hook = PreviewHook()
     tiny_run.build_runner(str(tmp_path), [hook]).val()
@@ -83,8 +97,9 @@ def test_only_rank_zero_looks(tmp_path: Path, tiny_run: ModuleType,
     assert not hook._chosen
 
 
-def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path,
-                                                       tiny_run: ModuleType) -> None:
+def test_a_picture_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, tiny_run: ModuleType
+) -> None:
     runner = tiny_run.build_runner(str(tmp_path), [PreviewHook()])
     (tmp_path / 'preview.png').mkdir()
     runner.train()
@@ -93,8 +108,9 @@ def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path,
     assert not list(tmp_path.glob('.preview-*'))
 
 
-def test_a_programming_error_is_not_hidden(tmp_path: Path, tiny_run: ModuleType,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_programming_error_is_not_hidden(
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise KeyError('a bug')
 
@@ -151,14 +167,16 @@ def test_sixteen_bit_files_are_stretched(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_for_large_images() -> None:
-    kept = consider(PreviewHook(), output('', (3000, 1500)),
-                    torch.zeros(3, 3000, 1500, dtype=torch.uint8))
+    kept = consider(
+        PreviewHook(), output('', (3000, 1500)), torch.zeros(3, 3000, 1500, dtype=torch.uint8)
+    )
     assert max(kept.image.shape[:2]) == 1024
     assert kept.prediction.shape == (1024, 512)
 
 
 def test_images_that_cannot_be_had_are_left_out_until_the_next_evaluation(
-        tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = tiny_run.build_runner(str(tmp_path), [PreviewHook()])
     with monkeypatch.context() as broken:
         broken.setattr(preview_hook, 'image_in_batch', lambda batch, index, channels: None)
@@ -181,8 +199,9 @@ def test_wrong_arguments_are_refused(arguments: Dict[str, Any]) -> None:
 def test_a_pair_shows_both_dates(bands: int) -> None:
     sensors = dict(image=dict(bands=list(range(1, bands + 1)), max_dates=2))
     hook = PreviewHook()
-    hook._date_channels = channels_of_dates(dict(model=dict(
-        data_preprocessor=dict(type='StackDataPreProcessor', sensors=sensors))))
+    hook._date_channels = channels_of_dates(
+        dict(model=dict(data_preprocessor=dict(type='StackDataPreProcessor', sensors=sensors)))
+    )
     # Bands of the first date, bands of the second date, valid pixels.
     inputs = torch.arange(2 * bands + 2, dtype=torch.uint8)[:, None, None].repeat(1, 16, 16)
     shown = consider(hook, output('absent.png', (16, 16)), inputs)
@@ -193,8 +212,10 @@ def test_a_pair_shows_both_dates(bands: int) -> None:
 
 def test_other_models_have_no_two_dates() -> None:
     assert channels_of_dates({}) == ()
-    for sensors in (dict(a=dict(bands=[1], max_dates=3)),
-                    dict(a=dict(bands=[1]), b=dict(bands=[1]))):
+    for sensors in (
+        dict(a=dict(bands=[1], max_dates=3)),
+        dict(a=dict(bands=[1]), b=dict(bands=[1])),
+    ):
         assert channels_of_dates(dict(model=dict(data_preprocessor=dict(sensors=sensors)))) == ()
 
 
@@ -202,11 +223,21 @@ def test_geotiffs_are_read_without_opencv(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cv2, 'imread', None)
     paths = [str(tmp_path / name) for name in ('tile.tif', 'broken.TIF', 'scene.tif')]
     for path, side in zip(paths, (16, 16, 64)):
-        with rasterio.open(path, 'w', driver='GTiff', dtype='uint8', count=4, width=side,
-                           height=side, crs='EPSG:32631', nodata=0,
-                           transform=rasterio.Affine(.5, 0, 4e5, 0, -.5, 5e6)) as file:
-            file.write(np.arange(10, 50, 10, dtype=np.uint8)[:, None, None].repeat(side, 1)
-                       .repeat(side, 2))
+        with rasterio.open(
+            path,
+            'w',
+            driver='GTiff',
+            dtype='uint8',
+            count=4,
+            width=side,
+            height=side,
+            crs='EPSG:32631',
+            nodata=0,
+            transform=rasterio.Affine(0.5, 0, 4e5, 0, -0.5, 5e6),
+        ) as file:
+            file.write(
+                np.arange(10, 50, 10, dtype=np.uint8)[:, None, None].repeat(side, 1).repeat(side, 2)
+            )
     Path(paths[1]).write_bytes(b'II*\0no picture')
     hook = PreviewHook()
     inputs = torch.full((3, 16, 16), 77, dtype=torch.uint8)

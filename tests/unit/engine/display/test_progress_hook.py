@@ -1,4 +1,5 @@
 """The progress bar in a real pseudo-terminal, and nothing of it anywhere else."""
+
 from __future__ import annotations
 
 import glob
@@ -27,21 +28,35 @@ ITERATION_LINE = re.compile(r'(Iter|Epoch)\(train\)')
 
 def environment() -> dict:
     paths = [str(REPOSITORY), os.environ.get('PYTHONPATH', '')]
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)), OMP_NUM_THREADS='1',
-                COLUMNS='120', LINES='40', PYTHONIOENCODING='utf-8', TERM='xterm-256color')
+    return dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join(filter(None, paths)),
+        OMP_NUM_THREADS='1',
+        COLUMNS='120',
+        LINES='40',
+        PYTHONIOENCODING='utf-8',
+        TERM='xterm-256color',
+    )
 
 
-def run_in_terminal(script: str, arguments: List[str],
-                    interrupt_at: Optional[str] = None) -> Tuple[int, str]:
+def run_in_terminal(
+    script: str, arguments: List[str], interrupt_at: Optional[str] = None
+) -> Tuple[int, str]:
     """Run the script in a pseudo-terminal; return its exit status and all it wrote there.
 
     ``interrupt_at`` is a pattern: Ctrl-C comes once it has been written.
     """
     master, slave = pty.openpty()
-    process = subprocess.Popen([warm_python(), script] + arguments, stdin=slave, stdout=slave,
-                               stderr=slave, env=environment(), start_new_session=True,
-                               # a shell's background job is born deaf to Ctrl-C
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = subprocess.Popen(
+        [warm_python(), script] + arguments,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment(),
+        start_new_session=True,
+        # a shell's background job is born deaf to Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(slave)
     written, interrupted, end = b'', False, time.monotonic() + DEADLINE
     try:
@@ -114,26 +129,30 @@ def test_validation_has_its_own_bar(iteration_run: Tuple[str, str]) -> None:
 
 def test_last_bar_is_complete_and_cursor_was_never_hidden(iteration_run: Tuple[str, str]) -> None:
     terminal, _ = iteration_run
-    assert '20/20' in terminal[terminal.rindex('train'):]
+    assert '20/20' in terminal[terminal.rindex('train') :]
     assert '\x1b[?25l' not in terminal
 
 
 def test_keyboard_interrupt_gives_the_terminal_back(tmp_path: Path, tiny_run_script: str) -> None:
     status, terminal = run_in_terminal(
-        tiny_run_script, [str(tmp_path), '--max', '1000', '--seconds', '0.05'],
-        interrupt_at=r' ([3-9]|\d\d+)/1000')  # the bar is not drawn at every step
+        tiny_run_script,
+        [str(tmp_path), '--max', '1000', '--seconds', '0.05'],
+        interrupt_at=r' ([3-9]|\d\d+)/1000',
+    )  # the bar is not drawn at every step
     assert status != 0
     assert terminal.index('Traceback') > terminal.rindex(BAR)
     assert terminal.rstrip().endswith('KeyboardInterrupt')
 
 
 def test_streams_are_restored_when_the_caller_catches(
-        tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = FakeTerminal(tmp_path / 'terminal')
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', 'xterm')
-    runner = tiny_run.build_runner(str(tmp_path / 'run'), [ProgressBarHook(0)],
-                                   tiny_run.TinyModel(crash_at=2))
+    runner = tiny_run.build_runner(
+        str(tmp_path / 'run'), [ProgressBarHook(0)], tiny_run.TinyModel(crash_at=2)
+    )
     handler = runner.logger.handlers[0]
     with pytest.raises(RuntimeError, match='crashed'):
         runner.train()
@@ -143,14 +162,19 @@ def test_streams_are_restored_when_the_caller_catches(
     assert not [item for item in handler.filters if type(item).__name__ == '_HideIterationLines']
 
 
-def test_epochs_are_counted(tmp_path: Path, tiny_run: ModuleType,
-                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_are_counted(
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = FakeTerminal(tmp_path / 'terminal')
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', 'xterm')
     train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=3)
-    tiny_run.build_runner(str(tmp_path / 'run'), [ProgressBarHook(0)], train_cfg=train_cfg,
-                          log_processor=dict(by_epoch=True)).train()
+    tiny_run.build_runner(
+        str(tmp_path / 'run'),
+        [ProgressBarHook(0)],
+        train_cfg=train_cfg,
+        log_processor=dict(by_epoch=True),
+    ).train()
     text = terminal.text()
     assert re.search(f'epoch 2/3 [^\r\n]*{BAR}[^\r\n]* 4/9', text)
     assert not ITERATION_LINE.search(text)
@@ -158,7 +182,8 @@ def test_epochs_are_counted(tmp_path: Path, tiny_run: ModuleType,
 
 
 def test_lost_terminal_does_not_end_the_training(
-        tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = FakeTerminal(tmp_path / 'terminal', fails_after=BAR)
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', 'xterm')
@@ -170,7 +195,8 @@ def test_lost_terminal_does_not_end_the_training(
 
 
 def test_without_a_terminal_nothing_changes(
-        tmp_path: Path, tiny_run: ModuleType, capsys: pytest.CaptureFixture) -> None:
+    tmp_path: Path, tiny_run: ModuleType, capsys: pytest.CaptureFixture
+) -> None:
     with_hook = tiny_run.build_runner(str(tmp_path / 'with'), [ProgressBarHook(0)])
     streams = [handler.stream for handler in with_hook.logger.handlers]
     with_hook.train()
@@ -182,7 +208,8 @@ def test_without_a_terminal_nothing_changes(
 
 
 def test_other_ranks_show_nothing(
-        tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = FakeTerminal(tmp_path / 'terminal')
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', 'xterm')
@@ -192,7 +219,8 @@ def test_other_ranks_show_nothing(
 
 
 def test_test_loop_has_a_bar_and_shows_its_metrics(
-        tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = FakeTerminal(tmp_path / 'terminal')
     monkeypatch.setattr(sys, 'stdout', terminal)
     monkeypatch.setenv('TERM', 'xterm')

@@ -1,4 +1,5 @@
 """Runs end with a report, however they end, and a report never ends a run."""
+
 from __future__ import annotations
 
 import json
@@ -60,7 +61,7 @@ class ReportedTiles(torch.utils.data.Dataset):
         labels = torch.arange(64).reshape(8, 8) % 3
         sample = data_sample(labels, labels)
         sample.set_metainfo(dict(number=int(index), img_path=f'tile {int(index)}'))
-        return dict(inputs=torch.full((3, 8, 8), .1 * int(index)), data_samples=sample)
+        return dict(inputs=torch.full((3, 8, 8), 0.1 * int(index)), data_samples=sample)
 
 
 @METRICS.register_module(force=True)
@@ -79,20 +80,29 @@ class OddFigures(BaseMetric):
 
 def run(folder: Path, model: Any = None, **changes: Any) -> Any:
     tiles = dict(type='ReportedTiles', _delete_=True)
-    return toy_train(folder, **{
-        'model': dict(model or {}, type='ReportedToy', _delete_=True),
-        'train_dataloader.dataset': tiles, 'val_dataloader.dataset': tiles,
-        'test_dataloader.dataset': tiles, 'test_evaluator': dict(type='ConfusionMatrixMetric'),
-        'val_evaluator': dict(type='ConfusionMatrixMetric'), 'custom_hooks': [],
-        'default_hooks.preview': None,  # which takes half a second
-        'visualizer': dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
-        'optim_wrapper.optimizer': dict(type='SGD', lr=.05, momentum=0, _delete_=True),
-        'train_cfg': dict(by_epoch=False, max_iters=8, val_interval=4), **changes})[0]
+    return toy_train(
+        folder,
+        **{
+            'model': dict(model or {}, type='ReportedToy', _delete_=True),
+            'train_dataloader.dataset': tiles,
+            'val_dataloader.dataset': tiles,
+            'test_dataloader.dataset': tiles,
+            'test_evaluator': dict(type='ConfusionMatrixMetric'),
+            'val_evaluator': dict(type='ConfusionMatrixMetric'),
+            'custom_hooks': [],
+            'default_hooks.preview': None,  # which takes half a second
+            'visualizer': dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
+            'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0, _delete_=True),
+            'train_cfg': dict(by_epoch=False, max_iters=8, val_interval=4),
+            **changes,
+        },
+    )[0]
 
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_runs
+
     monkeypatch.setattr(toy_runs.Record, 'after_val_epoch', lambda *a, **k: None)
     monkeypatch.setattr(toy_runs.Record, 'after_test_epoch', lambda *a, **k: None)
 
@@ -126,8 +136,9 @@ def record_of(runner: Any) -> Dict[str, Any]:
 def new_second(runner: Any) -> None:
     """Let the next start have another folder: they are named by the second."""
     import time
+
     while time.strftime('%Y%m%d_%H%M%S') == runner.timestamp:
-        time.sleep(.05)
+        time.sleep(0.05)
 
 
 def test_report_of_a_run_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
@@ -135,8 +146,17 @@ def test_report_of_a_run_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     page, record = page_of(tmp_path), record_of(runner)
     assert not {'script', 'link', 'iframe', 'b '} & set(page.tags)
     assert all(load.startswith('data:image/') for load in page.loads), page.loads
-    for text in ('Curves', 'Confusion', 'road & <path>', '水体', 'ReportedToy', 'finished',
-                 '1 rank(s)', '8 of 8', 'There is no run before this one'):
+    for text in (
+        'Curves',
+        'Confusion',
+        'road & <path>',
+        '水体',
+        'ReportedToy',
+        'finished',
+        '1 rank(s)',
+        '8 of 8',
+        'There is no run before this one',
+    ):
         assert text in page.said or text in str(record), text
     assert page.tags.count('polyline') >= 6
     (metric,) = runner.val_evaluator.metrics
@@ -150,9 +170,12 @@ def test_report_of_a_run_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_scores_by_class_of_the_hosts_metric_are_those_of_the_confusion_matrix(
-        tmp_path: Path) -> None:
-    both = [dict(type='mmseg.IoUMetric', iou_metrics=['mIoU'], prefix='host'),
-            dict(type='ConfusionMatrixMetric', prefix='ours')]
+    tmp_path: Path,
+) -> None:
+    both = [
+        dict(type='mmseg.IoUMetric', iou_metrics=['mIoU'], prefix='host'),
+        dict(type='ConfusionMatrixMetric', prefix='ours'),
+    ]
     runner = run(tmp_path, val_evaluator=both)
     for evaluation in record_of(runner)['evaluations']:
         host, ours = evaluation['tables']
@@ -166,14 +189,15 @@ def test_scores_by_class_of_the_hosts_metric_are_those_of_the_confusion_matrix(
     assert all(f'{value:.2f}' in page for value in host['columns']['IoU'])
 
 
-
 def test_second_run_of_a_folder_is_compared_with_the_first(tmp_path: Path) -> None:
     first = run(tmp_path)
     new_second(first)
-    second = run(tmp_path, **{'optim_wrapper.optimizer.lr': .1})
+    second = run(tmp_path, **{'optim_wrapper.optimizer.lr': 0.1})
     page = page_of(tmp_path)
-    before, now = (record_of(each)['evaluations'][-1]['tables'][0]['columns']['IoU']
-                   for each in (first, second))
+    before, now = (
+        record_of(each)['evaluations'][-1]['tables'][0]['columns']['IoU']
+        for each in (first, second)
+    )
     assert before != now
     assert f'{now[1] - before[1]:+.2f}' in page.said
     assert 'optim_wrapper.optimizer.lr' in page.said
@@ -262,9 +286,14 @@ def test_users_hook_with_another_end_run_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_several_evaluators_and_figures_that_are_no_numbers(tmp_path: Path) -> None:
-    run(tmp_path, val_evaluator=[
-        dict(type='ConfusionMatrixMetric', prefix='one'), dict(type='OddFigures'),
-        dict(type='ConfusionMatrixMetric', prefix='other', ignore_index=0)])
+    run(
+        tmp_path,
+        val_evaluator=[
+            dict(type='ConfusionMatrixMetric', prefix='one'),
+            dict(type='OddFigures'),
+            dict(type='ConfusionMatrixMetric', prefix='other', ignore_index=0),
+        ],
+    )
     page = page_of(tmp_path)
     (only,) = read_runs(tmp_path)
     final = only.final()
@@ -274,11 +303,19 @@ def test_several_evaluators_and_figures_that_are_no_numbers(tmp_path: Path) -> N
     assert 'odd/undefined' not in final.metrics and only.score()[0] == 'one/mIoU'
 
 
-@pytest.mark.parametrize('changes', [
-    dict(val_dataloader=None, val_evaluator=None, val_cfg=None),
-    {'visualizer.vis_backends': None}, {'default_hooks.logger': None},
-    {'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1), 'log_processor': None,
-     'train_dataloader.sampler.type': 'DefaultSampler'}])
+@pytest.mark.parametrize(
+    'changes',
+    [
+        dict(val_dataloader=None, val_evaluator=None, val_cfg=None),
+        {'visualizer.vis_backends': None},
+        {'default_hooks.logger': None},
+        {
+            'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),
+            'log_processor': None,
+            'train_dataloader.sampler.type': 'DefaultSampler',
+        },
+    ],
+)
 def test_other_runs(tmp_path: Path, changes: Dict[str, Any]) -> None:
     run(tmp_path, **changes)
     page = page_of(tmp_path)
@@ -296,14 +333,25 @@ def test_test_of_a_checkpoint_joins_the_run(tmp_path: Path) -> None:
     trained = run(tmp_path)
     new_second(trained)
     from toy_runs import toy_runner
+
     tiles = dict(type='ReportedTiles', _delete_=True)
-    tester, _ = toy_runner(tmp_path, **{
-        'model': dict(type='ReportedToy', _delete_=True), 'test_dataloader.dataset': tiles,
-        'test_evaluator': dict(type='ConfusionMatrixMetric'), 'custom_hooks': [],
-        'default_hooks.preview': None, 'train_dataloader': None, 'train_cfg': None,
-        'optim_wrapper': None,
-        'val_dataloader': None, 'val_cfg': None, 'val_evaluator': None,
-        'load_from': str(tmp_path / 'iter_8.pth')})
+    tester, _ = toy_runner(
+        tmp_path,
+        **{
+            'model': dict(type='ReportedToy', _delete_=True),
+            'test_dataloader.dataset': tiles,
+            'test_evaluator': dict(type='ConfusionMatrixMetric'),
+            'custom_hooks': [],
+            'default_hooks.preview': None,
+            'train_dataloader': None,
+            'train_cfg': None,
+            'optim_wrapper': None,
+            'val_dataloader': None,
+            'val_cfg': None,
+            'val_evaluator': None,
+            'load_from': str(tmp_path / 'iter_8.pth'),
+        },
+    )
     figures = tester.test()
     assert record_of(tester)['status'] == 'finished'
     assert f'mIoU {figures["mIoU"]:.2f}' in page_of(tmp_path).said

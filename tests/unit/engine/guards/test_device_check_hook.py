@@ -1,4 +1,5 @@
 """The hook in one process: what it logs, when it looks, and what ends the run."""
+
 from __future__ import annotations
 
 import glob
@@ -38,8 +39,9 @@ def run(tiny_run: ModuleType, folder: Path, *hooks: Hook, interval: int = 2, **k
     model = tiny_run.TinyModel()
     model.register_buffer('running_mean', torch.zeros(3))
     model.register_buffer('mask', torch.tensor([0.0, -float('inf')]))  # a mask by design
-    runner = tiny_run.build_runner(str(folder), [DeviceCheckHook(interval), *hooks], model,
-                                   **kwargs)
+    runner = tiny_run.build_runner(
+        str(folder), [DeviceCheckHook(interval), *hooks], model, **kwargs
+    )
     runner.train()
     return runner
 
@@ -56,15 +58,23 @@ def test_a_sound_run_logs_one_table(tmp_path: Path, tiny_run: ModuleType) -> Non
     assert 'rank  host' in log and 'good' in log
 
 
-@pytest.mark.parametrize('how, words', [
-    ('nan', "rank 0: buffer 'running_mean' holds NaN or infinity"),
-    ('move', "rank 0: buffer 'late' is on meta, expected cpu"),
-])
-def test_a_fault_is_found_at_the_next_check(how: str, words: str, tmp_path: Path,
-                                            tiny_run: ModuleType) -> None:
+@pytest.mark.parametrize(
+    'how, words',
+    [
+        ('nan', "rank 0: buffer 'running_mean' holds NaN or infinity"),
+        ('move', "rank 0: buffer 'late' is on meta, expected cpu"),
+    ],
+)
+def test_a_fault_is_found_at_the_next_check(
+    how: str, words: str, tmp_path: Path, tiny_run: ModuleType
+) -> None:
     with pytest.raises(DeviceCheckError) as raised:
-        run(tiny_run, tmp_path, Break(3, how), default_hooks=dict(
-            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1)))
+        run(
+            tiny_run,
+            tmp_path,
+            Break(3, how),
+            default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1)),
+        )
     assert 'after iteration 4' in str(raised.value) and words in str(raised.value)
     assert list(raised.value.problems) == [0]
     # the check came before the checkpoint of its iteration
@@ -96,8 +106,9 @@ def test_what_the_check_raises_is_its_answer(tmp_path: Path, tiny_run: ModuleTyp
         runner.test()
 
 
-def test_a_worker_that_dies_during_the_check_is_no_answer_of_it(tmp_path: Path,
-                                                                tiny_run: ModuleType) -> None:
+def test_a_worker_that_dies_during_the_check_is_no_answer_of_it(
+    tmp_path: Path, tiny_run: ModuleType
+) -> None:
     class Interrupted(tiny_run.TinyModel):  # type: ignore[name-defined, misc]
         def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
             raise LoaderWorkerError('as torch raises it in a handler of SIGCHLD')
@@ -113,7 +124,8 @@ def test_table() -> None:
     assert table([good, bad]).splitlines() == [
         'rank  host    device  tensors  MiB  weights   result',
         '0     a       gcu:0   12       1.3  0a1b2c3d  good',
-        '1     node-b  gcu:11  0        0.0  -         2 problem(s)']
+        '1     node-b  gcu:11  0        0.0  -         2 problem(s)',
+    ]
 
 
 @pytest.mark.parametrize('arguments', [dict(interval=-1), dict(timeout=0)])

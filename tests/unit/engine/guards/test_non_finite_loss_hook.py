@@ -1,4 +1,5 @@
 """A loss that is no number ends the run with the facts, before a checkpoint is written."""
+
 from __future__ import annotations
 
 import glob
@@ -33,13 +34,19 @@ class ScaledOptimWrapper(OptimWrapper):
         pass
 
 
-def train(tiny_run: ModuleType, folder: Path, bad_from: Any, patience: int = 10,
-          **kwargs: Any) -> Any:
-    kwargs.setdefault('default_hooks', dict(
-        logger=dict(type='LoggerHook', interval=1),
-        checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1)))
-    runner = tiny_run.build_runner(str(folder), [NonFiniteLossHook(patience)],
-                                   tiny_run.TinyModel(bad_from=bad_from), **kwargs)
+def train(
+    tiny_run: ModuleType, folder: Path, bad_from: Any, patience: int = 10, **kwargs: Any
+) -> Any:
+    kwargs.setdefault(
+        'default_hooks',
+        dict(
+            logger=dict(type='LoggerHook', interval=1),
+            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1),
+        ),
+    )
+    runner = tiny_run.build_runner(
+        str(folder), [NonFiniteLossHook(patience)], tiny_run.TinyModel(bad_from=bad_from), **kwargs
+    )
     runner.train()
     return runner
 
@@ -52,8 +59,9 @@ def test_finite_losses_pass(tmp_path: Path, tiny_run: ModuleType) -> None:
     assert train(tiny_run, tmp_path, bad_from=None).iter == 4
 
 
-def test_the_error_says_what_happened_where_and_what_next(tmp_path: Path,
-                                                          tiny_run: ModuleType) -> None:
+def test_the_error_says_what_happened_where_and_what_next(
+    tmp_path: Path, tiny_run: ModuleType
+) -> None:
     with pytest.raises(NonFiniteLossError) as raised:
         train(tiny_run, tmp_path, bad_from=1)
     message = str(raised.value)
@@ -104,8 +112,9 @@ def test_a_finite_loss_restores_patience(tmp_path: Path, tiny_run: ModuleType) -
             self.bad_from = 0 if self.iteration % 2 else None
             return super().forward(*args, **kwargs)
 
-    runner = tiny_run.build_runner(str(tmp_path), [NonFiniteLossHook(patience=1)],
-                                   EverySecondBad(), optim_wrapper=scaled())
+    runner = tiny_run.build_runner(
+        str(tmp_path), [NonFiniteLossHook(patience=1)], EverySecondBad(), optim_wrapper=scaled()
+    )
     runner.train()
     assert runner.iter == 4
 

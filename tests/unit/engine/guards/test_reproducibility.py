@@ -1,4 +1,5 @@
 """Checkpoints hold what the bits of a run depend on, and a resume says what differs."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -29,8 +30,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def resumed(folder: Path, edit: Callable[[Dict[str, Any]], Any] = lambda meta: None,
-            threads: int = 1) -> str:
+def resumed(
+    folder: Path, edit: Callable[[Dict[str, Any]], Any] = lambda meta: None, threads: int = 1
+) -> str:
     """Train, change the meta of the checkpoint, resume it and return the log."""
     toy_train(folder, **{'train_cfg.max_iters': 4})
     path = folder / 'iter_4.pth'
@@ -43,17 +45,29 @@ def resumed(folder: Path, edit: Callable[[Dict[str, Any]], Any] = lambda meta: N
     return log_of(runner)
 
 
-@pytest.mark.parametrize('edit, threads, told', [
-    (lambda meta: None, 1, []),
-    (lambda meta: meta.pop(META_KEY), 1, []),  # written before there was this hook
-    (lambda meta: None, 2, ['threads: 1, now 2', 'losses and weights', 'OMP_NUM_THREADS=1']),
-    (lambda meta: meta[META_KEY][0]['facts'].update(torch='1.9.1'), 1,
-     [f'torch: 1.9.1, now {torch.__version__}', 'losses and weights']),
-    (lambda meta: meta[META_KEY][0]['facts'].pop('numpy'), 1, ['numpy: none, now', 'images']),
-    (lambda meta: meta[META_KEY][0]['facts'].update(cuDNN='8907'), 1, ['cuDNN: 8907, now none']),
-], ids=['same', 'old', 'threads', 'torch', 'new fact', 'lost fact'])
-def test_a_resume_says_what_differs(edit: Any, threads: int, told: Any, tmp_path: Path,
-                                    one_thread: None) -> None:
+@pytest.mark.parametrize(
+    'edit, threads, told',
+    [
+        (lambda meta: None, 1, []),
+        (lambda meta: meta.pop(META_KEY), 1, []),  # written before there was this hook
+        (lambda meta: None, 2, ['threads: 1, now 2', 'losses and weights', 'OMP_NUM_THREADS=1']),
+        (
+            lambda meta: meta[META_KEY][0]['facts'].update(torch='1.9.1'),
+            1,
+            [f'torch: 1.9.1, now {torch.__version__}', 'losses and weights'],
+        ),
+        (lambda meta: meta[META_KEY][0]['facts'].pop('numpy'), 1, ['numpy: none, now', 'images']),
+        (
+            lambda meta: meta[META_KEY][0]['facts'].update(cuDNN='8907'),
+            1,
+            ['cuDNN: 8907, now none'],
+        ),
+    ],
+    ids=['same', 'old', 'threads', 'torch', 'new fact', 'lost fact'],
+)
+def test_a_resume_says_what_differs(
+    edit: Any, threads: int, told: Any, tmp_path: Path, one_thread: None
+) -> None:
     log = resumed(tmp_path, edit, threads)
     assert ('computes otherwise' in log) == bool(told)
     for text in told:
@@ -82,31 +96,45 @@ def test_two_checkpoints_are_compared(tmp_path: Path, one_thread: None) -> None:
 def test_ranks_are_grouped_by_what_they_agree_in() -> None:
     odd = dict(FACTS, threads='2')
     groups = group_ranks([FACTS, odd, FACTS, FACTS], ['a', 'b', 'a', 'c'])
-    assert groups == [dict(ranks=[0, 2, 3], hosts=['a', 'c'], facts=FACTS),
-                      dict(ranks=[1], hosts=['b'], facts=odd)]
+    assert groups == [
+        dict(ranks=[0, 2, 3], hosts=['a', 'c'], facts=FACTS),
+        dict(ranks=[1], hosts=['b'], facts=odd),
+    ]
     # The same values in another place are no difference: ranks move between processes.
     assert not differences(groups, group_ranks([odd, FACTS], ['d', 'd']))
     assert [tuple(each) for each in differences(groups, groups[:1])] == [('threads', '1, 2', '1')]
 
 
-@pytest.mark.parametrize('device, fact, no_longer_exact', [
-    ('cpu AVX2', 'threads', 'losses and weights'), ('cuda NVIDIA A', 'threads', 'augmented images'),
-    ('cuda NVIDIA A', 'torch', 'losses and weights'), ('cuda NVIDIA A', 'cv2', 'augmented images'),
-    ('cpu AVX2', 'mapsage', 'order of the samples')])
+@pytest.mark.parametrize(
+    'device, fact, no_longer_exact',
+    [
+        ('cpu AVX2', 'threads', 'losses and weights'),
+        ('cuda NVIDIA A', 'threads', 'augmented images'),
+        ('cuda NVIDIA A', 'torch', 'losses and weights'),
+        ('cuda NVIDIA A', 'cv2', 'augmented images'),
+        ('cpu AVX2', 'mapsage', 'order of the samples'),
+    ],
+)
 def test_what_is_no_longer_exact(device: str, fact: str, no_longer_exact: str) -> None:
     before = dict(FACTS, device=device)
-    warning = resume_warning(*(group_ranks([facts], ['a'])
-                               for facts in (before, {**before, fact: '7'})))
+    warning = resume_warning(
+        *(group_ranks([facts], ['a']) for facts in (before, {**before, fact: '7'}))
+    )
     ends = ('losses and weights', 'augmented images', 'order of the samples')
     assert [end for end in ends if end in warning] == [no_longer_exact]
 
 
-@pytest.mark.parametrize('facts, promised', [
-    (dict(device='cpu AVX2'), True), (dict(device='sim GCU'), True),
-    (dict(device='cuda H100'), False),
-    (dict(device='cuda H100', deterministic='True', cudnn_benchmark='False'), True),
-    (dict(device='cuda H100', deterministic='True', cudnn_benchmark='True'), False),
-    (dict(device='gcu S60', deterministic='True'), True)])
+@pytest.mark.parametrize(
+    'facts, promised',
+    [
+        (dict(device='cpu AVX2'), True),
+        (dict(device='sim GCU'), True),
+        (dict(device='cuda H100'), False),
+        (dict(device='cuda H100', deterministic='True', cudnn_benchmark='False'), True),
+        (dict(device='cuda H100', deterministic='True', cudnn_benchmark='True'), False),
+        (dict(device='gcu S60', deterministic='True'), True),
+    ],
+)
 def test_which_ranks_promise_the_same_bits(facts: Dict[str, str], promised: bool) -> None:
     facts = dict(dict(deterministic='False'), **facts)
     assert promises_bits([facts, dict(facts)]) is promised

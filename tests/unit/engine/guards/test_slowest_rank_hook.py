@@ -1,4 +1,5 @@
 """What SlowestRankHook counts as a rank's own time."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -21,11 +22,15 @@ class Logger:
 
 @pytest.mark.parametrize('lazy', [False, True])
 def test_validation_is_no_waiting_and_a_lazy_device_is_not_synchronized(
-        lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, synchronized = [100.0], []
     monkeypatch.setattr(slowest_rank_hook, 'time', SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(slowest_rank_hook, 'current_accelerator', lambda: SimpleNamespace(
-        lazy=lazy, synchronize=lambda: synchronized.append(now[0])))
+    monkeypatch.setattr(
+        slowest_rank_hook,
+        'current_accelerator',
+        lambda: SimpleNamespace(lazy=lazy, synchronize=lambda: synchronized.append(now[0])),
+    )
     runner = SimpleNamespace(distributed=True, model=nn.Identity(), logger=Logger(), iter=0)
     hook = SlowestRankHook(interval=1)
     hook.before_train(runner)

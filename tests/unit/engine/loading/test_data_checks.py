@@ -1,4 +1,5 @@
 """A mistake in a dataset is found and its file named, on real files."""
+
 from __future__ import annotations
 
 import os
@@ -34,11 +35,16 @@ from mapsage.host.dataset_parts import innermost, parts, reads_remotely
 
 def config(root: Path, **more: Any) -> dict:
     return dict(
-        type='LoveDADataset', data_root=str(root),
+        type='LoveDADataset',
+        data_root=str(root),
         data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train'),
-        pipeline=[dict(type='LoadImageFromFile'),
-                  dict(type='LoadAnnotations', reduce_zero_label=True),
-                  dict(type='PackSegInputs')], **more)
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations', reduce_zero_label=True),
+            dict(type='PackSegInputs'),
+        ],
+        **more,
+    )
 
 
 def build(cfg: dict) -> Any:
@@ -70,10 +76,17 @@ def test_empty_folder(root: Path) -> None:
         build_checked(build, config(root))
 
 
-@pytest.mark.parametrize('suffix, words', [
-    (None, r"img_suffix='\.jpg'.* img_dir/train holds 3 file\(s\) that end in \.png: "
-           r"set img_suffix='\.png'"),
-    ('.jpg', r"img_suffix='\.jpg'.*holds 3 file\(s\) that end in \.png")])
+@pytest.mark.parametrize(
+    'suffix, words',
+    [
+        (
+            None,
+            r"img_suffix='\.jpg'.* img_dir/train holds 3 file\(s\) that end in \.png: "
+            r"set img_suffix='\.png'",
+        ),
+        ('.jpg', r"img_suffix='\.jpg'.*holds 3 file\(s\) that end in \.png"),
+    ],
+)
 def test_images_with_another_suffix(root: Path, suffix: Any, words: str) -> None:
     """MMSegmentation's own default is .jpg."""
     cfg = dict(config(root), type='BaseSegDataset', metainfo=dict(classes=('a', 'b')))
@@ -143,8 +156,10 @@ class Careless:
 
 
 def test_a_bug_in_a_transform_keeps_its_traceback(root: Path) -> None:
-    for dataset in (build(config(root)), build(dict(type='RepeatDataset', times=2,
-                                                    dataset=config(root)))):
+    for dataset in (
+        build(config(root)),
+        build(dict(type='RepeatDataset', times=2, dataset=config(root))),
+    ):
         pipeline = getattr(dataset, 'dataset', dataset).pipeline
         pipeline.transforms.insert(1, Careless())
         with pytest.raises(SampleError) as caught:
@@ -223,10 +238,11 @@ WRAPPERS = [
     lambda inner: dict(type='RepeatDataset', times=40000, dataset=inner),
     lambda inner: dict(type='ConcatDataset', datasets=[inner, inner]),
     lambda inner: dict(type='ClassBalanced', oversample_thr=0.9, dataset=inner),
-    lambda inner: dict(type='MultiImageMixDataset', dataset=inner,
-                       pipeline=[dict(type='PackSegInputs')]),
-    lambda inner: dict(type='RepeatDataset', times=3, dataset=dict(
-        type='Named', dataset=inner))]
+    lambda inner: dict(
+        type='MultiImageMixDataset', dataset=inner, pipeline=[dict(type='PackSegInputs')]
+    ),
+    lambda inner: dict(type='RepeatDataset', times=3, dataset=dict(type='Named', dataset=inner)),
+]
 
 
 @DATASETS.register_module()
@@ -350,12 +366,18 @@ def test_a_file_is_checked_once_however_often_it_is_repeated(root: Path) -> None
     assert asked == [0, 1, 2]
 
 
-@pytest.mark.parametrize('pipeline, checked', [
-    ([], True), ([dict(type='LoadAnnotations')], True),
-    ([dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')]])], True),
-    (None, False)])
+@pytest.mark.parametrize(
+    'pipeline, checked',
+    [
+        ([], True),
+        ([dict(type='LoadAnnotations')], True),
+        ([dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')]])], True),
+        (None, False),
+    ],
+)
 def test_masks_count_only_where_the_pipeline_loads_them(
-        pipeline: Any, checked: bool, root: Path) -> None:
+    pipeline: Any, checked: bool, root: Path
+) -> None:
     shutil.rmtree(str(root / 'ann_dir'))
     cfg = config(root)
     if pipeline is None:
@@ -402,9 +424,13 @@ def test_other_value_errors_pass() -> None:
 def test_scenes_in_the_order_of_the_file_and_a_model_that_turns_them_round() -> None:
     def note(bands: Any, turns: bool, loader: str = 'LoadGeoTiffWindow') -> Any:
         dataset = dict(pipeline=[dict(type=loader)], **({'bands': bands} if bands else {}))
-        return band_order_note(dict(
-            model=dict(data_preprocessor=dict(bgr_to_rgb=turns)),
-            val_dataloader=dict(dataset=dataset), test_dataloader=None))
+        return band_order_note(
+            dict(
+                model=dict(data_preprocessor=dict(bgr_to_rgb=turns)),
+                val_dataloader=dict(dataset=dataset),
+                test_dataloader=None,
+            )
+        )
 
     assert 'val_dataloader: LoadGeoTiffWindow gives the bands as [1, 2, 3]' in note(None, True)
     assert 'set bands=[3, 2, 1]' in note([1, 2, 3], True)
@@ -416,9 +442,14 @@ class UsersBoundaryHead(STDCHead):
     """A user's head for boundaries."""
 
 
-@pytest.mark.parametrize('kind, texts', [
-    (STDCHead, []), (UsersBoundaryHead, []),
-    (FCNHead, ['model.auxiliary_head.0 (FCNHead) has num_classes=2'])])
+@pytest.mark.parametrize(
+    'kind, texts',
+    [
+        (STDCHead, []),
+        (UsersBoundaryHead, []),
+        (FCNHead, ['model.auxiliary_head.0 (FCNHead) has num_classes=2']),
+    ],
+)
 def test_a_head_for_boundaries_has_two_classes(kind: Any, texts: List[str], root: Path) -> None:
     init_default_scope('mmseg')
     heads = [kind(in_channels=2, channels=2, num_convs=1, num_classes=2, concat_input=False)]
@@ -439,12 +470,22 @@ CROP = dict(type='RandomCrop', crop_size=(8, 8))
 SIZES = r'mask .*/ann_dir/train/1\.png has 8x8 pixels and image .*/img_dir/train/1\.png 16x16'
 
 
-@pytest.mark.parametrize('change', [
-    lambda cfg: cfg,
-    lambda cfg: dict(type='RepeatDataset', times=2, dataset=cfg),
-    lambda cfg: dict(type='MultiImageMixDataset', dataset=cfg, pipeline=[
-        dict(type='RandomMosaic', prob=1, img_scale=(16, 16)), dict(type='PackSegInputs')]),
-], ids=['alone', 'repeated', 'mosaics'])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda cfg: cfg,
+        lambda cfg: dict(type='RepeatDataset', times=2, dataset=cfg),
+        lambda cfg: dict(
+            type='MultiImageMixDataset',
+            dataset=cfg,
+            pipeline=[
+                dict(type='RandomMosaic', prob=1, img_scale=(16, 16)),
+                dict(type='PackSegInputs'),
+            ],
+        ),
+    ],
+    ids=['alone', 'repeated', 'mosaics'],
+)
 @pytest.mark.parametrize('zero', [True, False])
 def test_a_mask_of_another_size_is_named(root: Path, change: Any, zero: bool) -> None:
     """RandomCrop takes the same place of both, as if the mask fitted."""
@@ -452,8 +493,15 @@ def test_a_mask_of_another_size_is_named(root: Path, change: Any, zero: bool) ->
     cfg = config(root, reduce_zero_label=zero)
     pack = [] if change(cfg).get('type') == 'MultiImageMixDataset' else [cfg['pipeline'][-1]]
     cfg['pipeline'] = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), CROP, *pack]
-    cfg = change(dict(cfg, type='BaseSegDataset', img_suffix='.png', seg_map_suffix='.png',
-                      metainfo=dict(classes=tuple('abcdefgh'))))
+    cfg = change(
+        dict(
+            cfg,
+            type='BaseSegDataset',
+            img_suffix='.png',
+            seg_map_suffix='.png',
+            metainfo=dict(classes=tuple('abcdefgh')),
+        )
+    )
     with pytest.raises(DataError, match=SIZES):
         _load(cfg)
 

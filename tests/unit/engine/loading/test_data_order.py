@@ -1,4 +1,5 @@
 """The order and the augmentation of samples are functions of the seed and nothing else."""
+
 from __future__ import annotations
 
 import itertools
@@ -28,8 +29,15 @@ from mapsage.engine.loading.keyed_loader import KeyedDataset, KeyedLoader
 Drawn = List[Tuple[int, Tuple[int, ...]]]
 
 
-def sampler_of(kind: type, length: int, rank: int, world: int, batch: int, drop_last: bool = False,
-               seed: int = 3) -> ResumableSampler:
+def sampler_of(
+    kind: type,
+    length: int,
+    rank: int,
+    world: int,
+    batch: int,
+    drop_last: bool = False,
+    seed: int = 3,
+) -> ResumableSampler:
     """One rank's sampler, as the runner builds it under that rank."""
     module = __import__(kind.__module__, fromlist=['get_dist_info'])
     genuine, module.get_dist_info = module.get_dist_info, lambda: (rank, world)
@@ -66,10 +74,18 @@ KINDS = st.sampled_from([InfiniteSampler, DefaultSampler])
 
 
 @settings(max_examples=150, deadline=None)
-@given(KINDS, st.integers(1, 30), st.integers(1, 5), st.integers(0, 25), st.integers(1, 4),
-       st.booleans(), st.data())
-def test_skipping_equals_dropping(kind: type, length: int, batch: int, skipped: int, world: int,
-                                  drop_last: bool, data: Any) -> None:
+@given(
+    KINDS,
+    st.integers(1, 30),
+    st.integers(1, 5),
+    st.integers(0, 25),
+    st.integers(1, 4),
+    st.booleans(),
+    st.data(),
+)
+def test_skipping_equals_dropping(
+    kind: type, length: int, batch: int, skipped: int, world: int, drop_last: bool, data: Any
+) -> None:
     rank = data.draw(st.integers(0, world - 1))
     if kind is DefaultSampler and drop_last and -(-length // world) < batch:
         return  # such a loader has no batch at all
@@ -90,10 +106,12 @@ def test_ranks_together_draw_what_one_process_draws(kind: type, length: int, wor
     ranks = [sampler_of(kind, length, rank, world, 1) for rank in range(world)]
     rounds = list(itertools.islice(zip(*ranks), 40))
     together = [(int(key), key.seed) for row in rounds for key in row]
-    one = [(int(key), key.seed) for key in
-           itertools.islice(sampler_of(kind, length, 0, 1, 1), len(together))]
+    one = [
+        (int(key), key.seed)
+        for key in itertools.islice(sampler_of(kind, length, 0, 1, 1), len(together))
+    ]
     # a rounded-up epoch repeats samples at its end, which one process does not draw
-    assert together[:len(one)] == one and len(together) - len(one) < world
+    assert together[: len(one)] == one and len(together) - len(one) < world
 
 
 def test_epochs_and_positions_have_seeds_of_their_own() -> None:
@@ -182,8 +200,9 @@ class Augmented(Dataset):
 
 
 def keyed() -> KeyedDataset:
-    return KeyedDataset(Augmented(), lambda *_: None,
-                        lambda _, index, error: DataError(f'sample {index}: {error}'))
+    return KeyedDataset(
+        Augmented(), lambda *_: None, lambda _, index, error: DataError(f'sample {index}: {error}')
+    )
 
 
 def samples(workers: int, world: int = 1) -> List[Any]:
@@ -192,8 +211,12 @@ def samples(workers: int, world: int = 1) -> List[Any]:
     for rank in range(world):
         sampler = sampler_of(DefaultSampler, 10, rank, world, 2)
         loader = KeyedLoader.adopt(
-            DataLoader(Augmented(), batch_size=2, sampler=sampler, num_workers=workers,
-                       collate_fn=list), lambda *_: None, None)
+            DataLoader(
+                Augmented(), batch_size=2, sampler=sampler, num_workers=workers, collate_fn=list
+            ),
+            lambda *_: None,
+            None,
+        )
         drawn: List[Any] = []
         for epoch in range(2):
             sampler.set_epoch(epoch)

@@ -1,4 +1,5 @@
 """What a checkpoint records of the training data, and what a resume says of a difference."""
+
 from __future__ import annotations
 
 import json
@@ -24,9 +25,19 @@ META = dict(classes=('a', 'b'), palette=[[0, 0, 0], [9, 9, 9]])
 
 
 def tiles(root: Path, **kwargs: Any) -> BaseSegDataset:
-    return BaseSegDataset(**{**dict(
-        data_root=str(root), img_suffix='.png', seg_map_suffix='.png', metainfo=META,
-        data_prefix=dict(img_path='img', seg_map_path='ann'), pipeline=[]), **kwargs})
+    return BaseSegDataset(
+        **{
+            **dict(
+                data_root=str(root),
+                img_suffix='.png',
+                seg_map_suffix='.png',
+                metainfo=META,
+                data_prefix=dict(img_path='img', seg_map_path='ann'),
+                pipeline=[],
+            ),
+            **kwargs,
+        }
+    )
 
 
 @pytest.fixture
@@ -44,6 +55,7 @@ def rename(old: str, new: str) -> Callable[[Path], None]:
     def apply(root: Path) -> None:
         for kind in ('img', 'ann'):
             (root / kind / old).rename(root / kind / new)
+
     return apply
 
 
@@ -51,6 +63,7 @@ def remove(name: str) -> Callable[[Path], None]:
     def apply(root: Path) -> None:
         for kind in ('img', 'ann'):
             (root / kind / name).unlink()
+
     return apply
 
 
@@ -67,24 +80,41 @@ WRAPPERS: Dict[str, Callable[[Path], Any]] = {
     'plain': tiles,
     'not serialized': lambda root: tiles(root, serialize_data=False),
     'repeated': lambda root: RepeatDataset(tiles(root), times=50),
-    'joined': lambda root: ConcatDataset([
-        tiles(root / kind, data_root=str(root), data_prefix=dict(
-            img_path=f'img/{kind}', seg_map_path=f'ann/{kind}')) for kind in ('area0', 'area1')]),
+    'joined': lambda root: ConcatDataset(
+        [
+            tiles(
+                root / kind,
+                data_root=str(root),
+                data_prefix=dict(img_path=f'img/{kind}', seg_map_path=f'ann/{kind}'),
+            )
+            for kind in ('area0', 'area1')
+        ]
+    ),
     'subset': lambda root: Subset(tiles(root), range(len(tiles(root)))),
 }
 
 
 @pytest.mark.parametrize('build', WRAPPERS.values(), ids=WRAPPERS)
-@pytest.mark.parametrize('change, meaning, content', [
-    (remove('area1/3.png'), [' samples, now '], []),
-    (rename('area0/0.png', 'area0/3.png'), ['the names of the samples, now '], []),
-    (resize('img/area1/3.png'), [], ['the size of ']),
-    (resize('ann/area0/4.png'), [], ['the size of ']),
-    (touch, [], []),
-    (lambda root: None, [], [])], ids=['removed', 'renamed', 'image', 'mask', 'touched', 'same'])
-def test_a_difference_is_named(build: Callable[[Path], Any], change: Callable[[Path], None],
-                               meaning: List[str], content: List[str], root: Path,
-                               tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'change, meaning, content',
+    [
+        (remove('area1/3.png'), [' samples, now '], []),
+        (rename('area0/0.png', 'area0/3.png'), ['the names of the samples, now '], []),
+        (resize('img/area1/3.png'), [], ['the size of ']),
+        (resize('ann/area0/4.png'), [], ['the size of ']),
+        (touch, [], []),
+        (lambda root: None, [], []),
+    ],
+    ids=['removed', 'renamed', 'image', 'mask', 'touched', 'same'],
+)
+def test_a_difference_is_named(
+    build: Callable[[Path], Any],
+    change: Callable[[Path], None],
+    meaning: List[str],
+    content: List[str],
+    root: Path,
+    tmp_path: Path,
+) -> None:
     """Of the same files in another folder, too."""
     before = json.loads(json.dumps(facts_of_data(build(root)).record))
     copied = tmp_path / 'elsewhere' / 'copy'
@@ -93,7 +123,8 @@ def test_a_difference_is_named(build: Callable[[Path], Any], change: Callable[[P
     difference = compare_records(before, facts_of_data(build(copied)))
     for texts, expected in ((difference.meaning, meaning), (difference.content, content)):
         assert len(texts) == len(expected) and all(
-            part in text for text, part in zip(texts, expected)), difference
+            part in text for text, part in zip(texts, expected)
+        ), difference
     for text in difference.content:
         assert text.endswith(('/img/area1/3.png', '/ann/area0/4.png'))
 
@@ -109,15 +140,22 @@ def test_names_of_few_changed_files_among_many(tmp_path: Path) -> None:
     assert len(json.dumps(before)) < 8000
     (tmp_path / 'ann' / '0500.png').write_bytes(b'x')
     (tmp_path / 'img' / '0999.png').write_bytes(b'x')
-    text, = compare_records(before, facts_of_data(tiles(tmp_path))).content
+    (text,) = compare_records(before, facts_of_data(tiles(tmp_path))).content
     assert text.startswith('the size of one or more of ')
     assert text.count('one or more of') == 2 and text.endswith('0503.png')
     assert '/img/0992.png to ' in text and '/img/0999.png,' in text
 
 
 def scenes(root: Path, **kwargs: Any) -> GeoTiffDataset:
-    return GeoTiffDataset(scenes='s*.tif', labels='labels', window=64, data_root=str(root),
-                          metainfo=dict(classes=CLASSES, palette=PALETTE), pipeline=[], **kwargs)
+    return GeoTiffDataset(
+        scenes='s*.tif',
+        labels='labels',
+        window=64,
+        data_root=str(root),
+        metainfo=dict(classes=CLASSES, palette=PALETTE),
+        pipeline=[],
+        **kwargs,
+    )
 
 
 @pytest.fixture
@@ -144,11 +182,13 @@ def test_windows_of_other_scenes_are_another_order(scene_root: Path) -> None:
     before = facts_of_data(scenes(scene_root)).record
     for folder in (scene_root, scene_root / 'labels'):
         (folder / 's1.tif').rename(folder / 's3.tif')
-    assert compare_records(before, facts_of_data(scenes(scene_root))).meaning \
-        == ['the names of the samples, now s2.tif, s3.tif']
+    assert compare_records(before, facts_of_data(scenes(scene_root))).meaning == [
+        'the names of the samples, now s2.tif, s3.tif'
+    ]
     smaller = facts_of_data(scenes(scene_root, stride=32)).record
-    assert compare_records(smaller, facts_of_data(scenes(scene_root))).meaning \
-        == ['6 samples, now 4 samples']
+    assert compare_records(smaller, facts_of_data(scenes(scene_root))).meaning == [
+        '6 samples, now 4 samples'
+    ]
 
 
 class Stream(IterableDataset):
@@ -160,8 +200,10 @@ def test_streams_and_datasets_without_files() -> None:
     stream, numbers = facts_of_data(Stream()), facts_of_data(ToyNumbers(7))
     assert stream.record['samples'] is None and not stream.record['order']
     assert numbers.record['samples'] == 7 and numbers.record['classes'] == ['low', 'high']
-    assert compare_records(stream.record, numbers).meaning \
-        == ['a stream of samples, now 7 samples', 'classes none, now low, high']
+    assert compare_records(stream.record, numbers).meaning == [
+        'a stream of samples, now 7 samples',
+        'classes none, now low, high',
+    ]
 
 
 class Stop(Exception):
@@ -190,8 +232,10 @@ def test_a_resume_with_other_samples_is_an_error_unless_accepted(interrupted: Pa
     with pytest.raises(Stop):
         toy_train(interrupted, resume=True, hooks=[StopAt()], **accepted)
     runner, _ = toy_train(interrupted, resume=True, **accepted)
-    assert 'WARNING - the training data are not those of the checkpoint: 16 samples, now 12' \
+    assert (
+        'WARNING - the training data are not those of the checkpoint: 16 samples, now 12'
         in log_of(runner)
+    )
     # The next checkpoint has the new data.
     toy_train(interrupted, resume=True, **{**fewer, 'train_cfg.max_iters': 10})
 
@@ -202,12 +246,17 @@ def test_other_classes_are_an_error_and_no_record_a_line(interrupted: Path) -> N
     checkpoint = torch.load(str(path), **load)
     checkpoint['meta']['data']['classes'] = ['low', 'middle', 'high', 'highest', 'other']
     torch.save(checkpoint, str(path))
-    with pytest.raises(DataError, match='checkpoint: classes low, middle, high and 2 more, now '
-                                        'low, high.*env_cfg.accept_other_data=True'):
+    with pytest.raises(
+        DataError,
+        match='checkpoint: classes low, middle, high and 2 more, now '
+        'low, high.*env_cfg.accept_other_data=True',
+    ):
         toy_train(interrupted, resume=True)
     named, _ = toy_train(interrupted, resume=True, **{'env_cfg.accept_other_data': True})
-    assert 'WARNING - the training data are not those of the checkpoint: classes low, middle, ' \
+    assert (
+        'WARNING - the training data are not those of the checkpoint: classes low, middle, '
         'high and 2 more, now low, high' in log_of(named)
+    )
     (interrupted / 'iter_8.pth').unlink()
     del checkpoint['meta']['data']
     torch.save(checkpoint, str(path))

@@ -1,4 +1,5 @@
 """Ground that training and validation have in common."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,20 +20,27 @@ SPLIT = dict(by='blocks', size=25, share=0.4, margin=8)
 
 def at(right: float, down: float = 0, turned: float = 0) -> dict:
     """Return the place of a scene of 0.5 m pixels, some meters beside UTM's, turned by degrees."""
-    return dict(UTM, transform=affine.Affine.translation(500000 + right, 4100000 - down)
-                * affine.Affine.rotation(-turned) * affine.Affine.scale(0.5, -0.5))
+    return dict(
+        UTM,
+        transform=affine.Affine.translation(500000 + right, 4100000 - down)
+        * affine.Affine.rotation(-turned)
+        * affine.Affine.scale(0.5, -0.5),
+    )
 
 
 def scenes(root: Path, name: str, place: dict, width: int = 256, height: int = 256) -> Any:
     """Return a dataset of one scene, 128 x 128 m, in windows of 32 m."""
     for folder, bands in (('scenes', 3), ('labels', 1)):
-        write_raster(root / name / f'{folder}/{name}.tif',
-                     np.ones((bands, height, width), 'uint8'), place)
+        write_raster(
+            root / name / f'{folder}/{name}.tif', np.ones((bands, height, width), 'uint8'), place
+        )
     return build_dataset(root / name, window=64)
 
 
-@pytest.mark.parametrize('right, inside, near', [
-    (0, 1, 0), (64, 0.5, 0.125), (128, 0, 0.125), (136, 0, 0.0625), (160, 0, 0), (5000, 0, 0)])
+@pytest.mark.parametrize(
+    'right, inside, near',
+    [(0, 1, 0), (64, 0.5, 0.125), (128, 0, 0.125), (136, 0, 0.0625), (160, 0, 0), (5000, 0, 0)],
+)
 def test_scenes_side_by_side(tmp_path: Path, right: float, inside: float, near: float) -> None:
     """Half a window is 16 m."""
     found = shared_ground(scenes(tmp_path, 'a', at(0)), scenes(tmp_path, 'b', at(right)))
@@ -46,8 +54,10 @@ def test_other_grids_and_wrappers(tmp_path: Path) -> None:
     turned = scenes(tmp_path, 'b', at(64, 0, 45), 128, 128)  # a half of the square, in the scene
     found = shared_ground(train, RepeatDataset(turned, 3))
     assert found is not None and found.inside == pytest.approx(1, abs=0.02)
-    mercator = dict(crs=CRS.from_epsg(3857), transform=affine.Affine(
-        0.6265, 0, 13024380.4, 0, -0.6265, 4445551.6))  # 0.5 m on the ground, from the same corner
+    mercator = dict(
+        crs=CRS.from_epsg(3857),
+        transform=affine.Affine(0.6265, 0, 13024380.4, 0, -0.6265, 4445551.6),
+    )  # 0.5 m on the ground, from the same corner
     found = shared_ground(train, scenes(tmp_path, 'd', mercator))
     assert found is not None and found.inside == pytest.approx(1, abs=0.03)
     note = ground_note(train, turned)
@@ -89,10 +99,16 @@ def test_random_windows_and_scenes_without_georeference(tmp_path: Path) -> None:
 def test_an_area_of_interest_limits_the_ground(tmp_path: Path) -> None:
     train = scenes(tmp_path, 'a', at(0))
     for name, left in (('west', 0), ('east', 192)):
-        write_vector(tmp_path / f'a/{name}.gpkg', [rectangle(at(0), left, 0, left + 64, 256)], [1],
-                     'EPSG:32650')
-    west, east = (build_dataset(tmp_path / 'a', window=64, stride=48, aoi=f'{name}.gpkg')
-                  for name in ('west', 'east'))
+        write_vector(
+            tmp_path / f'a/{name}.gpkg',
+            [rectangle(at(0), left, 0, left + 64, 256)],
+            [1],
+            'EPSG:32650',
+        )
+    west, east = (
+        build_dataset(tmp_path / 'a', window=64, stride=48, aoi=f'{name}.gpkg')
+        for name in ('west', 'east')
+    )
     assert shared_ground(train, west).inside == 1  # type: ignore[union-attr]
     assert shared_ground(east, west).inside == 0  # type: ignore[union-attr]
     inside = shared_ground(west, train).inside  # type: ignore[union-attr]

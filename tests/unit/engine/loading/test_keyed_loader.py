@@ -1,4 +1,5 @@
 """What a loader leaves behind."""
+
 from __future__ import annotations
 
 import os
@@ -20,7 +21,7 @@ pytestmark = on_host
 
 
 # A process that ends while its loader has workers, as one does that keeps them between epochs.
-ENDS_WITH_WORKERS = '''
+ENDS_WITH_WORKERS = """
 from torch.utils.data import DataLoader
 from mapsage_launcher.stop_request import listening
 from mapsage.engine.loading.keyed_loader import KeyedLoader
@@ -31,7 +32,7 @@ loader = KeyedLoader.adopt(DataLoader(range(6), num_workers=2, persistent_worker
                            lambda *_: None, lambda *_: _[-1])
 with listening(True):
     print([int(each) for each in loader])
-'''
+"""
 
 
 class Hanging(Dataset):
@@ -51,11 +52,12 @@ class Hanging(Dataset):
 def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1)
     dataset = Hanging()
-    loader = KeyedLoader.adopt(DataLoader(dataset, num_workers=1, prefetch_factor=2),
-                               lambda *_: None, lambda *_: _[-1])
+    loader = KeyedLoader.adopt(
+        DataLoader(dataset, num_workers=1, prefetch_factor=2), lambda *_: None, lambda *_: _[-1]
+    )
     with listening(True):
         batches: Any = iter(loader)
-        worker, = batches._workers
+        (worker,) = batches._workers
         next(batches)
         os.kill(worker.pid, signal.SIGTERM)
         assert next(batches) == 1 and next(batches) == 2
@@ -66,7 +68,12 @@ def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.Mo
 
 
 def test_a_process_that_ends_with_workers_ends_without_a_word() -> None:
-    ended = subprocess.run([sys.executable, '-c', ENDS_WITH_WORKERS], cwd=str(ROOT), timeout=300,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    ended = subprocess.run(
+        [sys.executable, '-c', ENDS_WITH_WORKERS],
+        cwd=str(ROOT),
+        timeout=300,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     words = ended.stdout.decode().partition('imported\n')[2]
     assert (ended.returncode, words) == (0, '[0, 1, 2, 3, 4, 5]\n')

@@ -1,4 +1,5 @@
 """What a loader's workers need is said, and the failure of one is an error that names it."""
+
 from __future__ import annotations
 
 import os
@@ -45,8 +46,11 @@ class Killed(Dataset):
 
 
 def loader(dataset: Dataset, workers: int, **settings: Any) -> KeyedLoader:
-    return KeyedLoader.adopt(DataLoader(dataset, batch_size=2, num_workers=workers, **settings),
-                             lambda *_: None, lambda *_: _[-1])
+    return KeyedLoader.adopt(
+        DataLoader(dataset, batch_size=2, num_workers=workers, **settings),
+        lambda *_: None,
+        lambda *_: _[-1],
+    )
 
 
 def kill_in_an_item(workers: int) -> None:
@@ -69,8 +73,10 @@ def kill_an_idle_one(workers: int) -> None:
 @pytest.mark.parametrize('workers', [1, 3])
 @pytest.mark.parametrize('case', [kill_in_an_item, kill_an_idle_one])
 def test_a_killed_worker_is_named_as_such(case: Callable[[int], None], workers: int) -> None:
-    with pytest.raises(LoaderWorkerError, match=(
-            r'a loader worker of this rank has ended: .*\(the loader of Killed\).*see `dmesg`')):
+    with pytest.raises(
+        LoaderWorkerError,
+        match=(r'a loader worker of this rank has ended: .*\(the loader of Killed\).*see `dmesg`'),
+    ):
         case(workers)
 
 
@@ -111,15 +117,20 @@ def test_an_error_of_a_sample_stays_what_it_is() -> None:
 @pytest.mark.parametrize('settings', [{}, dict(persistent_workers=True), dict(collate_fn=tuple)])
 def test_a_batch_that_cannot_be_sent_is_an_error(settings: Dict[str, Any]) -> None:
     """torch prints a traceback in the worker's thread, and waits for the batch without end."""
+
     class Locks(Killed):
         def __getitem__(self, index: int) -> Any:
             return threading.Lock() if index == 9 else index
 
     batches = loader(Locks(), 2, **{'collate_fn': list, **settings})
     batches.samples.loader_name = 'val_dataloader'
-    with pytest.raises(BatchTransferError, match=(
-            r"(?s)val_dataloader: a worker cannot hand over its batch: TypeError: cannot pickle "
-            r"'_thread.lock' object\. .*collate_fn")):
+    with pytest.raises(
+        BatchTransferError,
+        match=(
+            r'(?s)val_dataloader: a worker cannot hand over its batch: TypeError: cannot pickle '
+            r"'_thread.lock' object\. .*collate_fn"
+        ),
+    ):
         list(batches)
 
 
@@ -131,8 +142,10 @@ def test_an_error_that_cannot_be_sent_is_an_error() -> None:
         def __getitem__(self, index: int) -> int:
             raise LocalError('no such band')
 
-    with pytest.raises(BatchTransferError, match=(
-            '(?s)the loader of Broken: a worker cannot hand over.*LocalError: no such band')):
+    with pytest.raises(
+        BatchTransferError,
+        match=('(?s)the loader of Broken: a worker cannot hand over.*LocalError: no such band'),
+    ):
         list(loader(Broken(), 1))
 
 
@@ -160,8 +173,10 @@ def main(argv=None):
 
 cli.run(main)
 """
-small_memory = pytest.mark.skipif(os.getuid() != 0 or not shutil.which('unshare'),
-                                  reason='mount namespaces need root and util-linux')
+small_memory = pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which('unshare'),
+    reason='mount namespaces need root and util-linux',
+)
 
 
 @small_memory
@@ -169,15 +184,35 @@ small_memory = pytest.mark.skipif(os.getuid() != 0 or not shutil.which('unshare'
 def test_a_full_shared_memory_ends_the_run_and_says_how_to_get_more(kind: str) -> None:
     """PyTorch of a container has 64 MB; older versions end the worker with SIGBUS."""
     ended = subprocess.run(
-        ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs -o size=2m small /dev/shm; exec "$@"',
-         'sh', sys.executable, '-c', IN_SMALL_MEMORY, kind], cwd=str(ROOT), timeout=PATIENT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)))
+        [
+            'unshare',
+            '--mount',
+            'sh',
+            '-c',
+            'mount -t tmpfs -o size=2m small /dev/shm; exec "$@"',
+            'sh',
+            sys.executable,
+            '-c',
+            IN_SMALL_MEMORY,
+            kind,
+        ],
+        cwd=str(ROOT),
+        timeout=PATIENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    )
     text = ended.stdout.decode(errors='replace')
     assert ended.returncode == 1 and 'Traceback' not in text, text
     last = text.splitlines()[-1]
-    assert ('/dev/shm (shm)' in last and 'it has 2.1 MB' in last and 'val_dataloader' in last
-            and '`docker run --shm-size=' in last and '--ipc=host' in last and 'emptyDir' in last)
+    assert (
+        '/dev/shm (shm)' in last
+        and 'it has 2.1 MB' in last
+        and 'val_dataloader' in last
+        and '`docker run --shm-size=' in last
+        and '--ipc=host' in last
+        and 'emptyDir' in last
+    )
 
 
 def test_no_room_for_the_semaphores_of_workers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,17 +220,24 @@ def test_no_room_for_the_semaphores_of_workers_is_said(monkeypatch: pytest.Monke
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr('torch.multiprocessing.Queue', no_room)
-    with pytest.raises(BatchTransferError, match=(
-            r'the loader of Killed: its workers cannot start: .*No space.* --shm-size=8g')):
+    with pytest.raises(
+        BatchTransferError,
+        match=(r'the loader of Killed: its workers cannot start: .*No space.* --shm-size=8g'),
+    ):
         iter(loader(Killed(), 1))
 
 
 def test_the_start_says_how_much_shared_memory_the_batches_need(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyed_loader, 'free_shared_memory', lambda: 10)
     workers = dict(num_workers=2, prefetch_factor=4)
-    runner, _ = toy_train(tmp_path, train_dataloader=workers, val_dataloader=workers,
-                          train_cfg=dict(by_epoch=False, max_iters=4, val_interval=2))
+    runner, _ = toy_train(
+        tmp_path,
+        train_dataloader=workers,
+        val_dataloader=workers,
+        train_cfg=dict(by_epoch=False, max_iters=4, val_interval=2),
+    )
     warnings = [line for line in log_of(runner).splitlines() if 'were free there' in line]
     assert len(warnings) == 2
     for name, line in zip(('train_dataloader', 'val_dataloader'), warnings):
@@ -212,24 +254,35 @@ def test_shared_memory_counts_batches_of_all_workers_and_ranks() -> None:
 
 
 def test_the_start_says_that_workers_crowd_the_cores(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0})
     runner, _ = toy_train(tmp_path, train_dataloader=dict(num_workers=5), max_iters=2)
-    assert 'train_dataloader: num_workers=5 for each of 1 rank(s) on this machine starts 5 ' in \
-        log_of(runner)
+    assert (
+        'train_dataloader: num_workers=5 for each of 1 rank(s) on this machine starts 5 '
+        in log_of(runner)
+    )
     assert Workers('train_dataloader', 4, 2, 8).crowding_note(cores=8) is None
     note = Workers('train_dataloader', 999, 2, 8).crowding_note(cores=64) or ''
     assert 'starts 7992 processes, and 64 core(s) share' in note and '8 for each rank' in note
 
 
-@pytest.mark.parametrize('settings', [
-    dict(persistent_workers=True), dict(prefetch_factor=4), dict(timeout=60),
-    dict(multiprocessing_context='fork')])
+@pytest.mark.parametrize(
+    'settings',
+    [
+        dict(persistent_workers=True),
+        dict(prefetch_factor=4),
+        dict(timeout=60),
+        dict(multiprocessing_context='fork'),
+    ],
+)
 def test_settings_of_workers_are_ignored_without_workers(
-        settings: Dict[str, Any], tmp_path: Path) -> None:
+    settings: Dict[str, Any], tmp_path: Path
+) -> None:
     """num_workers=0 is the usual override for debugging, and torch refuses it with these."""
-    runner, record = toy_train(tmp_path, train_dataloader=settings, val_dataloader=settings,
-                               test_dataloader=settings)
+    runner, record = toy_train(
+        tmp_path, train_dataloader=settings, val_dataloader=settings, test_dataloader=settings
+    )
     runner.test()
     assert len(record.losses) == 8 and len(record.figures) == 2
     assert log_of(runner).count(f'num_workers=0: {next(iter(settings))} of the loader') == 1
@@ -237,7 +290,9 @@ def test_settings_of_workers_are_ignored_without_workers(
 
 def test_virtual_ranks_ignore_settings_of_workers_too(tmp_path: Path) -> None:
     runner, record = toy_train(
-        tmp_path, train_dataloader=dict(persistent_workers=True, prefetch_factor=3),
-        env_cfg=dict(virtual_ranks=2))
+        tmp_path,
+        train_dataloader=dict(persistent_workers=True, prefetch_factor=3),
+        env_cfg=dict(virtual_ranks=2),
+    )
     assert len(record.losses) == 8
     assert 'num_workers=0: persistent_workers and prefetch_factor of the' in log_of(runner)

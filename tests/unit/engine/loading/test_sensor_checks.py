@@ -1,4 +1,5 @@
 """A model that expects other sensors or bands than its dataset has is an error."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from mapsage.engine.loading.data_checks import DataError
 from mapsage.engine.loading.sensor_checks import compare_sensors
 from mapsage.stacks import StackLayout
 
-SENSORS: Dict[str, Any] = dict(s2=dict(bands=['B02', 'B03', 'B04'], max_dates=2),
-                               s1=dict(bands=[1, 2]))
+SENSORS: Dict[str, Any] = dict(
+    s2=dict(bands=['B02', 'B03', 'B04'], max_dates=2), s1=dict(bands=[1, 2])
+)
 
 
 class Stacks(TensorDataset):
@@ -39,13 +41,24 @@ def test_equal_sensors_and_other_names_of_bands_pass() -> None:
     compare_sensors(model_of(), SimpleNamespace())
 
 
-@pytest.mark.parametrize('sensors, message', [
-    (dict(s2=dict(bands=['B04', 'B03', 'B02'], max_dates=2)),
-     r"'s2' has the bands \['B04', 'B03', 'B02'\] in the model, and \['B02', 'B03', 'B04'\]"),
-    (dict(s2=dict(bands=['B02', 'B03'], max_dates=2)), r"'s2' has 2 band\(s\) and max_dates=2"),
-    (dict(s2=dict(bands=['B02', 'B03', 'B04'], max_dates=3)), 'max_dates=3 in the model, and 3 an'),
-    (dict(dem=dict(bands=['dem'])), r"has \['dem', 's1', 's2'\], and the dataset \['s1', 's2'\]"),
-])
+@pytest.mark.parametrize(
+    'sensors, message',
+    [
+        (
+            dict(s2=dict(bands=['B04', 'B03', 'B02'], max_dates=2)),
+            r"'s2' has the bands \['B04', 'B03', 'B02'\] in the model, and \['B02', 'B03', 'B04'\]",
+        ),
+        (dict(s2=dict(bands=['B02', 'B03'], max_dates=2)), r"'s2' has 2 band\(s\) and max_dates=2"),
+        (
+            dict(s2=dict(bands=['B02', 'B03', 'B04'], max_dates=3)),
+            'max_dates=3 in the model, and 3 an',
+        ),
+        (
+            dict(dem=dict(bands=['dem'])),
+            r"has \['dem', 's1', 's2'\], and the dataset \['s1', 's2'\]",
+        ),
+    ],
+)
 def test_other_sensors_are_errors_that_name_them(sensors: Dict[str, Any], message: str) -> None:
     wrapped = nn.Module()
     wrapped.module = model_of(**sensors)

@@ -1,4 +1,5 @@
 """How a rank finds out that it encodes, without any other rank."""
+
 from __future__ import annotations
 
 import os
@@ -27,14 +28,27 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def be(rank: int, world_size: int) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
-                      LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR='localhost', MASTER_PORT='1')
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR='localhost',
+        MASTER_PORT='1',
+    )
 
 
 def config(encoders: int = 1, **changes: Any) -> Config:
-    return Config(dict(dict(
-        launcher='pytorch', env_cfg=dict(accelerator='cpu'),
-        feature_source=dict(type='Streamed', encoders=encoders)), **changes))
+    return Config(
+        dict(
+            dict(
+                launcher='pytorch',
+                env_cfg=dict(accelerator='cpu'),
+                feature_source=dict(type='Streamed', encoders=encoders),
+            ),
+            **changes,
+        )
+    )
 
 
 def test_a_second_runner_finds_the_job_as_it_was_split() -> None:
@@ -65,9 +79,15 @@ def test_a_rank_needs_its_own_kind_of_device_only(rank: int, heads: str, encoder
         assert os.environ['LOCAL_RANK'] == '0'
 
 
-@pytest.mark.parametrize('kind, amp', [
-    ('AmpOptimWrapper', True), ('mmengine.AmpOptimWrapper', True), ('OptimWrapper', False),
-    (None, False)])
+@pytest.mark.parametrize(
+    'kind, amp',
+    [
+        ('AmpOptimWrapper', True),
+        ('mmengine.AmpOptimWrapper', True),
+        ('OptimWrapper', False),
+        (None, False),
+    ],
+)
 def test_the_encoder_computes_in_the_precision_of_the_run(kind: Any, amp: bool) -> None:
     wrapper = dict(optimizer=dict(type='SGD'), **({} if kind is None else dict(type=kind)))
     assert encoder_rank._is_amp(Config(dict(optim_wrapper=wrapper))) == amp
@@ -88,12 +108,23 @@ def test_the_number_of_encoders_on_the_command_line() -> None:
 
 
 @pytest.mark.usefixtures('signals_as_before')
-@pytest.mark.parametrize('rank, heads, launched, status', [
-    (3, 3, True, None), (3, 3, False, None),  # beside heads, which say themselves how they ended
-    (5, 2, True, 0), (5, 2, False, None)])
+@pytest.mark.parametrize(
+    'rank, heads, launched, status',
+    [
+        (3, 3, True, None),
+        (3, 3, False, None),  # beside heads, which say themselves how they ended
+        (5, 2, True, 0),
+        (5, 2, False, None),
+    ],
+)
 def test_an_encoder_leaves_the_status_to_its_heads(
-        rank: int, heads: int, launched: bool, status: Any, tmp_path: Any,
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    rank: int,
+    heads: int,
+    launched: bool,
+    status: Any,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The last step of a run is completed, whoever asks to stop in it."""
     os.environ.pop('MAPSAGE_ERROR_NOTES', None)
     be(rank, rank + 1)
@@ -123,31 +154,49 @@ class KernelReport(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        raise Reached(torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
-                      torch.are_deterministic_algorithms_enabled())
+        raise Reached(
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+            torch.are_deterministic_algorithms_enabled(),
+        )
 
 
-def test_an_encoder_computes_in_the_precision_of_the_heads(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_computes_in_the_precision_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     if 'KernelReport' not in MODELS:
         MODELS.register_module()(KernelReport)
     received: List[Tuple[Any, ...]] = []
-    monkeypatch.setattr(CpuAccelerator, 'set_float32_precision',
-                        lambda self, *settings: received.append(settings))
+    monkeypatch.setattr(
+        CpuAccelerator, 'set_float32_precision', lambda self, *settings: received.append(settings)
+    )
     be(1, 2)
-    encoder = take_role(config(model=dict(backbone=dict(type='KernelReport')), env_cfg=dict(
-        accelerator='cpu', float32_matmul_precision='high', cudnn_allow_tf32=False)))
+    encoder = take_role(
+        config(
+            model=dict(backbone=dict(type='KernelReport')),
+            env_cfg=dict(
+                accelerator='cpu', float32_matmul_precision='high', cudnn_allow_tf32=False
+            ),
+        )
+    )
     assert encoder is not None
     with pytest.raises(Reached):
         encoder.train()
     assert received == [('high', False)]
 
 
-@pytest.mark.parametrize('changes, expected', [
-    (dict(), (False, False, False)),
-    (dict(env_cfg=dict(accelerator='cpu', cudnn_benchmark=True)), (True, False, False)),
-    (dict(env_cfg=dict(accelerator='cpu', cudnn_benchmark=True),
-          randomness=dict(seed=3, deterministic=True)), (False, True, True))])
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        (dict(), (False, False, False)),
+        (dict(env_cfg=dict(accelerator='cpu', cudnn_benchmark=True)), (True, False, False)),
+        (
+            dict(
+                env_cfg=dict(accelerator='cpu', cudnn_benchmark=True),
+                randomness=dict(seed=3, deterministic=True),
+            ),
+            (False, True, True),
+        ),
+    ],
+)
 def test_an_encoder_chooses_kernels_as_heads_do(changes: Any, expected: Any) -> None:
     if 'KernelReport' not in MODELS:
         MODELS.register_module()(KernelReport)

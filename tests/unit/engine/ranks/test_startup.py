@@ -1,4 +1,5 @@
 """The steps that every process starts with."""
+
 from __future__ import annotations
 
 import os
@@ -22,14 +23,24 @@ from mapsage.distributed.groups.process_group import select_device
 from mapsage.distributed.strategy import LAUNCHER_VARIABLES
 from mapsage.engine.ranks.startup import choose_accelerator, identify_process, join_ranks
 
-simulated = pytest.mark.skipif(no_simulated_cards() is not None,
-                               reason=str(no_simulated_cards()))
+simulated = pytest.mark.skipif(no_simulated_cards() is not None, reason=str(no_simulated_cards()))
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='10.255.255.1')
-MPI = dict(OMPI_COMM_WORLD_RANK='5', OMPI_COMM_WORLD_SIZE='8', OMPI_COMM_WORLD_LOCAL_RANK='1',
-           OMPI_COMM_WORLD_LOCAL_SIZE='4', MASTER_ADDR='10.255.255.1')
+MPI = dict(
+    OMPI_COMM_WORLD_RANK='5',
+    OMPI_COMM_WORLD_SIZE='8',
+    OMPI_COMM_WORLD_LOCAL_RANK='1',
+    OMPI_COMM_WORLD_LOCAL_SIZE='4',
+    MASTER_ADDR='10.255.255.1',
+)
 # Port 0 lets the system choose a free one: a single rank is the only one that needs to know it.
-ALONE = dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', LOCAL_WORLD_SIZE='1',
-             MASTER_ADDR='127.0.0.1', MASTER_PORT='0')
+ALONE = dict(
+    RANK='0',
+    WORLD_SIZE='1',
+    LOCAL_RANK='0',
+    LOCAL_WORLD_SIZE='1',
+    MASTER_ADDR='127.0.0.1',
+    MASTER_PORT='0',
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,18 +65,21 @@ def test_a_single_process_clears_what_another_launcher_left() -> None:
 
 
 @pytest.mark.parametrize('launcher, variables, rank', [('pytorch', ALONE, 0), ('mpi', MPI, 1)])
-def test_a_launched_process_keeps_its_variables(launcher: str, variables: Dict[str, str],
-                                                rank: int) -> None:
+def test_a_launched_process_keeps_its_variables(
+    launcher: str, variables: Dict[str, str], rank: int
+) -> None:
     os.environ.update(variables)
     assert identify_process(launcher) == {}
     assert local_rank() == rank
     assert {name: os.environ[name] for name in variables} == variables
 
 
-@pytest.mark.parametrize('launcher, variables, want', [
-    ('mpi', MPI, '4321'), ('pytorch', ALONE, '0')])
+@pytest.mark.parametrize(
+    'launcher, variables, want', [('mpi', MPI, '4321'), ('pytorch', ALONE, '0')]
+)
 def test_the_port_of_the_config_is_for_launchers_that_name_none(
-        launcher: str, variables: Dict[str, str], want: str) -> None:
+    launcher: str, variables: Dict[str, str], want: str
+) -> None:
     """As under MMEngine it comes before MASTER_PORT; torchrun's ranks meet where torchrun says."""
     os.environ.update({'MASTER_PORT': '77', **variables})
     identify_process(launcher, 4321)
@@ -75,15 +89,21 @@ def test_the_port_of_the_config_is_for_launchers_that_name_none(
 def test_mpi_is_translated_for_torch() -> None:
     os.environ.update(MPI)
     identify_process('mpi')
-    assert (os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE']) \
-        == ('5', '8', '4')
+    assert (os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE']) == (
+        '5',
+        '8',
+        '4',
+    )
 
 
-@pytest.mark.parametrize('launcher, variables, words', [
-    ('pytorch', {}, 'RANK, WORLD_SIZE, LOCAL_RANK'),
-    ('slurm', LEFTOVERS, 'SLURM_PROCID'),
-    ('none', dict(LEFTOVERS, TORCHELASTIC_RUN_ID='1'), 'Add --launcher pytorch'),
-])
+@pytest.mark.parametrize(
+    'launcher, variables, words',
+    [
+        ('pytorch', {}, 'RANK, WORLD_SIZE, LOCAL_RANK'),
+        ('slurm', LEFTOVERS, 'SLURM_PROCID'),
+        ('none', dict(LEFTOVERS, TORCHELASTIC_RUN_ID='1'), 'Add --launcher pytorch'),
+    ],
+)
 def test_refused_without_a_change(launcher: str, variables: Dict[str, str], words: str) -> None:
     os.environ.update(variables)
     before = dict(os.environ)

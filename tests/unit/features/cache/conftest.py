@@ -1,4 +1,5 @@
 """The fixture that the tests of this folder share."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 """A cache of five samples with two views each, in three shards."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,8 +15,12 @@ from mapsage.features.source import Item
 
 CPU = torch.device('cpu')
 SAMPLES, VIEWS = 5, 2
-KEYS = CacheKeys('weights1', 'transforms1', tuple(f'sample{at}' for at in range(SAMPLES)),
-                 dict(dataset=dict(pipeline=[dict(type='Load'), dict(type='Flip', prob=0.5)])))
+KEYS = CacheKeys(
+    'weights1',
+    'transforms1',
+    tuple(f'sample{at}' for at in range(SAMPLES)),
+    dict(dataset=dict(pipeline=[dict(type='Load'), dict(type='Flip', prob=0.5)])),
+)
 INDEX = CacheIndex(KEYS, VIEWS, 7, {})
 NAMES = {item: KEYS.samples[item // VIEWS] for item in range(SAMPLES * VIEWS)}
 SHARDS = ([0, 1, 2, 3], [4, 5, 8, 9], [6, 7])  # as the ranks of a run leave them
@@ -26,8 +31,11 @@ def levels_of(item: int, dtype: torch.dtype = torch.float32) -> List[torch.Tenso
     return [torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 4, 5), (7, 2, 1))]
 
 
-def write_cache(folder: Path, dtype: torch.dtype = torch.float32,
-                levels: Callable[..., List[torch.Tensor]] = levels_of) -> Path:
+def write_cache(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    levels: Callable[..., List[torch.Tensor]] = levels_of,
+) -> Path:
     folder.mkdir(exist_ok=True)
     for items in SHARDS:
         write_shard(folder, INDEX.cache, {item: levels(item, dtype) for item in items}, NAMES)
@@ -42,8 +50,11 @@ def source(folder: Path) -> Cached:
 def item(*keys: Tuple[int, int], number: int = 0) -> Item:
     """The item of ``(sample, view)`` pairs."""
     seeds = ViewSeeds(7, VIEWS)
-    return Item(number, tuple((index, seeds.of(index, view)) for index, view in keys),
-                torch.empty(len(keys), 0, 0, 0))
+    return Item(
+        number,
+        tuple((index, seeds.of(index, view)) for index, view in keys),
+        torch.empty(len(keys), 0, 0, 0),
+    )
 
 
 def read_all(cached: Cached) -> None:
@@ -53,5 +64,8 @@ def read_all(cached: Cached) -> None:
 
 
 def shard_with(folder: Path, number: int) -> Path:
-    return next(folder / entry.file for entry in find_shards(folder, INDEX)[0].shards
-                if number in entry.items)
+    return next(
+        folder / entry.file
+        for entry in find_shards(folder, INDEX)[0].shards
+        if number in entry.items
+    )

@@ -1,4 +1,5 @@
 """A cache gives back what was put in, bit by bit, or says what is wrong with it."""
+
 from __future__ import annotations
 
 import os
@@ -53,8 +54,9 @@ def test_channels_lie_in_memory_as_the_encoder_left_them(tmp_path: Path) -> None
 
     cached = source(write_cache(tmp_path / 'cache', levels=encoded))
     level = cached.features(item((0, 1), (2, 0)))[0]
-    assert torch.equal(level, torch.stack([encoded(1, torch.float32)[0],
-                                           encoded(4, torch.float32)[0]]))
+    assert torch.equal(
+        level, torch.stack([encoded(1, torch.float32)[0], encoded(4, torch.float32)[0]])
+    )
     assert level.is_contiguous(memory_format=torch.channels_last)
     assert not level.is_contiguous()
 
@@ -74,8 +76,10 @@ def test_shards_are_mapped_when_needed_and_let_go(folder: Path) -> None:
     assert mapped() == 0
     read_all(cached)
     assert mapped() == len(SHARDS)
-    assert not any(str(folder) in os.path.realpath(f'/proc/self/fd/{number}')
-                   for number in os.listdir('/proc/self/fd'))
+    assert not any(
+        str(folder) in os.path.realpath(f'/proc/self/fd/{number}')
+        for number in os.listdir('/proc/self/fd')
+    )
     cached.close()
     cached.close()
     assert mapped() == 0
@@ -140,8 +144,9 @@ def test_any_byte_that_is_wrong_is_found(folder: Path) -> None:
 def test_another_shard_in_its_place_is_found(folder: Path) -> None:
     path = shard_with(folder, 6)
     for other in range(1, 99):  # checksums have unequally many digits
-        write_shard(folder, INDEX.cache,
-                    {number: levels_of(number + other) for number in (6, 7)}, NAMES)
+        write_shard(
+            folder, INDEX.cache, {number: levels_of(number + other) for number in (6, 7)}, NAMES
+        )
         if read_index(folder).shards[2].bytes == path.stat().st_size:
             break
     assert read_index(folder).shards[2].bytes == path.stat().st_size
@@ -161,10 +166,15 @@ def test_samples_of_one_batch_have_equal_shapes(tmp_path: Path) -> None:
 
 def test_a_sample_that_is_no_view_is_refused(folder: Path) -> None:
     cached = source(folder)
-    for seed in ((7, 0, 0), (), ViewSeeds(8, VIEWS).of(1, 0), ViewSeeds(7, VIEWS).of(2, 0),
-                 ViewSeeds(7, 9).of(1, 5)):
+    for seed in (
+        (7, 0, 0),
+        (),
+        ViewSeeds(8, VIEWS).of(1, 0),
+        ViewSeeds(7, VIEWS).of(2, 0),
+        ViewSeeds(7, 9).of(1, 5),
+    ):
         with pytest.raises(ValueError, match='sample 1 was loaded by the seed'):
-            cached.features(Item(0, ((1, seed), ), torch.empty(1, 0, 0, 0)))
+            cached.features(Item(0, ((1, seed),), torch.empty(1, 0, 0, 0)))
 
 
 def test_what_is_requested_ahead_is_read_in_a_thread(folder: Path) -> None:
@@ -190,7 +200,7 @@ def test_samples_keep_their_features_when_others_come_and_go(folder: Path) -> No
         for view in range(VIEWS):
             key = index, cached.seed_of.of(index, view)
             assert key[1] == ViewSeeds(7, VIEWS).of(slot, view)  # the image is loaded as it was
-            found = cached.features(Item(index, (key, ), torch.empty(1, 0, 0, 0)))
+            found = cached.features(Item(index, (key,), torch.empty(1, 0, 0, 0)))
             assert torch.equal(found[0][0], levels_of(slot * VIEWS + view)[0])
     cached.close()
     more = replace(KEYS, samples=('new', *KEYS.samples))
@@ -198,13 +208,15 @@ def test_samples_keep_their_features_when_others_come_and_go(folder: Path) -> No
         Cached(str(folder), VIEWS, CPU, more)
     index = find_shards(folder, INDEX)[0].extended(more.samples)
     assert index.slots(more.samples) == [5, 0, 1, 2, 3, 4] and index.cache == INDEX.cache
-    write_shard(folder, index.cache, {10: levels_of(10), 11: levels_of(11)},
-                dict.fromkeys((10, 11), 'new'))
+    write_shard(
+        folder, index.cache, {10: levels_of(10), 11: levels_of(11)}, dict.fromkeys((10, 11), 'new')
+    )
     write_index(folder, find_shards(folder, index)[0])
     cached = Cached(str(folder), VIEWS, CPU, more)
     key = 0, cached.seed_of.of(0, 1)
-    assert torch.equal(cached.features(Item(0, (key, ), torch.empty(1, 0, 0, 0)))[0][0],
-                       levels_of(11)[0])
+    assert torch.equal(
+        cached.features(Item(0, (key,), torch.empty(1, 0, 0, 0)))[0][0], levels_of(11)[0]
+    )
 
 
 def test_an_index_that_was_deleted_is_made_again_from_the_shards(folder: Path) -> None:

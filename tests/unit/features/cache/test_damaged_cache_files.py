@@ -1,4 +1,5 @@
 """Files of a cache with anything in them."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +33,7 @@ def read_all(path: Path) -> None:
 def test_any_shard(valid: Path, tmp_path_factory: Any, data: st.DataObject) -> None:
     content = sorted(valid.glob('*.safetensors'))[0].read_bytes()
     length = int.from_bytes(content[:8], 'little')
-    header = json.loads(content[8:8 + length])
+    header = json.loads(content[8 : 8 + length])
     metadata = {name: json.loads(header['__metadata__'][name]) for name in ('checksums', 'samples')}
     kind = data.draw(st.sampled_from(['bytes', 'header', *metadata]))
     if kind == 'bytes':
@@ -43,7 +44,7 @@ def test_any_shard(valid: Path, tmp_path_factory: Any, data: st.DataObject) -> N
         else:
             header['__metadata__'][kind] = data.draw(documents(metadata[kind])).decode('latin-1')
             text = json.dumps(header).encode()
-        content = len(text).to_bytes(8, 'little') + text + content[8 + length:]
+        content = len(text).to_bytes(8, 'little') + text + content[8 + length :]
     path = tmp_path_factory.getbasetemp() / 'features-000000000000.safetensors'
     path.unlink(missing_ok=True)  # the file before is still mapped
     path.write_bytes(content)
@@ -69,8 +70,9 @@ def test_any_index(valid: Path, tmp_path_factory: Any, data: st.DataObject) -> N
 @given(changed(json.loads(json.dumps(vars(INDEX.keys)))))
 def test_any_keys(tmp_path_factory: Any, keys: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
-    (folder / 'index.json').write_text(json.dumps(dict(
-        version=2, keys=keys, views=2, seed=7, made_with={}, shards=[])))
+    (folder / 'index.json').write_text(
+        json.dumps(dict(version=2, keys=keys, views=2, seed=7, made_with={}, shards=[]))
+    )
     try:
         index = read_index(folder)
         assert index is not None and find_shards(folder / 'none', index)[1] == []

@@ -1,4 +1,5 @@
 """Equal settings give equal keys and different ones do not; views are drawn by seeds that last."""
+
 from __future__ import annotations
 
 import json
@@ -79,8 +80,11 @@ def test_weights_are_finished_apart_by_name_type_and_value() -> None:
 
 
 def love(root: Path) -> LoveDADataset:
-    return LoveDADataset(data_root=str(root), pipeline=[],
-                         data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train'))
+    return LoveDADataset(
+        data_root=str(root),
+        pipeline=[],
+        data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train'),
+    )
 
 
 def test_a_dataset_is_known_by_its_samples_wherever_it_lies(tmp_path: Path) -> None:
@@ -125,17 +129,27 @@ def test_the_settings_that_decide_features_decide_the_key() -> None:
     assert key(config(dataset=dict(data_root='/y', ann_file='z'))) == known
     windows = dict(scenes='a', window=8)
     of_windows = key(config(dataset=windows))
-    for name, value in dict(scenes=['b'], labels='c', stride=4, outside=255, class_field='d',
-                            label_nodata=None, default_class='e').items():
+    for name, value in dict(
+        scenes=['b'],
+        labels='c',
+        stride=4,
+        outside=255,
+        class_field='d',
+        label_nodata=None,
+        default_class='e',
+    ).items():
         assert key(config(dataset=dict(windows, **{name: value}))) == of_windows != known
     assert key(config(dataset=dict(windows, bands=[1]))) != of_windows
     assert key(config(dataset=dict(windows, window=9))) != of_windows
     assert key(config(backbone=dict(init_cfg=None))) == known
     assert key(config(dataset=dict(pipeline=[dict(size=[2, 3], type='Crop')]))) == known
     assert key(config(decode_head=dict(type='H'))) == known
-    others = [config(dataset=dict(pipeline=[dict(type='Crop', size=(2, 4))])),
-              config(backbone=dict(depth=3)), config(data_preprocessor=dict(mean=[1])),
-              dict(config(), data_preprocessor=dict(mean=[1.5]))]
+    others = [
+        config(dataset=dict(pipeline=[dict(type='Crop', size=(2, 4))])),
+        config(backbone=dict(depth=3)),
+        config(data_preprocessor=dict(mean=[1])),
+        dict(config(), data_preprocessor=dict(mean=[1.5])),
+    ]
     assert len({known, key(config(), torch.bfloat16), *map(key, others)}) == 6
     with pytest.raises(ValueError, match='looks different in every run'):
         key(config(backbone=dict(act=object())))

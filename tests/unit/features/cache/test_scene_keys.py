@@ -1,4 +1,5 @@
 """What makes the features of a scene's windows other ones: the scene, its bands, the place."""
+
 from __future__ import annotations
 
 import shutil
@@ -42,8 +43,9 @@ def repaint(path: Path, factor: int = 2) -> None:
         file.write(file.read() // factor)
 
 
-def test_windows_of_scenes_are_known_by_their_place_and_their_scene(scenes: Path,
-                                                                     tmp_path: Path) -> None:
+def test_windows_of_scenes_are_known_by_their_place_and_their_scene(
+    scenes: Path, tmp_path: Path
+) -> None:
     known = windows(scenes)
     assert len(set(known)) == 24 and windows(scenes) == known
     there = tmp_path / 'there'
@@ -58,23 +60,41 @@ def test_windows_of_scenes_are_known_by_their_place_and_their_scene(scenes: Path
     assert windows(scenes) == known[12:]
 
 
-@pytest.mark.parametrize('changes, kept', [
-    (dict(bands=[2, 1, 3, 4]), 0), (dict(bands=[1, 2, 3]), 0), (dict(window=97), 0),
-    (dict(stride=48), 24), (dict(scenes=['scenes/b.tif']), 12), (dict(outside=255), 24),
-    (dict(labels=None), 24), (dict(label_nodata=1), 24), (dict(test_mode=True), 24)])
-def test_settings_of_labels_and_grid_change_no_features(scenes: Path, changes: Dict[str, Any],
-                                                        kept: int) -> None:
+@pytest.mark.parametrize(
+    'changes, kept',
+    [
+        (dict(bands=[2, 1, 3, 4]), 0),
+        (dict(bands=[1, 2, 3]), 0),
+        (dict(window=97), 0),
+        (dict(stride=48), 24),
+        (dict(scenes=['scenes/b.tif']), 12),
+        (dict(outside=255), 24),
+        (dict(labels=None), 24),
+        (dict(label_nodata=1), 24),
+        (dict(test_mode=True), 24),
+    ],
+)
+def test_settings_of_labels_and_grid_change_no_features(
+    scenes: Path, changes: Dict[str, Any], kept: int
+) -> None:
     before, now = windows(scenes), windows(scenes, **changes)
     assert len(set(before) & set(now)) == kept
 
 
 @pytest.mark.parametrize('vector', [False, True])
-@pytest.mark.parametrize('crop, matter', [
-    ([], False), ([RANDOM_CROP], False), ([dict(RANDOM_CROP, cat_max_ratio=0.8)], True),
-    ([dict(type='RandomChoice', transforms=[[dict(RANDOM_CROP, cat_max_ratio=0.8)]])], True),
-    ([Dim()], True)])
+@pytest.mark.parametrize(
+    'crop, matter',
+    [
+        ([], False),
+        ([RANDOM_CROP], False),
+        ([dict(RANDOM_CROP, cat_max_ratio=0.8)], True),
+        ([dict(type='RandomChoice', transforms=[[dict(RANDOM_CROP, cat_max_ratio=0.8)]])], True),
+        ([Dim()], True),
+    ],
+)
 def test_labels_matter_only_where_a_crop_is_chosen_by_them(
-        scenes: Path, vector: bool, crop: List[Any], matter: bool) -> None:
+    scenes: Path, vector: bool, crop: List[Any], matter: bool
+) -> None:
     houses = scenes / 'houses.gpkg'
     write_vector(houses, [rectangle(UTM, 10, 10, 60, 60)], ['house'], 'EPSG:32650')
     pipeline = [*PIPELINE[:2], *crop, PIPELINE[2]]
@@ -91,8 +111,9 @@ def test_labels_matter_only_where_a_crop_is_chosen_by_them(
 
 
 def test_a_mosaic_is_known_by_its_sources(tmp_path: Path) -> None:
-    sources = [write_raster(tmp_path / f'{name}.tif', draw_classes(), compress='none')
-               for name in 'ab']
+    sources = [
+        write_raster(tmp_path / f'{name}.tif', draw_classes(), compress='none') for name in 'ab'
+    ]
     (tmp_path / 'scenes').mkdir()
     mosaic = write_mosaic(tmp_path / 'scenes/m.vrt', sources)
     given = dict(labels=None, bands=[1])

@@ -1,4 +1,5 @@
 """A shard is a whole safetensors file, or nothing is written."""
+
 from __future__ import annotations
 
 import json
@@ -63,6 +64,7 @@ def test_ranges_hold_what_they_were_made_of(numbers: Any) -> None:
 
 def test_a_shard_that_another_program_wrote_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
+
     path = tmp_path / 'features-0.safetensors'
     save_file({'weight': torch.zeros(2)}, str(path), dict(format='pt'))
     with pytest.raises(DamagedShardError, match='features-0.safetensors is damaged'):

@@ -1,4 +1,5 @@
 """Feature sources inside a real run of one process."""
+
 from __future__ import annotations
 
 import io
@@ -39,8 +40,9 @@ def train(tiny_data: Path, tmp_path: Path) -> Any:
             cfg.train_cfg = changes.pop('train_cfg')
         else:
             changes = {'train_cfg.max_iters': 6, 'train_cfg.val_interval': 3, **changes}
-        cfg.merge_from_dict({'env_cfg.accelerator': 'cpu', 'default_hooks.checkpoint.interval': 3,
-                             **changes})
+        cfg.merge_from_dict(
+            {'env_cfg.accelerator': 'cpu', 'default_hooks.checkpoint.interval': 3, **changes}
+        )
         cfg.work_dir = changes.get('work_dir', str(tmp_path / f'work{number}'))
         # MMEngine shares the logged figures of runs whose name and second are the same.
         cfg.launcher, cfg.experiment_name = 'none', f'sources{time.time_ns()}'
@@ -56,8 +58,11 @@ def train(tiny_data: Path, tmp_path: Path) -> Any:
 
 
 def losses_of(work: Path) -> List[float]:
-    lines = [json.loads(line) for path in sorted(work.glob('*/vis_data/scalars.json'))
-             for line in path.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for path in sorted(work.glob('*/vis_data/scalars.json'))
+        for line in path.read_text().splitlines()
+    ]
     return [line['loss'] for line in lines if 'loss' in line]
 
 
@@ -77,21 +82,30 @@ def test_the_head_is_the_one_of_a_run_without_a_source(source: Any, train: Any) 
 
 
 def test_epochs(train: Any) -> None:
-    changes = {'train_cfg': dict(type='EpochBasedTrainLoop', max_epochs=2),
-               'train_dataloader.sampler.type': 'DefaultSampler', 'log_processor.by_epoch': True,
-               'default_hooks.checkpoint.by_epoch': True}
+    changes = {
+        'train_cfg': dict(type='EpochBasedTrainLoop', max_epochs=2),
+        'train_dataloader.sampler.type': 'DefaultSampler',
+        'log_processor.by_epoch': True,
+        'default_hooks.checkpoint.by_epoch': True,
+    }
     run = train(PREFETCHED, **changes)
     check_equal(run, train(None, **changes))
     assert len(run[1]) == 16
 
 
 def test_resumed_inside_an_epoch(train: Any, tmp_path: Path) -> None:
-    changes = {'train_cfg': dict(type='EpochBasedTrainLoop', max_epochs=2),
-               'train_dataloader.sampler.type': 'DefaultSampler', 'val_dataloader': None,
-               'val_cfg': None, 'val_evaluator': None, 'default_hooks.checkpoint.interval': 11}
+    changes = {
+        'train_cfg': dict(type='EpochBasedTrainLoop', max_epochs=2),
+        'train_dataloader.sampler.type': 'DefaultSampler',
+        'val_dataloader': None,
+        'val_cfg': None,
+        'val_evaluator': None,
+        'default_hooks.checkpoint.interval': 11,
+    }
     whole, losses = train(PREFETCHED, work_dir=str(tmp_path / 'whole'), **changes)
-    rest = train(PREFETCHED, resume=True, load_from=str(tmp_path / 'whole' / 'iter_11.pth'),
-                 **changes)
+    rest = train(
+        PREFETCHED, resume=True, load_from=str(tmp_path / 'whole' / 'iter_11.pth'), **changes
+    )
     check_equal(rest, (whole, losses[11:]))
 
 
@@ -101,8 +115,10 @@ def test_resumed(train: Any, tmp_path: Path) -> None:
     check_equal(train(PREFETCHED, work_dir=work, resume=True), train(None))
 
 
-@pytest.mark.skipif(torch.__version__.startswith('1.'),
-                    reason="torch 1.10's autocast on CPU leaves the two sides of a layer unequal")
+@pytest.mark.skipif(
+    torch.__version__.startswith('1.'),
+    reason="torch 1.10's autocast on CPU leaves the two sides of a layer unequal",
+)
 def test_bfloat16(train: Any) -> None:
     changes = {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'}
     check_equal(train(PREFETCHED, **changes), train(None, **changes))
@@ -123,18 +139,29 @@ def test_dynamic_sampling_goes_with_sources_that_do_not_work_ahead(train: Any) -
         train(PREFETCHED, **changes)
 
 
-@pytest.mark.parametrize('source, changes, words', [
-    (PREFETCHED, {'model.backbone.frozen': False}, r'parameter\(s\) of model.backbone .DINOv3ViT.'),
-    (PREFETCHED, {'model.backbone.frozen': False, 'model.backbone.frozen_stages': 1},
-     'parameter.*trained'),
-    (dict(type='Prefetch'), {}, "type='Prefetch'.*Did you mean 'Prefetched'"),
-    (dict(depth=2), {}, 'type=None, expected one of'),
-    (dict(type='Prefetched', dept=2), {}, "no setting 'dept'.*Did you mean 'depth'"),
-    (dict(type='Prefetched', depth=0), {}, 'depth=0, expected'),
-    (dict(type='Cached'), {}, 'needs folder'),
-])
+@pytest.mark.parametrize(
+    'source, changes, words',
+    [
+        (
+            PREFETCHED,
+            {'model.backbone.frozen': False},
+            r'parameter\(s\) of model.backbone .DINOv3ViT.',
+        ),
+        (
+            PREFETCHED,
+            {'model.backbone.frozen': False, 'model.backbone.frozen_stages': 1},
+            'parameter.*trained',
+        ),
+        (dict(type='Prefetch'), {}, "type='Prefetch'.*Did you mean 'Prefetched'"),
+        (dict(depth=2), {}, 'type=None, expected one of'),
+        (dict(type='Prefetched', dept=2), {}, "no setting 'dept'.*Did you mean 'depth'"),
+        (dict(type='Prefetched', depth=0), {}, 'depth=0, expected'),
+        (dict(type='Cached'), {}, 'needs folder'),
+    ],
+)
 def test_what_cannot_work_is_said_before_the_first_step(
-        source: Any, changes: Dict[str, Any], words: str, train: Any) -> None:
+    source: Any, changes: Dict[str, Any], words: str, train: Any
+) -> None:
     with pytest.raises(FeatureSourceError, match=words):
         train(source, **changes)
 
@@ -143,12 +170,29 @@ def test_what_cannot_work_is_said_before_the_first_step(
 def cached(tmp_path: Path) -> Dict[str, Any]:
     """Return the changes of a config whose training samples have a cache of two views."""
     from mapsage.commands.programs import cache_features
+
     config = write_tiny_config(tmp_path / 'cache.py', tmp_path / 'data', FROZEN)
     write_tiny_data(tmp_path / 'data')
-    assert cache_features.main([str(config), '--folder', str(tmp_path / 'features'), '--views', '2',
-                                '--accelerator', 'cpu', '--work-dir', str(tmp_path / 'w')]) == 0
-    return {f'{split}_dataloader.dataset.data_root': str(tmp_path / 'data')
-            for split in ('train', 'val')}
+    assert (
+        cache_features.main(
+            [
+                str(config),
+                '--folder',
+                str(tmp_path / 'features'),
+                '--views',
+                '2',
+                '--accelerator',
+                'cpu',
+                '--work-dir',
+                str(tmp_path / 'w'),
+            ]
+        )
+        == 0
+    )
+    return {
+        f'{split}_dataloader.dataset.data_root': str(tmp_path / 'data')
+        for split in ('train', 'val')
+    }
 
 
 @pytest.fixture
@@ -165,17 +209,25 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     return flags
 
 
-EPOCHS = {'train_cfg': dict(type='EpochBasedTrainLoop', max_epochs=2, val_interval=5),
-          'train_dataloader.sampler.type': 'DefaultSampler', 'log_processor.by_epoch': True,
-          'default_hooks.checkpoint.by_epoch': True}
+EPOCHS = {
+    'train_cfg': dict(type='EpochBasedTrainLoop', max_epochs=2, val_interval=5),
+    'train_dataloader.sampler.type': 'DefaultSampler',
+    'log_processor.by_epoch': True,
+    'default_hooks.checkpoint.by_epoch': True,
+}
 
 
 @pytest.mark.parametrize('loop', [{'train_cfg.val_interval': 100}, EPOCHS], ids=['iters', 'epochs'])
-def test_a_training_on_a_cache_decodes_masks_only(loop: Any, train: Any, tmp_path: Path,
-                                                  cached: Any, decoded: List[str]) -> None:
+def test_a_training_on_a_cache_decodes_masks_only(
+    loop: Any, train: Any, tmp_path: Path, cached: Any, decoded: List[str]
+) -> None:
     source = dict(type='Cached', folder=str(tmp_path / 'features'), views=2)
-    changes = {**cached, **loop, 'train_dataloader.num_workers': 0,
-               'train_dataloader.persistent_workers': False}
+    changes = {
+        **cached,
+        **loop,
+        'train_dataloader.num_workers': 0,
+        'train_dataloader.persistent_workers': False,
+    }
     whole = train(dict(source, load_images=True), **changes)
     count = len(decoded)
     assert decoded.count('color') >= len(whole[1]) + 4
@@ -185,16 +237,29 @@ def test_a_training_on_a_cache_decodes_masks_only(loop: Any, train: Any, tmp_pat
     assert decoded.count('color') == 4 + 4 and len(decoded) > count // 2
 
 
-def test_a_transform_that_looks_at_the_image_gets_it(train: Any, tmp_path: Path, cached: Any,
-                                                     decoded: List[str]) -> None:
-    looks = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
-             dict(type='MaskDark'), dict(type='PackSegInputs')]
+def test_a_transform_that_looks_at_the_image_gets_it(
+    train: Any, tmp_path: Path, cached: Any, decoded: List[str]
+) -> None:
+    looks = [
+        dict(type='LoadImageFromFile'),
+        dict(type='LoadAnnotations'),
+        dict(type='MaskDark'),
+        dict(type='PackSegInputs'),
+    ]
     if 'MaskDark' not in TRANSFORMS:
         TRANSFORMS.register_module()(MaskDark)
-    samples = MapSageRunner.build_dataloader(dict(
-        batch_size=1, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
-        dataset=dict(type='LoveDADataset', data_root=str(tmp_path / 'data'), pipeline=looks,
-                     data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train')))
+    samples = MapSageRunner.build_dataloader(
+        dict(
+            batch_size=1,
+            num_workers=0,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            dataset=dict(
+                type='LoveDADataset',
+                data_root=str(tmp_path / 'data'),
+                pipeline=looks,
+                data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train'),
+            ),
+        )
     ).samples
     before = list(samples.dataset.pipeline.transforms)
     assert leave_images_out(samples, ViewSeeds(0, 1)) is None
@@ -214,8 +279,9 @@ class MaskDark:
         return results
 
 
-def test_a_cache_goes_on_with_the_pool_of_dynamic_sampling(train: Any, tmp_path: Path,
-                                                           cached: Any) -> None:
+def test_a_cache_goes_on_with_the_pool_of_dynamic_sampling(
+    train: Any, tmp_path: Path, cached: Any
+) -> None:
     changes = {'custom_hooks': [dict(SAMPLING, local_target=3, max_age=3)], **cached}
     folder = str(tmp_path / 'features')
     source = dict(type='Cached', folder=folder, views=2)
@@ -236,8 +302,9 @@ class FullDisk(io.StringIO):
 
 
 @pytest.mark.parametrize('stream', [FullDisk(), io.StringIO()], ids=['full', 'closed'])
-def test_a_warning_that_cannot_be_written_is_no_error(stream: io.StringIO,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_that_cannot_be_written_is_no_error(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if type(stream) is io.StringIO:
         stream.close()
     monkeypatch.setattr(feature_source_hook, 'get_rank', lambda: 1)

@@ -1,4 +1,5 @@
 """A block has one owner at most, and comes back once."""
+
 from __future__ import annotations
 
 import pytest
@@ -25,10 +26,14 @@ def test_blocks_are_given_written_read_and_freed():
 
 def test_what_others_own_cannot_be_touched():
     pool = BlockPool(2, 8)
-    block, = pool.alloc(1, ONE)
+    (block,) = pool.alloc(1, ONE)
     for other in (TWO, (1, 1)):
-        for use, arguments in ((pool.data, (block,)), (pool.release, ([block],)),
-                               (pool.generation, (block,)), (pool.begin_write, (block, 0))):
+        for use, arguments in (
+            (pool.data, (block,)),
+            (pool.release, ([block],)),
+            (pool.generation, (block,)),
+            (pool.begin_write, (block, 0)),
+        ):
             with pytest.raises(BlockError, match=f'block {block}, which item 1 attempt 0 owns'):
                 use(*arguments, other)
     pool.release([block], ONE)

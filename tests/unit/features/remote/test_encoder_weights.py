@@ -1,4 +1,5 @@
 """Every encoder ends with the weights of the head's first rank, or with an error."""
+
 from __future__ import annotations
 
 from typing import Any, List

@@ -1,4 +1,5 @@
 """Items and blocks together, through any order of events that links can bring."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -26,7 +27,10 @@ FOLLOWS = {
     # empty blocks are given again at once, so PARTIAL may not be seen between two credits
     State.PARTIAL: {State.RESUMING, State.NEW, State.FAILED},
     State.RESUMING: {State.PARTIAL, State.READY, State.NEW, State.FAILED},
-    State.READY: {State.CONSUMED}, State.CONSUMED: set(), State.FAILED: set()}
+    State.READY: {State.CONSUMED},
+    State.CONSUMED: set(),
+    State.FAILED: set(),
+}
 FOLLOWS[State.FILLING].add(State.RESUMING)
 FOLLOWS[State.RESERVED].add(State.RESUMING)
 
@@ -61,8 +65,9 @@ class Transfers(RuleBasedStateMachine):
         super().__init__()
         self.wires = [Wire(0), Wire(1)]
         self.pool = BlockPool(BLOCKS, SIZE)
-        self.inbox = Inbox(self.wires, self.pool, features, CPU, 0, 1e9, None,
-                           lambda level, text: None)
+        self.inbox = Inbox(
+            self.wires, self.pool, features, CPU, 0, 1e9, None, lambda level, text: None
+        )
         self.items: Dict[int, object] = {}
         self.images: Dict[int, torch.Tensor] = {}
         self.before: Dict[int, Progress] = {}
@@ -77,8 +82,12 @@ class Transfers(RuleBasedStateMachine):
         self.number += 1
 
     def messages(self, kind: Kind):
-        return [(wire, index) for wire in self.wires for index, (header, _) in
-                enumerate(wire.sent) if header.kind == kind]
+        return [
+            (wire, index)
+            for wire in self.wires
+            for index, (header, _) in enumerate(wire.sent)
+            if header.kind == kind
+        ]
 
     @precondition(lambda self: self.messages(Kind.REQUEST))
     @rule(data=st.data(), again=st.booleans(), fails=st.integers(0, 9))
@@ -88,8 +97,11 @@ class Transfers(RuleBasedStateMachine):
             return
         header, payload = wire.sent[index]
         if fails == 4:
-            self.arrive(wire, Header(Kind.FAILED, header.item, header.attempt, nbytes=3),
-                        torch.tensor([65, 66, 67], dtype=torch.uint8))
+            self.arrive(
+                wire,
+                Header(Kind.FAILED, header.item, header.attempt, nbytes=3),
+                torch.tensor([65, 66, 67], dtype=torch.uint8),
+            )
             return
         self.act(wire, index)
         if again:
@@ -108,20 +120,36 @@ class Transfers(RuleBasedStateMachine):
         header, payload = wire.sent.pop(index)
         if header.kind == Kind.REQUEST:
             layout, _ = pack_levels(features(*header.layout.unpack(payload, CPU)))
-            self.arrive(wire, Header(Kind.OFFER, header.item, header.attempt, total=layout.nbytes,
-                                     layout=layout))
+            self.arrive(
+                wire,
+                Header(Kind.OFFER, header.item, header.attempt, total=layout.nbytes, layout=layout),
+            )
         if header.kind == Kind.CREDIT:
             (block, generation), *rest = payload.numpy().view('i8').reshape(-1, 2).tolist()
             nbytes = min(SIZE, header.span)
             if rest:
                 left = torch.from_numpy(torch.tensor(rest).numpy().view('u1').reshape(-1))
-                wire.sent.insert(index, (replace(header, offset=header.offset + nbytes,
-                                                 span=header.span - nbytes), left))
-            data = Header(Kind.DATA, header.item, header.attempt, header.total, header.offset,
-                          nbytes, block=block, generation=generation)
+                wire.sent.insert(
+                    index,
+                    (
+                        replace(header, offset=header.offset + nbytes, span=header.span - nbytes),
+                        left,
+                    ),
+                )
+            data = Header(
+                Kind.DATA,
+                header.item,
+                header.attempt,
+                header.total,
+                header.offset,
+                nbytes,
+                block=block,
+                generation=generation,
+            )
             place = self.inbox.place(wire, data)
-            self.under_way.append((wire, data, torch.empty(nbytes, dtype=torch.uint8)
-                                   if place is None else place))
+            self.under_way.append(
+                (wire, data, torch.empty(nbytes, dtype=torch.uint8) if place is None else place)
+            )
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), damage=st.integers(0, 5))
@@ -143,8 +171,14 @@ class Transfers(RuleBasedStateMachine):
         wire = data.draw(st.sampled_from(self.wires))
         if any(each is wire for each, _, _ in self.under_way):
             return
-        header = Header(Kind.DATA, item, data.draw(st.integers(0, 2)), nbytes=SIZE,
-                        block=data.draw(st.integers(0, BLOCKS - 1)), generation=10**6)
+        header = Header(
+            Kind.DATA,
+            item,
+            data.draw(st.integers(0, 2)),
+            nbytes=SIZE,
+            block=data.draw(st.integers(0, BLOCKS - 1)),
+            generation=10**6,
+        )
         assert self.inbox.place(wire, header) is None
         self.inbox.received(wire, header, torch.full((SIZE,), 200, dtype=torch.uint8), None)
 
@@ -187,7 +221,7 @@ class Transfers(RuleBasedStateMachine):
         if arriving.state != State.READY:
             return
         assert arriving.arrived == arriving.total
-        got, = arriving.layout.unpack(arriving.read(0, arriving.total), CPU)
+        (got,) = arriving.layout.unpack(arriving.read(0, arriving.total), CPU)
         assert torch.equal(got, features(self.images[number])[0])
         self.inbox.release(arriving)
         assert arriving.state == State.CONSUMED
@@ -199,8 +233,11 @@ class Transfers(RuleBasedStateMachine):
 
     @invariant()
     def no_block_is_lost_or_shared(self):
-        owned = [block for each in self.items.values()
-                 for block in [*each._grants, *(block for block, _ in each._pieces)]]
+        owned = [
+            block
+            for each in self.items.values()
+            for block in [*each._grants, *(block for block, _ in each._pieces)]
+        ]
         assert len(set(owned)) == len(owned)
         doomed = [block for block in self.pool._writing if self.pool._owners[block] is None]
         assert self.pool.free + len(owned) + len(doomed) == BLOCKS
@@ -210,8 +247,11 @@ class Transfers(RuleBasedStateMachine):
         for number, arriving in self.items.items():
             now, before = arriving.progress, self.before.get(number, Progress())
             assert now.order >= before.order
-            assert now.state == before.state or now.state in FOLLOWS[before.state] \
+            assert (
+                now.state == before.state
+                or now.state in FOLLOWS[before.state]
                 or now.attempt > before.attempt
+            )
             assert now.state != State.READY or now.arrived == now.total
             self.before[number] = now
 
@@ -221,10 +261,12 @@ class Transfers(RuleBasedStateMachine):
         for arriving in self.items.values():
             if waits:  # it may keep what it had, and is given nothing for itself
                 assert arriving.progress.granted <= self.granted.get(
-                    (arriving.number, arriving.attempt), 0)
+                    (arriving.number, arriving.attempt), 0
+                )
             waits |= not arriving.progress.has_all_blocks and arriving.link is not None
-        self.granted = {(each.number, each.attempt): each.progress.granted
-                        for each in self.items.values()}
+        self.granted = {
+            (each.number, each.attempt): each.progress.granted for each in self.items.values()
+        }
 
     granted: Dict[Tuple[int, int], int] = {}
 

@@ -1,4 +1,5 @@
 """An item's transitions, block by block, without links."""
+
 from __future__ import annotations
 
 import threading
@@ -26,9 +27,14 @@ class Encoder:
 
 
 def item_in(pool: BlockPool, on_wait: Any = None, **settings: Any) -> RemoteItem:
-    return RemoteItem(3, pack_images(torch.zeros(1, 3, 2, 2)), pool,
-                      threading.Condition(threading.RLock()), on_wait or (lambda item: 0.0),
-                      settings.get('causes', ()))
+    return RemoteItem(
+        3,
+        pack_images(torch.zeros(1, 3, 2, 2)),
+        pool,
+        threading.Condition(threading.RLock()),
+        on_wait or (lambda item: 0.0),
+        settings.get('causes', ()),
+    )
 
 
 def offered(pool: BlockPool, **settings: Any) -> RemoteItem:
@@ -49,7 +55,7 @@ def fill(item: RemoteItem, pool: BlockPool) -> List[Tuple[int, int]]:
             nbytes = min(SIZE, credit.offset + credit.span - offset)
             memory = item.begin_write(block, Grant(generation, offset, nbytes))
             assert memory is not None
-            memory.copy_(BYTES[offset:offset + nbytes])
+            memory.copy_(BYTES[offset : offset + nbytes])
             pool.end_write(block)
             item.receive(block)
             written.append((offset, nbytes))
@@ -93,8 +99,10 @@ def test_the_next_attempt_begins_without_a_byte_and_keeps_the_cause() -> None:
     with item._changed:
         item.ask(Encoder(1))  # type: ignore[arg-type]
         item.fail('no encoder is left')
-    assert item.error == ('item 3 has no features: no encoder is left; encoder 9: it went away; '
-                          'encoder 0: no such tile.')
+    assert item.error == (
+        'item 3 has no features: no encoder is left; encoder 9: it went away; '
+        'encoder 0: no such tile.'
+    )
     assert item.state == State.FAILED and item.images is None
 
 
@@ -103,8 +111,11 @@ def test_bytes_that_were_not_granted_are_refused() -> None:
     item = offered(pool)
     with item._changed:
         (block, generation), *_ = item.reserve().blocks
-        for grant in (Grant(generation + 1, 0, 4), Grant(generation, 4, 4),
-                      Grant(generation, 0, 3)):
+        for grant in (
+            Grant(generation + 1, 0, 4),
+            Grant(generation, 4, 4),
+            Grant(generation, 0, 3),
+        ):
             assert item.begin_write(block, grant) is None
         assert item.begin_write(block + 3, Grant(generation, 0, 4)) is None
         with pytest.raises(ProgressError, match='given blocks'):
@@ -116,7 +127,7 @@ def test_blocks_of_an_attempt_that_ends_during_a_write_come_back_after_it() -> N
     pool = BlockPool(1, SIZE)
     item = offered(pool)
     with item._changed:
-        (block, generation), = item.reserve().blocks
+        ((block, generation),) = item.reserve().blocks
         assert item.begin_write(block, Grant(generation, 0, 4)) is not None
         item.retry('it is late')
     assert pool.free == 0

@@ -1,4 +1,5 @@
 """The split of a job's ranks into encoders and heads."""
+
 from __future__ import annotations
 
 import itertools
@@ -21,14 +22,25 @@ from mapsage.features.remote.roles import (
 
 def launched(nodes: int, per_node: int) -> List[Dict[str, str]]:
     """Return the variables torchrun sets on each rank."""
-    return [dict(RANK=str(rank), WORLD_SIZE=str(nodes * per_node), LOCAL_RANK=str(rank % per_node),
-                 LOCAL_WORLD_SIZE=str(per_node)) for rank in range(nodes * per_node)]
+    return [
+        dict(
+            RANK=str(rank),
+            WORLD_SIZE=str(nodes * per_node),
+            LOCAL_RANK=str(rank % per_node),
+            LOCAL_WORLD_SIZE=str(per_node),
+        )
+        for rank in range(nodes * per_node)
+    ]
 
 
 def test_two_of_four_on_one_machine() -> None:
     roles = [split_ranks(2, environ, separate_devices=False) for environ in launched(1, 4)]
     assert [(role.name, role.index) for role in roles] == [
-        ('head', 0), ('head', 1), ('encoder', 0), ('encoder', 1)]
+        ('head', 0),
+        ('head', 1),
+        ('encoder', 0),
+        ('encoder', 1),
+    ]
     assert roles[1].environ == dict(WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
     assert roles[3].environ == dict(LOCAL_RANK='3', LOCAL_WORLD_SIZE='4')
 
@@ -62,21 +74,38 @@ def test_every_device_has_one_process(nodes: int, per_node: int, data: st.DataOb
         heads_on[node] += role.name == 'head'
     for rank, role in enumerate(roles):
         if role.name == 'head':
-            assert role.environ == dict(WORLD_SIZE=str(world - encoders),
-                                        LOCAL_WORLD_SIZE=str(heads_on[rank // per_node]))
+            assert role.environ == dict(
+                WORLD_SIZE=str(world - encoders), LOCAL_WORLD_SIZE=str(heads_on[rank // per_node])
+            )
 
 
-@pytest.mark.parametrize('encoders, words', [
-    (4, 'encoders=4 of 4 rank'), (5, 'start at least 6'), (0, '1 or more'), (-1, '1 or more'),
-    (True, '1 or more'), ('2', '1 or more'), (None, '1 or more')])
+@pytest.mark.parametrize(
+    'encoders, words',
+    [
+        (4, 'encoders=4 of 4 rank'),
+        (5, 'start at least 6'),
+        (0, '1 or more'),
+        (-1, '1 or more'),
+        (True, '1 or more'),
+        ('2', '1 or more'),
+        (None, '1 or more'),
+    ],
+)
 def test_no_rank_left_or_no_number(encoders: object, words: str) -> None:
     with pytest.raises(RoleError, match=words):
         split_ranks(encoders, launched(1, 4)[0], False)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize('ranks_per_head, words', [
-    (2, '=2 does not divide the 3 rank.s. .* multiple of 2'), (4, '=4 does not divide the 3'),
-    (0, '=0, expected a number'), (True, '=True, expected a number'), ('2', "='2', expected a")])
+@pytest.mark.parametrize(
+    'ranks_per_head, words',
+    [
+        (2, '=2 does not divide the 3 rank.s. .* multiple of 2'),
+        (4, '=4 does not divide the 3'),
+        (0, '=0, expected a number'),
+        (True, '=True, expected a number'),
+        ('2', "='2', expected a"),
+    ],
+)
 def test_heads_that_form_no_whole_replicas(ranks_per_head: object, words: str) -> None:
     check_ranks_per_head(1, 3)
     check_ranks_per_head(3, 3)
@@ -84,13 +113,21 @@ def test_heads_that_form_no_whole_replicas(ranks_per_head: object, words: str) -
         check_ranks_per_head(ranks_per_head, 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize('rounds, counts, meet', [
-    (('3', '3'), ('0', '2'), True), (('3', '4'), ('0', '0'), False),
-    (('', ''), ('1', '1'), True), (('', ''), ('0', '1'), False)])
+@pytest.mark.parametrize(
+    'rounds, counts, meet',
+    [
+        (('3', '3'), ('0', '2'), True),
+        (('3', '4'), ('0', '0'), False),
+        (('', ''), ('1', '1'), True),
+        (('', ''), ('0', '1'), False),
+    ],
+)
 def test_machines_that_restarted_unequally_often_share_their_keys(
-        rounds: Any, counts: Any, meet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False,
-                        timeout=timedelta(seconds=60))
+    rounds: Any, counts: Any, meet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = dist.TCPStore(
+        '127.0.0.1', 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
     monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
     monkeypatch.setenv('MASTER_PORT', str(job.port))
     monkeypatch.setenv('GROUP_WORLD_SIZE', '2')

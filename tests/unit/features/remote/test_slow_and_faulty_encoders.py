@@ -1,4 +1,5 @@
 """An encoder that is slow, raises or loses its link serves on, and the log says what happened."""
+
 from __future__ import annotations
 
 import random
@@ -34,24 +35,35 @@ def item(number: int, size: int = 8) -> Item:
 class Job:
     """Heads, and encoders that serve them in threads until the heads' sources are closed."""
 
-    def __init__(self, *encoders: Encoder, heads: int = 1, peer_timeout: float = TIMEOUT,
-                 local: Optional[Encoder] = encode, **settings: Any) -> None:
+    def __init__(
+        self,
+        *encoders: Encoder,
+        heads: int = 1,
+        peer_timeout: float = TIMEOUT,
+        local: Optional[Encoder] = encode,
+        **settings: Any,
+    ) -> None:
         opened = open_job(heads, len(encoders), peer_timeout)
         self.links, self.encoder_links = opened[:heads], opened[heads:]
         self.served: List[Any] = [None] * len(encoders)
         self.log: List[str] = []
         self.encoder_log: List[str] = []
-        self._threads = [threading.Thread(target=self._serve, args=each, daemon=True)
-                         for each in zip(range(len(encoders)), self.encoder_links, encoders)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=each, daemon=True)
+            for each in zip(range(len(encoders)), self.encoder_links, encoders)
+        ]
         for thread in self._threads:
             thread.start()
-        self.sources = [Streamed(links, CPU, local, log=lambda level, text: self.log.append(text),
-                                 **settings) for links in self.links]
+        self.sources = [
+            Streamed(links, CPU, local, log=lambda level, text: self.log.append(text), **settings)
+            for links in self.links
+        ]
         self.source = self.sources[0]
 
     def _serve(self, at: int, links: Sequence[Any], encoder: Encoder) -> None:
-        self.served[at] = serve(links, encoder, CPU,
-                                log=lambda level, text: self.encoder_log.append(text))
+        self.served[at] = serve(
+            links, encoder, CPU, log=lambda level, text: self.encoder_log.append(text)
+        )
 
     def take(self, *numbers: int, source: Optional[Streamed] = None) -> None:
         source = source or self.source
@@ -97,7 +109,8 @@ def let_wait(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize('heads, encoders', [(1, 1), (2, 3)])
 def test_a_first_item_far_slower_than_peer_timeout_costs_no_encoder(
-        heads: int, encoders: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: int, encoders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     PeerTime.often(monkeypatch)
     begun, go_on = threading.Semaphore(0), threading.Event()
 
@@ -135,7 +148,9 @@ def test_an_encoder_that_raises_on_every_item_is_named_once_with_the_reason() ->
     report = job.source.report()
     assert (report['failovers'], report['local']) == (40, 20)
     for peer in ('encoder rank 1', 'encoder rank 2'):
-        line, = job.said(f'{peer} did not encode an item: encoding raised ValueError: no such tile')
+        (line,) = job.said(
+            f'{peer} did not encode an item: encoding raised ValueError: no such tile'
+        )
         assert 'the head encodes it' in line
     assert len(job.log) == 2
     job.close()
@@ -173,8 +188,9 @@ def test_without_a_local_encoder_an_item_waits_for_its_encoder_to_come_back() ->
 
 def test_heads_that_vanish_are_awaited_and_then_the_encoder_ends_well() -> None:
     job = Job(encode, heads=2, peer_timeout=1.0)  # so long the heads are awaited
-    for hub in {id(link._hub): link._hub for link in (*job.encoder_links[0], *sum(job.links, []))
-                }.values():
+    for hub in {
+        id(link._hub): link._hub for link in (*job.encoder_links[0], *sum(job.links, []))
+    }.values():
         hub.liveness.close()  # so that a busy machine costs no link before
     job.take(0)
     for links in job.links:
@@ -210,7 +226,8 @@ def test_a_late_encoder_is_left_alone_until_it_has_answered(let_wait: Callable[.
 
 
 def test_encoders_that_all_hang_cost_two_timeouts_and_not_one_each(
-        let_wait: Callable[..., None]) -> None:
+    let_wait: Callable[..., None],
+) -> None:
     go_on = threading.Event()
 
     def hanging(images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
@@ -276,8 +293,9 @@ def test_an_encoder_that_has_closed_its_link_is_not_awaited() -> None:
 def test_damage_is_logged_once_whatever_the_checksums() -> None:
     job = Job(encode)
     job.take(0)
-    damage_sent(job.encoder_links[0][0],
-                lambda part: part + 1 if part.dtype == torch.uint8 else part)
+    damage_sent(
+        job.encoder_links[0][0], lambda part: part + 1 if part.dtype == torch.uint8 else part
+    )
     job.take(*range(1, 11))
     assert job.source.report()['local'] == 10
     assert len(job.said('damaged on their way')) == len(job.log) == 1

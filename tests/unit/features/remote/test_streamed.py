@@ -1,4 +1,5 @@
 """Streamed features with an encoder in the same process, over a real link."""
+
 from __future__ import annotations
 
 import threading
@@ -50,8 +51,7 @@ class Job:
 
 def check(source: Streamed, number: int) -> None:
     features = source.features(item(number))
-    assert all(torch.equal(got, right)
-               for got, right in zip(features, encode(item(number).images)))
+    assert all(torch.equal(got, right) for got, right in zip(features, encode(item(number).images)))
 
 
 def test_features_have_the_bits_of_the_encoder() -> None:
@@ -75,8 +75,10 @@ def test_an_item_that_no_encoder_can_encode_is_encoded_locally_or_fails() -> Non
         assert (report['local'], report['failovers']) == (1, 1)
     with Job(refuse) as source:
         source.request(item(0))
-        with pytest.raises(StreamingError, match='no encoder is left; encoder rank 1: encoding '
-                                                 'raised ValueError: no such tile'):
+        with pytest.raises(
+            StreamingError,
+            match='no encoder is left; encoder rank 1: encoding raised ValueError: no such tile',
+        ):
             source.features(item(0))
     with Job(refuse, encode=refuse) as source:
         source.request(item(0))
@@ -114,12 +116,16 @@ def test_an_item_that_was_followed_is_released_and_one_on_its_way_is_not() -> No
         check(source, 2)
 
 
-@pytest.mark.parametrize(('settings', 'message'), [
-    (dict(timeout=0), 'timeout=0, expected a positive'),
-    (dict(block_bytes=10, pool_bytes=9), 'pool_bytes=9, block_bytes=10'),
-    (dict(wire=torch.int64), 'wire=torch.int64, expected None or'),
-    (dict(ahead=-1), 'ahead=-1, expected'), (dict(ahead=True), 'ahead=True, expected'),
-])
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        (dict(timeout=0), 'timeout=0, expected a positive'),
+        (dict(block_bytes=10, pool_bytes=9), 'pool_bytes=9, block_bytes=10'),
+        (dict(wire=torch.int64), 'wire=torch.int64, expected None or'),
+        (dict(ahead=-1), 'ahead=-1, expected'),
+        (dict(ahead=True), 'ahead=True, expected'),
+    ],
+)
 def test_settings_that_cannot_be_used(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Streamed([None], CPU, **settings)  # type: ignore[list-item]

@@ -1,4 +1,5 @@
 """Items as the rank that receives their data sees them, for the tests beside this file."""
+
 from __future__ import annotations
 
 import dataclasses

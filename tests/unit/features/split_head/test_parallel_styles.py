@@ -1,4 +1,5 @@
 """Plain tensors in place of split parameters, without ranks."""
+
 from __future__ import annotations
 
 import copy
@@ -14,6 +15,7 @@ pytestmark = main_leg
 
 def test_forward_code_sees_plain_tensors_and_gradients_reach_the_parameters() -> None:
     from mapsage.features.split_head.parallel_styles import hide_plain, show_plain
+
     layer = nn.Linear(3, 2)
     weight, bias = layer.weight, layer.bias
     show_plain(layer, '', lambda parameter: 2 * parameter)
@@ -28,6 +30,7 @@ def test_forward_code_sees_plain_tensors_and_gradients_reach_the_parameters() ->
 
 def test_a_child_can_be_shown_and_a_missing_bias_stays_missing() -> None:
     from mapsage.features.split_head.parallel_styles import hide_plain, show_plain
+
     block = nn.ModuleDict(dict(qkv=nn.Linear(3, 6, bias=False), proj=nn.Linear(3, 3)))
     qkv = block['qkv']
     weight = qkv.weight
@@ -40,6 +43,7 @@ def test_a_child_can_be_shown_and_a_missing_bias_stays_missing() -> None:
 
 def test_a_copy_is_hidden_by_itself() -> None:
     from mapsage.features.split_head.parallel_styles import hide_plain, show_plain
+
     layer = nn.Conv2d(2, 3, 1)
     twin = copy.deepcopy(layer)
     show_plain(layer, '', lambda parameter: parameter.detach() * 0)
@@ -57,6 +61,7 @@ def test_all_shares_of_one_rank_are_the_whole(tmp_path: Path) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     from mapsage.features.split_head.parallel_styles import SplitConv2d
+
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
     try:
         conv = nn.Conv2d(2, 5, 3, padding=1)

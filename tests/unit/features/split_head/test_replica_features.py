@@ -1,4 +1,5 @@
 """Delivery in a replica of one rank; tests/distributed/test_head_replicas.py has several ranks."""
+
 from __future__ import annotations
 
 from typing import Any, Tuple
@@ -47,8 +48,10 @@ def test_features_come_to_a_simulated_card() -> None:
     device = resolve_accelerator('sim').device(0)
     levels = [torch.randn(1, 2, 3, 5), torch.randn(0, 1, 1, 1)]
     features = alone(str(device)).deliver(ready(levels))
-    assert all(mine.device == device and torch.equal(mine.cpu(), its)
-               for mine, its in zip(features, levels))
+    assert all(
+        mine.device == device and torch.equal(mine.cpu(), its)
+        for mine, its in zip(features, levels)
+    )
 
 
 class Standing(Item):
@@ -59,8 +62,11 @@ class Standing(Item):
 
 
 def test_an_item_without_progress_fails_at_the_time_out() -> None:
-    with pytest.raises(StreamingError, match='item 3 failed on rank 0: nothing came for 0.01 s; it '
-                                             'is NEW with 0 of an unknown number bytes'):
+    with pytest.raises(
+        StreamingError,
+        match='item 3 failed on rank 0: nothing came for 0.01 s; it '
+        'is NEW with 0 of an unknown number bytes',
+    ):
         alone(timeout=0.01).deliver(Standing(3, state=State.NEW))
 
 
@@ -81,8 +87,9 @@ def test_the_next_item_comes_after_one_that_failed() -> None:
 
 
 def pair(first: int, second: int) -> Tuple[Item, Item]:
-    return ready([torch.ones(1, 1, 1, 2)], number=first), ready([torch.ones(1, 1, 1, 3)],
-                                                                number=second)
+    return ready([torch.ones(1, 1, 1, 2)], number=first), ready(
+        [torch.ones(1, 1, 1, 3)], number=second
+    )
 
 
 def test_an_announced_item_needs_one_tick_and_must_be_the_next() -> None:
@@ -92,6 +99,7 @@ def test_an_announced_item_needs_one_tick_and_must_be_the_next() -> None:
     replica.deliver(second)
     assert replica.report()['ticks'] == 3  # two for the first item, one for the second
     replica.deliver(first, second)
-    with pytest.raises(StreamingError, match='announced item 7 as following, and this rank brings '
-                                             'item 6'):
+    with pytest.raises(
+        StreamingError, match='announced item 7 as following, and this rank brings item 6'
+    ):
         replica.deliver(first)

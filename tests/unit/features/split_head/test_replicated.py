@@ -1,4 +1,5 @@
 """A replica's source with an encoder in the same process, over a real link."""
+
 from __future__ import annotations
 
 import threading
@@ -33,8 +34,11 @@ def source() -> Iterator[Replicated]:
     link, theirs = open_pair()
     encoder = threading.Thread(target=serve, args=([theirs], encode, CPU), daemon=True)
     encoder.start()
-    replicated = Replicated(ReplicaFeatures(None, BlockPool(4, 64), CPU, 30),
-                            Streamed([link], CPU, block_bytes=64), ahead=2)
+    replicated = Replicated(
+        ReplicaFeatures(None, BlockPool(4, 64), CPU, 30),
+        Streamed([link], CPU, block_bytes=64),
+        ahead=2,
+    )
     yield replicated
     replicated.close()  # raises if a block was not given back
     replicated.close()
@@ -52,8 +56,11 @@ def test_items_come_in_the_order_of_the_requests(source: Replicated) -> None:
     for number in (0, 1, 3):
         source.request(item(number))
     check(source, 0)
-    with pytest.raises(StreamingError, match=r'item 3 was asked for, and of those requested '
-                                             r'\[1, 3\] the first is next'):
+    with pytest.raises(
+        StreamingError,
+        match=r'item 3 was asked for, and of those requested '
+        r'\[1, 3\] the first is next',
+    ):
         source.features(item(3))
     check(source, 1)
     check(source, 3)

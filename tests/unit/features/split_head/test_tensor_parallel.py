@@ -1,4 +1,5 @@
 """How heads are split, without ranks; tests/distributed/test_tensor_parallel_head.py has ranks."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -54,18 +55,27 @@ class Attention(nn.Module):
 
 @main_leg
 def test_convolutions_and_linear_layers_are_split_and_the_rest_is_whole() -> None:
-    head = nn.ModuleDict(dict(
-        conv=nn.Conv2d(3, 7, 3), grouped=nn.Conv2d(4, 8, 3, groups=2),
-        up=nn.ConvTranspose2d(4, 4, 2), norm=nn.BatchNorm2d(4), linear=nn.Linear(5, 6),
-        text=nn.MultiheadAttention(4, 2)))
+    head = nn.ModuleDict(
+        dict(
+            conv=nn.Conv2d(3, 7, 3),
+            grouped=nn.Conv2d(4, 8, 3, groups=2),
+            up=nn.ConvTranspose2d(4, 4, 2),
+            norm=nn.BatchNorm2d(4),
+            linear=nn.Linear(5, 6),
+            text=nn.MultiheadAttention(4, 2),
+        )
+    )
     assert styles(head, 2) == dict(conv='SplitConv2d', linear='ColwiseParallel')
 
 
 @main_leg
-@pytest.mark.parametrize('channels, ranks, split', [
-    (2, 2, True), (1, 2, False), (3, 2, True), (4, 3, False), (5, 3, True), (4, 4, True)])
-def test_a_layer_is_split_if_every_rank_gets_a_channel(channels: int, ranks: int,
-                                                       split: bool) -> None:
+@pytest.mark.parametrize(
+    'channels, ranks, split',
+    [(2, 2, True), (1, 2, False), (3, 2, True), (4, 3, False), (5, 3, True), (4, 4, True)],
+)
+def test_a_layer_is_split_if_every_rank_gets_a_channel(
+    channels: int, ranks: int, split: bool
+) -> None:
     # 4 channels in shares of 2 reach two ranks of three
     assert bool(plan_of(nn.Conv2d(1, channels, 1), ranks)) == split
     assert bool(plan_of(nn.Sequential(nn.Linear(1, channels)), ranks)) == split
@@ -74,17 +84,23 @@ def test_a_layer_is_split_if_every_rank_gets_a_channel(channels: int, ranks: int
 @main_leg
 def test_an_mlp_takes_one_sum_if_ranks_divide_its_inner_features() -> None:
     head = nn.ModuleDict(dict(even=Mlp(6), odd=Mlp(5)))
-    assert styles(head, 2) == {'even.fc1': 'ColwiseParallel', 'even.fc2': 'RowwiseParallel',
-                               'odd.fc1': 'ColwiseParallel', 'odd.fc2': 'ColwiseParallel'}
+    assert styles(head, 2) == {
+        'even.fc1': 'ColwiseParallel',
+        'even.fc2': 'RowwiseParallel',
+        'odd.fc1': 'ColwiseParallel',
+        'odd.fc2': 'ColwiseParallel',
+    }
 
 
 @main_leg
 def test_an_attention_gathers_its_qkv() -> None:
     assert styles(nn.ModuleDict(dict(attn=Attention())), 2) == {
-        'attn': 'GatherQkv', 'attn.proj': 'ColwiseParallel'}
+        'attn': 'GatherQkv',
+        'attn.proj': 'ColwiseParallel',
+    }
 
 
-@pytest.mark.parametrize('max_norm', [0.5, 1000.])
+@pytest.mark.parametrize('max_norm', [0.5, 1000.0])
 def test_the_norm_is_that_of_torch(max_norm: float, one_rank: Any) -> None:
     layer = nn.Linear(3, 4)
     layer(torch.randn(5, 3)).square().sum().backward()
@@ -96,8 +112,8 @@ def test_the_norm_is_that_of_torch(max_norm: float, one_rank: Any) -> None:
 
 
 def test_a_gradient_that_is_no_number_spreads(one_rank: Any) -> None:
-    share, whole = torch.tensor([1., float('nan')]), torch.ones(2)
-    scale_to_norm([share], [whole], one_rank, 1.)
+    share, whole = torch.tensor([1.0, float('nan')]), torch.ones(2)
+    scale_to_norm([share], [whole], one_rank, 1.0)
     assert share.isnan().all() and whole.isnan().all()
 
 
@@ -106,9 +122,9 @@ def clip_on_cards() -> Any:
     sim = set_current_accelerator(resolve_accelerator('sim'))
     init_process_group(sim, timeout=60)
     device = sim.device(dist.get_rank())
-    share = torch.full((4,), 3. + dist.get_rank(), device=device)
-    whole = torch.full((2,), 5., device=device)
-    norm = scale_to_norm([share], [whole], dist.distributed_c10d._get_default_group(), 1.)
+    share = torch.full((4,), 3.0 + dist.get_rank(), device=device)
+    whole = torch.full((2,), 5.0, device=device)
+    norm = scale_to_norm([share], [whole], dist.distributed_c10d._get_default_group(), 1.0)
     return norm, share.tolist()
 
 
@@ -129,14 +145,15 @@ def test_one_rank_splits_nothing_and_loads_its_own_state(one_rank: Any) -> None:
     assert split.plan == {} and split.head is head
     state = split.gather_state_dict()
     assert list(state) == list(start) and all(torch.equal(state[key], start[key]) for key in state)
-    state['0.bias'] = torch.arange(4.)
+    state['0.bias'] = torch.arange(4.0)
     split.load_state_dict(state)
-    assert torch.equal(head[0].bias, torch.arange(4.))
+    assert torch.equal(head[0].bias, torch.arange(4.0))
     with pytest.raises(TensorParallelError, match=r'0.bias: \(3,\), expected \(4,\)'):
         split.load_state_dict({**state, '0.bias': torch.zeros(3)})
     with pytest.raises(TensorParallelError, match=r"missing \['0.bias'\], unknown \['0.bia'\]"):
-        split.load_state_dict({key.replace('0.bias', '0.bia'): value
-                               for key, value in state.items()})
+        split.load_state_dict(
+            {key.replace('0.bias', '0.bia'): value for key, value in state.items()}
+        )
 
 
 @main_leg

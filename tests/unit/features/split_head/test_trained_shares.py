@@ -1,4 +1,5 @@
 """Optimizers that cannot train shares; tests/unit/wrappers/test_replica_parallel.py has ranks."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,8 +24,10 @@ def test_an_optimizer_that_needs_whole_weights_is_refused(optimizer: Any) -> Non
     head = nn.Conv2d(2, 4, 1)
     weights = list(head.parameters())
     group: Any = None  # never reached
-    with pytest.raises(TensorParallelError, match=f'the optimizer is {optimizer.__name__}, '
-                                                  f'expected one .*ranks_per_head=1'):
+    with pytest.raises(
+        TensorParallelError,
+        match=f'the optimizer is {optimizer.__name__}, expected one .*ranks_per_head=1',
+    ):
         TrainedShares(head, group, optimizer(weights, lr=0.1))
     assert all(before is after for before, after in zip(weights, head.parameters()))
 
@@ -50,4 +53,4 @@ def test_a_replica_of_one_rank_trains_its_whole_head(one_rank: Any) -> None:
     copy = shares.assemble()
     assert copy is not head and torch.equal(copy.weight, head.weight)
     with pytest.raises(TensorParallelError, match='norm_type=1, expected 2'):
-        shares.clip_grad_norm(whole, 1., norm_type=1)
+        shares.clip_grad_norm(whole, 1.0, norm_type=1)

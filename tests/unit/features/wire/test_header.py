@@ -1,4 +1,5 @@
 """A header says what was put into it, or says that it is damaged."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,11 +29,18 @@ layouts = st.builds(Layout, shapes, dtypes, dtypes)
 
 @st.composite
 def headers(draw):
-    header = Header(draw(st.sampled_from(Kind)), *[draw(numbers) for _ in range(12)],
-                    draw(st.none() | dtypes), draw(layouts))
+    header = Header(
+        draw(st.sampled_from(Kind)),
+        *[draw(numbers) for _ in range(12)],
+        draw(st.none() | dtypes),
+        draw(layouts),
+    )
     size = header.layout.nbytes
-    return replace(header, total=size) if header.kind == Kind.OFFER else (
-        replace(header, nbytes=size) if header.kind == Kind.REQUEST else header)
+    return (
+        replace(header, total=size)
+        if header.kind == Kind.OFFER
+        else (replace(header, nbytes=size) if header.kind == Kind.REQUEST else header)
+    )
 
 
 @given(headers())
@@ -50,14 +58,20 @@ def test_a_changed_bit_is_seen(header, byte, bit):
         decode_header(words)
 
 
-@given(st.lists(st.integers(-2**63, 2**63 - 1), min_size=WORDS, max_size=WORDS))
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=WORDS, max_size=WORDS))
 def test_what_is_no_header_is_refused(words):
     with pytest.raises(HeaderError):
         decode_header(torch.tensor(words))
 
 
-@given(st.lists(st.sampled_from([0, 1, 2, 7, 8, -1, 2**63 - 1, -2**63])
-                | st.integers(-2**63, 2**63 - 1), min_size=WORDS - 2, max_size=WORDS - 2))
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 2, 7, 8, -1, 2**63 - 1, -(2**63)])
+        | st.integers(-(2**63), 2**63 - 1),
+        min_size=WORDS - 2,
+        max_size=WORDS - 2,
+    )
+)
 def test_numbers_under_a_right_checksum_are_a_header_or_refused(numbers):
     """As a peer could send them who means no good, or runs another version."""
     words = [_MAGIC, *numbers]
@@ -79,11 +93,16 @@ def test_an_offer_whose_layout_and_total_differ_is_refused():
         decode_header(encode_header(Header(Kind.REQUEST, nbytes=96)))
 
 
-@pytest.mark.parametrize('header', [
-    Header(Kind.DATA, item=-1), Header(Kind.DATA, offset=2**63),
-    Header(Kind.OFFER, layout=Layout(((1, 2, 3),), torch.float32, torch.float32)),
-    Header(Kind.OFFER, layout=Layout(((1, 2, 3, 4),) * 9, torch.float32, torch.float32)),
-    Header(Kind.REQUEST, wire=torch.int64)])
+@pytest.mark.parametrize(
+    'header',
+    [
+        Header(Kind.DATA, item=-1),
+        Header(Kind.DATA, offset=2**63),
+        Header(Kind.OFFER, layout=Layout(((1, 2, 3),), torch.float32, torch.float32)),
+        Header(Kind.OFFER, layout=Layout(((1, 2, 3, 4),) * 9, torch.float32, torch.float32)),
+        Header(Kind.REQUEST, wire=torch.int64),
+    ],
+)
 def test_what_cannot_travel_is_refused(header):
     with pytest.raises(ValueError, match='expected'):
         encode_header(header)

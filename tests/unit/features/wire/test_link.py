@@ -1,4 +1,5 @@
 """Messages come over a link in order and whole; what ends a link is said to both ends."""
+
 from __future__ import annotations
 
 import gc
@@ -61,7 +62,7 @@ def test_a_payload_goes_where_the_receiver_says_and_damage_is_reported() -> None
 
     class Placed(Kept):
         def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
-            return memory[:header.nbytes]
+            return memory[: header.nbytes]
 
     kept = Kept(), Placed()
     head, encoder = started(*kept)
@@ -115,7 +116,7 @@ class Counted(Kept):
         self.memory = torch.zeros(size, dtype=torch.uint8)
 
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
-        return self.memory[:header.nbytes]
+        return self.memory[: header.nbytes]
 
 
 def test_a_link_that_is_cut_in_a_payload_is_opened_again() -> None:
@@ -124,13 +125,13 @@ def test_a_link_that_is_cut_in_a_payload_is_opened_again() -> None:
     head, encoder = started(*kept)
     payload = torch.arange(size, dtype=torch.uint8)
     head.send(Header(Kind.DATA, item=1), payload)
-    while not kept[1].memory[0:2**20].any():  # the first bytes have come
+    while not kept[1].memory[0 : 2**20].any():  # the first bytes have come
         pass
     cut(encoder)
     kept[0].wait_for(lambda: bool(kept[0].reopened))
     kept[1].wait_for(lambda: bool(kept[1].reopened))
     assert len(kept[0].ended) == len(kept[1].ended) == 1
-    (header, _, damage), = kept[1].messages
+    ((header, _, damage),) = kept[1].messages
     assert header.item == 1 and 'it went away' in str(damage)
     kept[1].memory.zero_()
     head.send(Header(Kind.DATA, item=2), payload)

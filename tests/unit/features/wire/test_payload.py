@@ -1,4 +1,5 @@
 """Tensors come out of their bytes as they went in, and a checksum notices other bytes."""
+
 from __future__ import annotations
 
 import pytest
@@ -26,8 +27,11 @@ shapes = st.lists(st.tuples(*[st.integers(0, 40)] * 4), min_size=1, max_size=8).
 def test_tensors_travel_as_bytes(sizes, dtype, wire):
     levels = [(torch.rand(size) * 200).to(dtype) for size in sizes]
     layout, data = pack_levels(levels, wire)
-    assert layout.nbytes == len(data) == sum(each.numel() for each in levels) * item_size(
-        wire or dtype)
+    assert (
+        layout.nbytes
+        == len(data)
+        == sum(each.numel() for each in levels) * item_size(wire or dtype)
+    )
     same, parts = split(levels, wire)
     cut = len(data) // 3
     assert same == layout and len(parts) == len(data)
@@ -50,7 +54,7 @@ def test_levels_that_are_not_such_are_refused():
 @pytest.mark.parametrize('wire', [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_days_of_stacks_travel_exactly(dtype, wire):
-    features, days = torch.rand(1, 2, 3, 4).to(dtype), torch.full((1, 1, 3, 4), 261.)
+    features, days = torch.rand(1, 2, 3, 4).to(dtype), torch.full((1, 1, 3, 4), 261.0)
     encoder = torch.nn.Identity()
     encoder.returns_facts = True
     layout, data = pack_levels(as_levels((features, days), encoder), wire)
@@ -60,15 +64,24 @@ def test_days_of_stacks_travel_exactly(dtype, wire):
     assert first.dtype == dtype and last.dtype == torch.float32 and torch.equal(last, days)
 
 
-@pytest.mark.parametrize(('value', 'dtype'), [
-    (255., torch.uint8), (0., torch.uint8), (256., torch.float32), (-1., torch.float32),
-    (0.5, torch.float32), (float('nan'), torch.float32), (float('inf'), torch.float32)])
+@pytest.mark.parametrize(
+    ('value', 'dtype'),
+    [
+        (255.0, torch.uint8),
+        (0.0, torch.uint8),
+        (256.0, torch.float32),
+        (-1.0, torch.float32),
+        (0.5, torch.float32),
+        (float('nan'), torch.float32),
+        (float('inf'), torch.float32),
+    ],
+)
 def test_images_travel_as_bytes_only_where_that_loses_nothing(value, dtype):
-    images = torch.full((1, 3, 2, 2), 7.)
+    images = torch.full((1, 3, 2, 2), 7.0)
     images[0, 1, 1, 0] = value
     layout, data = pack_images(images)
     assert layout.dtype == dtype
-    back, = layout.unpack(data, CPU)
+    (back,) = layout.unpack(data, CPU)
     assert back.numpy().tobytes() == images.numpy().tobytes()
 
 
@@ -85,11 +98,14 @@ def test_the_checksum_sees_bytes_that_changed_moved_or_are_missing(size, data):
     if words > 1:
         first, second = (data.draw(st.integers(0, words - 1)) * 8 for _ in range(2))
         moved = content.clone()
-        moved[first:first + 8], moved[second:second + 8] = (
-            content[second:second + 8], content[first:first + 8])
+        moved[first : first + 8], moved[second : second + 8] = (
+            content[second : second + 8],
+            content[first : first + 8],
+        )
         assert (checksum(moved) == right) == torch.equal(moved, content)
 
 
 def test_the_checksum_of_zeros_depends_on_their_number():
-    assert len({checksum(torch.zeros(size, dtype=torch.uint8)) for size in range(0, 30000, 500)}
-               ) == 60
+    assert (
+        len({checksum(torch.zeros(size, dtype=torch.uint8)) for size in range(0, 30000, 500)}) == 60
+    )

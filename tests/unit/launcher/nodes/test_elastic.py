@@ -1,4 +1,5 @@
 """Settings and names of elastic jobs."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,10 +9,14 @@ import pytest
 from mapsage_launcher.nodes import elastic
 
 
-@pytest.mark.parametrize('arguments', [
-    ['a/fcn.py', '--launcher', 'pytorch', '--work-dir', '/shared/runs/1'],
-    ['/home/b/fcn.py', '--work-dir=/shared/runs/1/'],
-    ['fcn.py', '--work-dir', 'overridden', '--work-dir', '/shared//runs/1', '--resume']])
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ['a/fcn.py', '--launcher', 'pytorch', '--work-dir', '/shared/runs/1'],
+        ['/home/b/fcn.py', '--work-dir=/shared/runs/1/'],
+        ['fcn.py', '--work-dir', 'overridden', '--work-dir', '/shared//runs/1', '--resume'],
+    ],
+)
 def test_one_job_has_one_name_on_all_machines(arguments: Any) -> None:
     name = elastic.job_name(['fcn.py', '--work-dir', '/shared/runs/1'])
     assert elastic.job_name(arguments) == name
@@ -22,8 +27,15 @@ def test_one_job_has_one_name_on_all_machines(arguments: Any) -> None:
 
 
 def test_two_jobs_have_two_names() -> None:
-    jobs = [['fcn.py'], ['unet.py'], ['fcn.py', '--work-dir', 'a'], ['fcn.py', '--work-dir', 'b'],
-            ['unet.py', '--work-dir', 'a'], [], ['--resume']]
+    jobs = [
+        ['fcn.py'],
+        ['unet.py'],
+        ['fcn.py', '--work-dir', 'a'],
+        ['fcn.py', '--work-dir', 'b'],
+        ['unet.py', '--work-dir', 'a'],
+        [],
+        ['--resume'],
+    ]
     names = [elastic.job_name(each) for each in jobs]
     assert len(set(names)) == len(jobs) - 1 and names[-1] == names[-2] == 'mapsage'
 

@@ -1,4 +1,5 @@
 """Peers that say something are alive; silent ones are reported once; a pause is nobody's fault."""
+
 from __future__ import annotations
 
 import threading
@@ -22,8 +23,11 @@ def watched(*peers: str, timeout: float = 10.0) -> Tuple[Liveness, Clock, List[A
     clock, beats, silent = Clock(), [], []
     liveness = Liveness(timeout, clock=clock)
     for peer in peers:
-        liveness.watch(peer, lambda peer=peer: beats.append(peer),
-                       lambda seconds, peer=peer: silent.append((peer, seconds)))
+        liveness.watch(
+            peer,
+            lambda peer=peer: beats.append(peer),
+            lambda seconds, peer=peer: silent.append((peer, seconds)),
+        )
     return liveness, clock, beats, silent
 
 
@@ -101,8 +105,9 @@ def test_the_thread_beats_while_this_one_is_busy_and_ends() -> None:
         sum(range(1000))
     assert beaten.is_set()
     liveness.close()
-    assert not any(thread.name == 'liveness' and thread is liveness._thread
-                   for thread in threading.enumerate())
+    assert not any(
+        thread.name == 'liveness' and thread is liveness._thread for thread in threading.enumerate()
+    )
 
 
 @pytest.mark.parametrize('times', [(0, None), (-1, None), (5, 5), (5, 0)])

@@ -1,4 +1,5 @@
 """Launchers in torch's own rendezvous: its store ends, is silent or a new one; who is lost."""
+
 from __future__ import annotations
 
 import threading
@@ -24,18 +25,30 @@ class Launcher:
 
     def __init__(self, settings: elastic.Settings, number: int) -> None:
         parameters = RendezvousParameters(
-            'c10d', f'127.0.0.1:{settings.port}', settings.run_id, *settings.nodes, is_host=0,
-            join_timeout=60, last_call_timeout=60, keep_alive_interval=60)
+            'c10d',
+            f'127.0.0.1:{settings.port}',
+            settings.run_id,
+            *settings.nodes,
+            is_host=0,
+            join_timeout=60,
+            last_call_timeout=60,
+            keep_alive_interval=60,
+        )
         backend, store = create_backend(parameters)
         self.handler = dynamic_rendezvous.create_handler(store, backend, parameters)
         node = self.handler._this_node
         self.handler._this_node = self.handler._op_executor._node = type(node)(
-            f'127.0.0.{number + 1}', node.pid, node.local_id)
+            f'127.0.0.{number + 1}', node.pid, node.local_id
+        )
         self.handler._state_holder._cache_duration = 0
         self.watched, self.said, self.ended = False, [], False  # type: bool, List[str], bool
         self.membership = membership.Membership(
-            self.handler, ('127.0.0.1', settings.port), lambda: elastic_agent._connect(settings),
-            lambda: self.watched, self.said.append)
+            self.handler,
+            ('127.0.0.1', settings.port),
+            lambda: elastic_agent._connect(settings),
+            lambda: self.watched,
+            self.said.append,
+        )
 
     @property
     def state(self) -> Any:
@@ -71,8 +84,13 @@ class Place:
         self.start()
 
     def start(self) -> None:
-        self.store = TCPStore('127.0.0.1', self.settings.port, is_master=True,
-                              wait_for_workers=False, timeout=timedelta(seconds=60))
+        self.store = TCPStore(
+            '127.0.0.1',
+            self.settings.port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=60),
+        )
 
     def end(self) -> None:
         self.store = None
@@ -120,14 +138,20 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def test_a_store_that_is_started_again_finds_the_same_group(
-        place: Place, two: List[Launcher]) -> None:
+    place: Place, two: List[Launcher]
+) -> None:
     one, other = two
     place.end()
     until(lambda: [each.membership.waiting() for each in two] == [0, 0] and one.said and other.said)
     assert all('the rendezvous store has ended' in each.said[0] for each in two)
     place.start()
-    until(lambda: [each.membership.waiting() for each in two] == [0, 0] and len(one.said) > 1
-          and len(other.said) > 1)
+    until(
+        lambda: (
+            [each.membership.waiting() for each in two] == [0, 0]
+            and len(one.said) > 1
+            and len(other.said) > 1
+        )
+    )
     assert len(one.state.participants) == 2
     joiner = place.launcher()
     thread = threading.Thread(target=joiner.meet, daemon=True)
@@ -141,10 +165,14 @@ def test_a_store_that_is_started_again_finds_the_same_group(
 
 
 def test_a_machine_that_comes_first_to_a_new_store_is_joined(
-        place: Place, two: List[Launcher]) -> None:
+    place: Place, two: List[Launcher]
+) -> None:
     place.end()
-    until(lambda: [each.membership.waiting() for each in two] == [0, 0] and two[0].said
-          and two[1].said)
+    until(
+        lambda: (
+            [each.membership.waiting() for each in two] == [0, 0] and two[0].said and two[1].said
+        )
+    )
     place.start()
     joiner = place.launcher()
     thread = threading.Thread(target=joiner.meet, daemon=True)
@@ -159,7 +187,8 @@ def test_a_machine_that_comes_first_to_a_new_store_is_joined(
 
 @pytest.mark.parametrize('silent', [[0], [1], [0, 1]])
 def test_a_machine_that_was_silent_for_a_while_keeps_its_place(
-        silent: List[int], two: List[Launcher]) -> None:
+    silent: List[int], two: List[Launcher]
+) -> None:
     for each in two:
         each.watched = True
     two[0].forget(*(two[number] for number in silent))
@@ -191,8 +220,10 @@ def test_a_machine_that_leaves_keeps_the_rendezvous_open(place: Place, two: List
 
 
 def test_a_machine_too_many_waits_and_the_others_go_on(place: Place, two: List[Launcher]) -> None:
-    threads = [threading.Thread(target=each.meet, daemon=True)
-               for each in (place.launcher(), place.launcher(), *two)]
+    threads = [
+        threading.Thread(target=each.meet, daemon=True)
+        for each in (place.launcher(), place.launcher(), *two)
+    ]
     for thread in threads[:2]:
         thread.start()
     until(lambda: two[0].membership.waiting() and len(two[0].state.wait_list) == 2)
@@ -213,7 +244,8 @@ def test_a_machine_too_many_waits_and_the_others_go_on(place: Place, two: List[L
 
 
 def test_a_job_that_was_asked_to_stop_goes_on_in_the_same_store(
-        place: Place, two: List[Launcher]) -> None:
+    place: Place, two: List[Launcher]
+) -> None:
     one, other = two
     for each in two:
         each.membership.note('stopped')
@@ -231,7 +263,8 @@ def test_a_job_that_was_asked_to_stop_goes_on_in_the_same_store(
 
 
 def test_a_job_that_has_ended_by_an_error_is_not_opened_again(
-        place: Place, two: List[Launcher]) -> None:
+    place: Place, two: List[Launcher]
+) -> None:
     two[0].handler.shutdown()
     late = place.launcher()
     late.meet()

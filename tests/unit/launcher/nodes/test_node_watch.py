@@ -1,4 +1,5 @@
 """What a node's watch does with lines from strangers, and what it sees of a process."""
+
 from __future__ import annotations
 
 import contextlib
@@ -32,13 +33,22 @@ from mapsage_launcher.trust.handshake import (
 
 SECRET = b's' * 64
 RANK, NODE, OTHER = 70_001, 70_002, 70_003
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                          st.text(max_size=8), inner, max_size=3), max_leaves=6)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
 FINDINGS = st.dictionaries(st.sampled_from(['ranks', 'text', 'grace']), VALUES)
-LINES = st.lists(st.binary(max_size=60) | st.dictionaries(
-    st.sampled_from(['node', 'rank', 'ready', 'found', 'lost', 'bye', 'beat']),
-    VALUES | FINDINGS).map(lambda message: json.dumps(message).encode() + b'\n'), max_size=4)
+LINES = st.lists(
+    st.binary(max_size=60)
+    | st.dictionaries(
+        st.sampled_from(['node', 'rank', 'ready', 'found', 'lost', 'bye', 'beat']),
+        VALUES | FINDINGS,
+    ).map(lambda message: json.dumps(message).encode() + b'\n'),
+    max_size=4,
+)
 
 
 class Watched:
@@ -54,9 +64,17 @@ class Watched:
         self.local.listen(1024)
         self.address, self.number = listener.getsockname(), new_listener()
         self.watch = Watch(
-            NODE, {NODE: 'a', OTHER: 'b'}, {NODE: [RANK], OTHER: [1]},
-            [*self.address, self.number.hex()], SECRET.hex(), 60.0, 60.0, os.getppid(),
-            self.local, listener)
+            NODE,
+            {NODE: 'a', OTHER: 'b'},
+            {NODE: [RANK], OTHER: [1]},
+            [*self.address, self.number.hex()],
+            SECRET.hex(),
+            60.0,
+            60.0,
+            os.getppid(),
+            self.local,
+            listener,
+        )
         self.thread = threading.Thread(target=self.watch.run)
         self.thread.start()
 
@@ -111,7 +129,8 @@ def test_any_bytes_are_objects_or_the_end(pieces: List[bytes]) -> None:
 @given(LINES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 def test_any_lines_of_ranks_and_nodes_leave_the_watch_well(
-        watched: Watched, pieces: List[bytes]) -> None:
+    watched: Watched, pieces: List[bytes]
+) -> None:
     with watched.node() as node, watched.rank().socket as rank:
         for connection in (node, rank):
             with contextlib.suppress(OSError):  # it is closed already
@@ -121,8 +140,17 @@ def test_any_lines_of_ranks_and_nodes_leave_the_watch_well(
     assert watched.thread.is_alive()
 
 
-@pytest.mark.parametrize('hello', [dict(node=NODE), dict(node=2), dict(node=str(OTHER)),
-                                   dict(node=True), dict(beat=1), dict(node=None)])
+@pytest.mark.parametrize(
+    'hello',
+    [
+        dict(node=NODE),
+        dict(node=2),
+        dict(node=str(OTHER)),
+        dict(node=True),
+        dict(beat=1),
+        dict(node=None),
+    ],
+)
 def test_who_says_no_node_of_this_job_is_closed(watched: Watched, hello: Dict[str, Any]) -> None:
     with watched.node() as node:
         node.sendall(json.dumps(hello).encode() + b'\n')
@@ -150,7 +178,7 @@ def test_who_says_no_rank_of_this_node_is_closed(watched: Watched, rank: Any) ->
 
 def test_600_processes_of_this_user_leave_room_for_the_rank(watched: Watched) -> None:
     silent = [watched.rank() for _ in range(600)]
-    assert all(is_closed(line.socket) for line in silent[:600 - _MAX_UNKNOWN])
+    assert all(is_closed(line.socket) for line in silent[: 600 - _MAX_UNKNOWN])
     for line in silent:
         line.close()
 
@@ -162,8 +190,10 @@ def test_without_the_proof_nobody_joins(watched: Watched, secret: bytes, purpose
     assert not watched.watch._met
 
 
-@pytest.mark.parametrize('sent, limit', [
-    (b'[' * 50_000 + b'\n', 1 << 16), (b'{' * 600, 256), (b'7\n', 256), (b'GET /\n', 256)])
+@pytest.mark.parametrize(
+    'sent, limit',
+    [(b'[' * 50_000 + b'\n', 1 << 16), (b'{' * 600, 256), (b'7\n', 256), (b'GET /\n', 256)],
+)
 def test_what_is_none_of_ours_ends_the_connection(sent: bytes, limit: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

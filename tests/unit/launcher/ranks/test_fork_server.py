@@ -1,4 +1,5 @@
 """A script forked from the fork server behaves as under a new Python."""
+
 from __future__ import annotations
 
 import json
@@ -21,7 +22,7 @@ from mapsage_launcher.ranks import fork_server
 
 pytestmark = on_host
 
-TELL = '''
+TELL = """
 import json, os, signal, sys
 import torch
 import beside
@@ -35,13 +36,18 @@ print(json.dumps(dict(
     signals=[str(signal.getsignal(n)) for n in (1, 2, 3, 10, 13, 15, 17)],
     open=sorted(map(int, os.listdir('/proc/self/fd')))[:3])), end='')
 print('to stderr', file=sys.stderr)
-'''
+"""
 
 
 def run(python: str, script: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess:
-    return subprocess.run([python, '-u', str(script), *arguments], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=PATIENT,
-                          **kwargs)
+    return subprocess.run(
+        [python, '-u', str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=PATIENT,
+        **kwargs,
+    )
 
 
 @pytest.mark.parametrize('threads', ['1', '3'])
@@ -51,10 +57,11 @@ def test_a_script_sees_what_it_would_see(threads: str, tmp_path: Path) -> None:
     (folder / 'beside.py').write_text('')
     script = folder / 'tell.py'
     script.write_text(TELL)
-    environ = {**os.environ, 'GIVEN': 'ä', 'OMP_NUM_THREADS': threads,
-               'PYTHONPATH': str(tmp_path)}
-    new, forked = (run(python, script, 'a', '--b c', input='typed', cwd=str(tmp_path), env=environ)
-                   for python in (sys.executable, warm_python()))
+    environ = {**os.environ, 'GIVEN': 'ä', 'OMP_NUM_THREADS': threads, 'PYTHONPATH': str(tmp_path)}
+    new, forked = (
+        run(python, script, 'a', '--b c', input='typed', cwd=str(tmp_path), env=environ)
+        for python in (sys.executable, warm_python())
+    )
     assert forked.returncode == new.returncode == 0, forked.stderr
     assert json.loads(forked.stdout) == json.loads(new.stdout)
     assert forked.stderr == new.stderr
@@ -65,7 +72,7 @@ ENDINGS = {
     'status': 'import sys; sys.exit(3)',
     'words': 'import sys; sys.exit("words")',
     'error_seen_at_the_end': 'import atexit, sys\natexit.register(lambda: print(sys.last_type))\n'
-                             'raise ValueError("late")',
+    'raise ValueError("late")',
     'error': 'def f():\n    raise ValueError("told")\nf()',
     'interrupt': 'raise KeyboardInterrupt',
     'signal': 'import os, signal; os.kill(os.getpid(), signal.SIGTERM)',
@@ -78,25 +85,27 @@ ENDINGS = {
 @pytest.mark.parametrize('script', ENDINGS.values(), ids=list(ENDINGS))
 def test_a_script_ends_as_it_would_end(script: str, tmp_path: Path) -> None:
     (tmp_path / 'script.py').write_text(script)
-    new, forked = (run(python, tmp_path / 'script.py')
-                   for python in (sys.executable, warm_python()))
+    new, forked = (
+        run(python, tmp_path / 'script.py') for python in (sys.executable, warm_python())
+    )
     assert (forked.returncode, forked.stdout) == (new.returncode, new.stdout)
     assert forked.stderr == new.stderr
 
 
 def test_forks_draw_different_random_numbers(tmp_path: Path) -> None:
     script = tmp_path / 'draw.py'
-    script.write_text('import random\nimport numpy as np\n'
-                      'print(random.random(), np.random.rand())')
+    script.write_text('import random\nimport numpy as np\nprint(random.random(), np.random.rand())')
     draws = [run(warm_python(), script).stdout.split() for _ in range(2)]
     assert draws[0][0] != draws[1][0] and draws[0][1] != draws[1][1]
 
 
 def test_a_signal_reaches_the_fork(tmp_path: Path) -> None:
     script = tmp_path / 'wait.py'
-    script.write_text('import signal, sys\n'
-                      'signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n'
-                      'print("ready", flush=True)\nsignal.pause()')
+    script.write_text(
+        'import signal, sys\n'
+        'signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n'
+        'print("ready", flush=True)\nsignal.pause()'
+    )
     with subprocess.Popen([warm_python(), str(script)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b'ready\n'
         process.send_signal(signal.SIGTERM)
@@ -108,7 +117,7 @@ def ask(more: List[str], environ: Dict[str, str], tmp_path: Path) -> subprocess.
     script = tmp_path / 'script.py'
     script.write_text('import os, sys; print(os.getppid(), sys.argv[1:]); sys.exit(3)')
     owner = tmp_path / 'owner.py'
-    owner.write_text(f'''
+    owner.write_text(f"""
 import subprocess, sys, os
 sys.path.insert(0, {str(ROOT)!r})
 from mapsage_launcher.ranks import rank_start
@@ -116,7 +125,7 @@ server = rank_start.ForkServer([*rank_start.RANK_IMPORTS, *{more!r}])
 command = rank_start.caller_command(server.address, str(os.getpid()))
 print(os.getpid(), flush=True)
 sys.exit(subprocess.call([*command, '-u', {str(script)!r}, 'given']))
-''')
+""")
     return run(sys.executable, owner, env={**os.environ, **environ})
 
 
@@ -130,7 +139,8 @@ def check_started_anew(finished: subprocess.CompletedProcess) -> None:
 def test_a_server_with_two_threads_refuses(tmp_path: Path) -> None:
     (tmp_path / 'starts_a_thread.py').write_text(
         'import threading, time\n'
-        'threading.Thread(target=time.sleep, args=[1000], daemon=True).start()')
+        'threading.Thread(target=time.sleep, args=[1000], daemon=True).start()'
+    )
     refused = ask(['starts_a_thread'], {'PYTHONPATH': str(tmp_path)}, tmp_path)
     assert 'cannot be forked from a process with 2 threads' in refused.stderr
     assert 'PYTHON_EXEC=' in refused.stderr
@@ -157,11 +167,12 @@ def test_a_signal_that_comes_behind_the_end_does_not_replace_its_status() -> Non
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f'\0{address}')
         listener.listen(1)
-        caller = subprocess.Popen([*rank_start.caller_command(address, str(os.getpid())), 'x.py'],
-                                  stderr=subprocess.PIPE)
+        caller = subprocess.Popen(
+            [*rank_start.caller_command(address, str(os.getpid())), 'x.py'], stderr=subprocess.PIPE
+        )
         connection, _ = listener.accept()
         with connection:
-            left, = struct.unpack('<q', connection.recv(8))
+            (left,) = struct.unpack('<q', connection.recv(8))
             while left:
                 left -= len(connection.recv(left))
             connection.sendall(b'started')
@@ -177,8 +188,11 @@ def test_a_signal_that_comes_behind_the_end_does_not_replace_its_status() -> Non
 
 def has_handler(pid: int, number: int) -> bool:
     """Return whether a process handles a signal itself."""
-    line = next(line for line in Path(f'/proc/{pid}/status').read_text().splitlines()
-                if line.startswith('SigCgt:'))
+    line = next(
+        line
+        for line in Path(f'/proc/{pid}/status').read_text().splitlines()
+        if line.startswith('SigCgt:')
+    )
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 

@@ -1,4 +1,5 @@
 """Encoders that hang behind the end of a training are ended, and nobody else is."""
+
 from __future__ import annotations
 
 import os
@@ -47,32 +48,41 @@ def test_a_leftover_encoder_is_ended(encoder: subprocess.Popen, tmp_path: Path) 
     assert encoder.wait(60) == -9
 
 
-@pytest.mark.parametrize('finished, ranks', [
-    ([10**7 + 1], 3),  # one of two heads
-    ([], 1),  # no heads on this machine
-])
-def test_an_encoder_with_heads_is_left_alone(finished: List[int], ranks: int,
-                                             encoder: subprocess.Popen, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'finished, ranks',
+    [
+        ([10**7 + 1], 3),  # one of two heads
+        ([], 1),  # no heads on this machine
+    ],
+)
+def test_an_encoder_with_heads_is_left_alone(
+    finished: List[int], ranks: int, encoder: subprocess.Popen, tmp_path: Path
+) -> None:
     for head in finished:
         (tmp_path / 'finished' / f'0-{head}').touch()
     assert watch_for(4, tmp_path, ranks) == []
     assert encoder.poll() is None
 
 
-def test_an_encoder_that_has_finished_is_left_alone(encoder: subprocess.Popen,
-                                                    tmp_path: Path) -> None:
+def test_an_encoder_that_has_finished_is_left_alone(
+    encoder: subprocess.Popen, tmp_path: Path
+) -> None:
     for process in (encoder.pid, 10**7 + 1):
         (tmp_path / 'finished' / f'0-{process}').touch()
     assert watch_for(3, tmp_path, ranks=2) == [] and encoder.poll() is None
 
 
-@pytest.mark.parametrize('finished, is_left', [
-    (['1-10000003'], False),  # one of two heads, none of the first start
-    (['0-10000001', '0-10000002'], False),  # behind them, the encoder of the first start failed
-    (['1-10000003', '1-10000004'], True),
-])
+@pytest.mark.parametrize(
+    'finished, is_left',
+    [
+        (['1-10000003'], False),  # one of two heads, none of the first start
+        (['0-10000001', '0-10000002'], False),  # behind them, the encoder of the first start failed
+        (['1-10000003', '1-10000004'], True),
+    ],
+)
 def test_ranks_that_were_started_again_are_counted_anew(
-        finished: List[str], is_left: bool, encoder: subprocess.Popen, tmp_path: Path) -> None:
+    finished: List[str], is_left: bool, encoder: subprocess.Popen, tmp_path: Path
+) -> None:
     (tmp_path / 'encoders' / f'0-{encoder.pid}').rename(tmp_path / 'encoders' / f'1-{encoder.pid}')
     (tmp_path / 'encoders' / '0-10000000').touch()
     for note in finished:
@@ -98,4 +108,6 @@ def test_notes_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '2')
     note_finished()
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob('*/*')) == [
-        f'encoders/0-{os.getpid()}', f'finished/2-{os.getpid()}']
+        f'encoders/0-{os.getpid()}',
+        f'finished/2-{os.getpid()}',
+    ]

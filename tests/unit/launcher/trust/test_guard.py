@@ -1,4 +1,5 @@
 """A guard under attack: what strangers cost, and that those of the job come in beside them."""
+
 import os
 import queue
 import resource
@@ -31,17 +32,23 @@ class Door:
         self.admitted: 'queue.Queue[socket.socket]' = queue.Queue()
         listener = bind_listener('127.0.0.1')
         self.address = listener.getsockname()
-        self.guard = Guard(listener, lambda: ListenerHandshake(SECRET, 'mesh', LISTENER),
-                           self.admitted.put, **options)
+        self.guard = Guard(
+            listener,
+            lambda: ListenerHandshake(SECRET, 'mesh', LISTENER),
+            self.admitted.put,
+            **options,
+        )
 
     def come_in(self) -> None:
         """Connect as one of the job, again where the connection is dropped, and be admitted."""
         deadline = time.monotonic() + SECONDS
         while True:
             try:
-                with connect(self.address, ClientHandshake(SECRET, 'mesh', LISTENER),
-                             deadline - time.monotonic()) as ours, \
-                        self.admitted.get(timeout=SECONDS) as theirs:
+                with connect(
+                    self.address,
+                    ClientHandshake(SECRET, 'mesh', LISTENER),
+                    deadline - time.monotonic(),
+                ) as ours, self.admitted.get(timeout=SECONDS) as theirs:
                     theirs.setblocking(True)
                     ours.sendall(b'hello')
                     assert theirs.recv(5, socket.MSG_WAITALL) == b'hello'
@@ -80,17 +87,27 @@ def test_600_silent_ones_keep_nobody_out_and_32_of_them_are_open(door):
     silent = door.strangers(600)
     door.come_in()
     assert len(door.guard.sockets()) <= 1 + MAX_UNPROVED
-    assert all(closed(each) for each in silent[:600 - MAX_UNPROVED])
+    assert all(closed(each) for each in silent[: 600 - MAX_UNPROVED])
     door.come_in()
     for each in silent:
         each.close()
 
 
-@pytest.mark.parametrize('sent', [
-    b'\0', b'GET / HTTP/1.1\r\nHost: example.org\r\n\r\n', b'\x16\x03\x01' * 30,
-    bytes(range(256)) * 16, (2**20).to_bytes(8, 'little') * 5, b'MapSage',
-    b'MapSage\x01' + bytes(31), b'MapSage\x01' + bytes(32), b'MapSage\x01' + bytes(64),
-    b'MapSage\x02' + bytes(32)])
+@pytest.mark.parametrize(
+    'sent',
+    [
+        b'\0',
+        b'GET / HTTP/1.1\r\nHost: example.org\r\n\r\n',
+        b'\x16\x03\x01' * 30,
+        bytes(range(256)) * 16,
+        (2**20).to_bytes(8, 'little') * 5,
+        b'MapSage',
+        b'MapSage\x01' + bytes(31),
+        b'MapSage\x01' + bytes(32),
+        b'MapSage\x01' + bytes(64),
+        b'MapSage\x02' + bytes(32),
+    ],
+)
 def test_whatever_a_stranger_sends_those_of_the_job_come_in(door, sent):
     strangers = door.strangers(5, sent)
     door.come_in()
@@ -105,8 +122,13 @@ def test_whatever_a_stranger_sends_those_of_the_job_come_in(door, sent):
 def test_300_greetings_that_announce_a_mebibyte_cost_no_memory(door):
     door.come_in()
     before = memory()
-    strangers = [connection for _ in range(10) for connection in door.strangers(
-        30, b'MapSage\x01' + (2**20).to_bytes(8, 'big') * 4 + bytes(2**16))]
+    strangers = [
+        connection
+        for _ in range(10)
+        for connection in door.strangers(
+            30, b'MapSage\x01' + (2**20).to_bytes(8, 'big') * 4 + bytes(2**16)
+        )
+    ]
     door.come_in()
     assert memory() - before < 2 * 2**20
     for each in strangers:
@@ -120,7 +142,7 @@ def memory() -> int:
 
 def test_the_time_is_that_of_the_whole_greeting():
     door = Door(seconds=0.3)
-    slow, = door.strangers(1)
+    (slow,) = door.strangers(1)
     slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with pytest.raises(OSError):
         for byte in (b'MapSage\x01' + bytes(32)) * 100:  # each byte is within the time
@@ -171,7 +193,8 @@ def no_descriptors():
     try:
         resource.setrlimit(
             resource.RLIMIT_NOFILE,
-            (max(int(name) for name in os.listdir('/proc/self/fd')) + 2, hard))
+            (max(int(name) for name in os.listdir('/proc/self/fd')) + 2, hard),
+        )
         with pytest.raises(OSError):
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
@@ -222,8 +245,9 @@ def test_a_connection_that_cannot_be_taken_is_closed_and_the_next_one_admitted()
     listener = bind_listener('127.0.0.1')
     guard = Guard(listener, lambda: ListenerHandshake(SECRET, 'mesh', LISTENER), admit)
     for is_closed in (True, False):
-        with connect(listener.getsockname(), ClientHandshake(SECRET, 'mesh', LISTENER),
-                     SECONDS) as connection:
+        with connect(
+            listener.getsockname(), ClientHandshake(SECRET, 'mesh', LISTENER), SECONDS
+        ) as connection:
             if is_closed:
                 assert closed(connection)
             else:
@@ -234,7 +258,7 @@ def test_a_connection_that_cannot_be_taken_is_closed_and_the_next_one_admitted()
 def test_a_forked_child_holds_none_of_its_descriptors(door):
     ours = connect(door.address, ClientHandshake(SECRET, 'mesh', LISTENER), SECONDS)
     theirs = door.admitted.get(timeout=SECONDS)
-    stranger, = door.strangers(1)
+    (stranger,) = door.strangers(1)
     while len(door.guard.sockets()) < 2:
         time.sleep(0.001)
     numbers = [each.fileno() for each in (ours, theirs, *door.guard.sockets())]
@@ -257,7 +281,7 @@ def test_a_forked_child_holds_none_of_its_descriptors(door):
 
 
 def test_its_end_refuses_and_ends_the_thread(door):
-    stranger, = door.strangers(1)
+    (stranger,) = door.strangers(1)
     door.come_in()
     door.guard.close()
     assert closed(stranger) and not door.guard._thread.is_alive()

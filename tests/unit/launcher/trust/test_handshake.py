@@ -1,4 +1,5 @@
 """What a handshake proves, and that nothing a stranger has seen or made up lets him in."""
+
 import os
 import socket
 import threading
@@ -42,7 +43,7 @@ def talk(one: ClientHandshake, other: ListenerHandshake):
         to_client.append(answer)
         message = b''
         while answer:
-            part, answer = answer[:one.needed], answer[one.needed:]
+            part, answer = answer[: one.needed], answer[one.needed :]
             message += one.take(part)
         if message:
             to_listener.append(message)
@@ -66,8 +67,9 @@ def test_no_two_handshakes_share_a_challenge_or_a_proof():
     assert len(set(pieces)) == len(pieces) == 200
 
 
-@pytest.mark.parametrize('theirs', [
-    dict(secret=OTHER_SECRET), dict(purpose='copies'), dict(secret=SECRET + b'0')])
+@pytest.mark.parametrize(
+    'theirs', [dict(secret=OTHER_SECRET), dict(purpose='copies'), dict(secret=SECRET + b'0')]
+)
 def test_a_client_refuses_another_secret_or_purpose_and_sends_no_proof(theirs):
     one = client()
     with pytest.raises(SecretMismatchError, match='MAPSAGE_SECRET_FILE'):
@@ -86,7 +88,7 @@ def test_another_version_is_named(monkeypatch):
     answer = listening().take(one.greeting)
     monkeypatch.undo()
     with pytest.raises(OtherVersionError, match='version 7, expected 1. Install the same'):
-        one.take(answer[:one.needed])
+        one.take(answer[: one.needed])
 
 
 def test_a_recorded_handshake_is_of_no_use():
@@ -141,8 +143,11 @@ def test_a_proof_for_another_purpose_is_refused():
         other.take(module._proof('client', *facts))
 
 
-@given(st.binary(min_size=40, max_size=40) | st.binary(min_size=33, max_size=33).map(
-    lambda data: b'MapSage' + data), st.binary(min_size=32, max_size=32))
+@given(
+    st.binary(min_size=40, max_size=40)
+    | st.binary(min_size=33, max_size=33).map(lambda data: b'MapSage' + data),
+    st.binary(min_size=32, max_size=32),
+)
 def test_any_bytes_are_refused_by_a_listener(greeting, proof):
     other = listening()
     try:
@@ -154,8 +159,11 @@ def test_any_bytes_are_refused_by_a_listener(greeting, proof):
     assert not other.proved
 
 
-@given(st.binary(min_size=8, max_size=8) | st.just(module._VERSION_WORD),
-       st.binary(min_size=80, max_size=80), st.binary(min_size=1, max_size=1))
+@given(
+    st.binary(min_size=8, max_size=8) | st.just(module._VERSION_WORD),
+    st.binary(min_size=80, max_size=80),
+    st.binary(min_size=1, max_size=1),
+)
 def test_any_bytes_are_refused_by_a_client(word, answer, welcome):
     one = client()
     with pytest.raises(HandshakeError):
@@ -206,6 +214,7 @@ def test_a_listener_byte_by_byte_is_understood():
         while not other.proved:
             for byte in other.take(connection.recv(other.needed, socket.MSG_WAITALL)):
                 connection.sendall(bytes([byte]))
+
     with Server(serve_slowly) as server:
         connect(server.address, client(), 60).close()
 
@@ -231,19 +240,26 @@ def test_the_time_is_that_of_the_whole_handshake():
                 connection.sendall(bytes([byte]))
         except OSError:
             enough.set()
+
     with Server(serve_for_ever) as server:
         with pytest.raises(socket.timeout):
             connect(server.address, client(), 0.5)
         enough.set()
 
 
-@pytest.mark.parametrize('answer', [b'HTTP/1.1 400 Bad Request\r\n\r\n', b'SSH-2.0-OpenSSH_9.6\r\n',
-                                    bytes(200), b'MapSage\x01' + bytes(80)])
+@pytest.mark.parametrize(
+    'answer',
+    [
+        b'HTTP/1.1 400 Bad Request\r\n\r\n',
+        b'SSH-2.0-OpenSSH_9.6\r\n',
+        bytes(200),
+        b'MapSage\x01' + bytes(80),
+    ],
+)
 def test_another_program_at_the_address_is_named(answer):
     def serve(connection: socket.socket) -> None:
         connection.recv(40, socket.MSG_WAITALL)
         connection.sendall(answer)
+
     with Server(serve) as server, pytest.raises(OtherListenerError, match='listens at its address'):
         connect(server.address, client(), 60)
-
-

@@ -1,4 +1,5 @@
 """Where the secret of a job comes from, and which ones are refused."""
+
 import os
 import socket
 import stat
@@ -71,8 +72,9 @@ def test_a_variable_without_a_secret_is_refused(value):
 def test_a_missing_file_and_an_empty_one_are_refused(tmp_path):
     refused({SECRET_FILE_VARIABLE: str(tmp_path / 'none')}, 'none', 'No such file', 'umask 077')
     refused({SECRET_FILE_VARIABLE: ''}, SECRET_FILE_VARIABLE)
-    refused({SECRET_FILE_VARIABLE: str(private_file(tmp_path / 'empty', ''))}, 'empty',
-            '0 characters')
+    refused(
+        {SECRET_FILE_VARIABLE: str(private_file(tmp_path / 'empty', ''))}, 'empty', '0 characters'
+    )
     refused({SECRET_FILE_VARIABLE: str(tmp_path)}, 'directory')
     refused({SECRET_FILE_VARIABLE: str(private_file(tmp_path / 'long', 'a' * 5000))}, '4096')
 
@@ -156,15 +158,23 @@ def test_no_folder_at_all_names_both_and_the_variable(home, tmp_path, monkeypatc
 
 
 def test_many_processes_that_start_at_once_read_one_secret(home, tmp_path):
-    program = ('import os, sys; sys.path.append(sys.argv[1])\n'
-               'from mapsage_launcher.trust.job_secret import job_secret\n'
-               'sys.stdin.read()\n'
-               'print(job_secret(os.environ).decode())')
+    program = (
+        'import os, sys; sys.path.append(sys.argv[1])\n'
+        'from mapsage_launcher.trust.job_secret import job_secret\n'
+        'sys.stdin.read()\n'
+        'print(job_secret(os.environ).decode())'
+    )
     reader, writer = socket.socketpair()
     with reader, writer:
-        processes = [subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', program, str(ROOT)], stdin=reader.fileno(),
-            stdout=subprocess.PIPE, env={'HOME': str(home)}) for _ in range(12)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, '-I', '-S', '-c', program, str(ROOT)],
+                stdin=reader.fileno(),
+                stdout=subprocess.PIPE,
+                env={'HOME': str(home)},
+            )
+            for _ in range(12)
+        ]
         writer.close()  # all begin now
         secrets = {process.communicate()[0] for process in processes}
     assert [process.returncode for process in processes] == [0] * 12

@@ -1,4 +1,5 @@
 """Stores that other users, or at least other machines, cannot reach."""
+
 from __future__ import annotations
 
 import os
@@ -63,17 +64,25 @@ def test_a_store_on_loopback_alone(libuv: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv('USE_LIBUV', libuv)
     before = set(listening([os.getpid()]))
     store, warning = loopback_store('no lock', timedelta(seconds=20))
-    client = dist.TCPStore('127.0.0.1', store.port, is_master=False, wait_for_workers=False,
-                           timeout=timedelta(seconds=20))
+    client = dist.TCPStore(
+        '127.0.0.1',
+        store.port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=20),
+    )
     client.set('key', 'value')
     assert store.get('key') == b'value'
     opened = set(listening([os.getpid()])) - before
     assert {(each.kind, each.address, each.port) for each in opened} == {
-        ('tcp', '127.0.0.1', store.port)}
+        ('tcp', '127.0.0.1', store.port)
+    }
     with pytest.raises(OSError):
         socket.create_connection(('127.0.0.2', store.port), 5)
-    assert all(words in warning for words in (
-        'no lock', f'127.0.0.1:{store.port}', 'Other users', 'unpickles', 'TMPDIR'))
+    assert all(
+        words in warning
+        for words in ('no lock', f'127.0.0.1:{store.port}', 'Other users', 'unpickles', 'TMPDIR')
+    )
 
 
 def test_a_torch_that_can_only_listen_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 """Bytes with a seal are those that a holder of the secret sealed for the same purpose."""
+
 from __future__ import annotations
 
 import pytest

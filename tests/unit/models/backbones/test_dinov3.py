@@ -1,4 +1,5 @@
 """The DINOv3 backbone: its mathematics, freezing, and against Hugging Face where installed."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,7 +26,7 @@ def build(arch: Any = PLAIN, **arguments: Any) -> DINOv3ViT:
     model = DINOv3ViT(arch, **arguments)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=.3)
+            parameter.normal_(std=0.3)
     return model
 
 
@@ -49,10 +50,17 @@ def test_sizes(arch: Dict[str, Any], size: Tuple[int, int]) -> None:
     assert model.out_channels == (16, 16)
 
 
-@pytest.mark.parametrize('name, dims, layers, millions', [
-    ('small', 384, 12, 21), ('small+', 384, 12, 29), ('base', 768, 12, 86),
-    ('large', 1024, 24, 300), ('huge+', 1280, 32, 840), ('7B', 4096, 40, 6716),
-])
+@pytest.mark.parametrize(
+    'name, dims, layers, millions',
+    [
+        ('small', 384, 12, 21),
+        ('small+', 384, 12, 29),
+        ('base', 768, 12, 86),
+        ('large', 1024, 24, 300),
+        ('huge+', 1280, 32, 840),
+        ('7B', 4096, 40, 6716),
+    ],
+)
 def test_official_sizes(name: str, dims: int, layers: int, millions: int) -> None:
     """Millions of parameters as in the official MODEL_CARD.md, which rounds them."""
     arch = weights.ARCHS[name]
@@ -62,9 +70,9 @@ def test_official_sizes(name: str, dims: int, layers: int, millions: int) -> Non
     block += matrices * dims * arch.feedforward_channels + dims
     block += (matrices - 1) * arch.feedforward_channels + 6 * dims
     total = layers * block + dims * (3 * 256 + 1) + dims * 5 + 2 * dims
-    assert total / 1e6 == pytest.approx(millions, rel=.03)
+    assert total / 1e6 == pytest.approx(millions, rel=0.03)
     if layers == 12 and dims == 384:
-        built = DINOv3ViT(name, out_indices=(0, ))
+        built = DINOv3ViT(name, out_indices=(0,))
         assert sum(p.numel() for p in built.blocks.parameters()) == block
 
 
@@ -78,13 +86,19 @@ def test_keys_have_no_bias() -> None:
     """A query bias changes the result, and no parameter of the keys is there to."""
     attention = build().blocks[0].attn
     assert {name for name, _ in attention.named_parameters()} == {
-        'qkv.weight', 'q_bias', 'v_bias', 'proj.weight', 'proj.bias'}
+        'qkv.weight',
+        'q_bias',
+        'v_bias',
+        'proj.weight',
+        'proj.bias',
+    }
 
 
 @pytest.mark.parametrize('arch', [PLAIN, GATED], ids=['plain', 'gated'])
-@pytest.mark.parametrize('out_indices', [(0, ), (1, 2)])
-def test_every_parameter_gets_a_gradient(arch: Dict[str, Any],
-                                         out_indices: Tuple[int, ...]) -> None:
+@pytest.mark.parametrize('out_indices', [(0,), (1, 2)])
+def test_every_parameter_gets_a_gradient(
+    arch: Dict[str, Any], out_indices: Tuple[int, ...]
+) -> None:
     """DDP fails on parameters without one."""
     model = build(arch, out_indices=out_indices)
     model(image())[-1].square().sum().backward()
@@ -94,8 +108,9 @@ def test_every_parameter_gets_a_gradient(arch: Dict[str, Any],
 def test_final_norm_is_applied_to_each_output() -> None:
     model = build(out_indices=(0, 3))
     plain = build(out_indices=(0, 3), final_norm=False)
-    plain.load_state_dict({k: v for k, v in model.state_dict().items()
-                           if not k.startswith('norm.')})
+    plain.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if not k.startswith('norm.')}
+    )
     for with_norm, without in zip(model(image()), plain(image())):
         normed = model.norm(without.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         torch.testing.assert_allclose(with_norm, normed)
@@ -106,7 +121,7 @@ def test_recomputing_changes_no_gradient(frozen_stages: int) -> None:
     """With drop path, whose draws must be the same the second time."""
     gradients = []
     for with_cp in (False, True):
-        model = build(with_cp=with_cp, drop_path_rate=.6, frozen_stages=frozen_stages).train()
+        model = build(with_cp=with_cp, drop_path_rate=0.6, frozen_stages=frozen_stages).train()
         torch.manual_seed(3)
         model(image(4))[-1].square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})
@@ -148,18 +163,18 @@ def test_recomputing_keeps_fewer_tensors() -> None:
 
 
 def test_drop_path_acts_in_training_only_and_keeps_the_mean() -> None:
-    model = build(drop_path_rate=.5)
-    assert [block.drop_path for block in model.blocks] == pytest.approx([0, .5 / 3, 1 / 3, .5])
+    model = build(drop_path_rate=0.5)
+    assert [block.drop_path for block in model.blocks] == pytest.approx([0, 0.5 / 3, 1 / 3, 0.5])
     assert not torch.equal(model.train()(image())[-1], model(image())[-1])
     assert torch.equal(model.eval()(image())[-1], model(image())[-1])
     factors = model.train().blocks[3].draw_drop_path(torch.zeros(4000, 1, 1))
-    assert set(factors.unique().tolist()) == {0, 2} and abs(factors.mean() - 1) < .1
+    assert set(factors.unique().tolist()) == {0, 2} and abs(factors.mean() - 1) < 0.1
     assert model.blocks[0].draw_drop_path(torch.zeros(4, 1, 1)) is None
 
 
 @pytest.mark.parametrize('stages', [-1, 0, 2, 4])
 def test_frozen_stages(stages: int) -> None:
-    model = build(frozen_stages=stages, drop_path_rate=.5).eval().train()
+    model = build(frozen_stages=stages, drop_path_rate=0.5).eval().train()
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     prefixes = ('patch_embed.', 'cls_token', 'register_tokens') if stages >= 0 else ()
     prefixes += tuple(f'blocks.{index}.' for index in range(stages))
@@ -172,7 +187,7 @@ def test_frozen_stages(stages: int) -> None:
 
 
 def test_frozen_stays_in_eval_and_out_of_autograd() -> None:
-    model = build(frozen=True, drop_path_rate=.9)
+    model = build(frozen=True, drop_path_rate=0.9)
     nn.Sequential(model).train()
     assert not any(module.training for module in model.modules())
     assert not any(p.requires_grad for p in model.parameters())
@@ -200,7 +215,8 @@ def test_normalized_input_is_refused() -> None:
 
 
 def test_values_of_another_range_are_named_once_for_each_kind(
-        caplog: pytest.LogCaptureFixture) -> None:
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = build()
     black, scene, share = torch.zeros(1, 3, 32, 32), image() * 40, image() / 255
     logger = MMLogger.get_current_instance()
@@ -220,22 +236,27 @@ def test_values_of_another_range_are_named_once_for_each_kind(
         model((image() - 120) / 58)
 
 
-@pytest.mark.parametrize('asked, name, mean, message', [
-    ('weights', 'sat493m.pth', 109.65, "Normalization sat493m (the name 'sat493m.pth')"),
-    ('weights', 'lvd1689m.pth', 123.675, "Normalization web (the name 'lvd1689m.pth')"),
-    ('web', 'sat493m.pth', 123.675, 'Normalization web (set by the config; weights: sat493m)'),
-    (None, 'sat493m.pth', 109.65, 'expected of the data preprocessor'),
-])
-def test_normalization_follows_the_weights(asked: Any, name: str, mean: float, message: str,
-                                           tmp_path: Path, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    'asked, name, mean, message',
+    [
+        ('weights', 'sat493m.pth', 109.65, "Normalization sat493m (the name 'sat493m.pth')"),
+        ('weights', 'lvd1689m.pth', 123.675, "Normalization web (the name 'lvd1689m.pth')"),
+        ('web', 'sat493m.pth', 123.675, 'Normalization web (set by the config; weights: sat493m)'),
+        (None, 'sat493m.pth', 109.65, 'expected of the data preprocessor'),
+    ],
+)
+def test_normalization_follows_the_weights(
+    asked: Any, name: str, mean: float, message: str, tmp_path: Path, caplog: Any
+) -> None:
     path = str(tmp_path / name)
     source = build()
     torch.save({k: v for k, v in source.state_dict().items() if not k.startswith('pixel')}, path)
     logger = MMLogger.get_current_instance()
     logger.addHandler(caplog.handler)
     try:
-        model = DINOv3ViT(PLAIN, normalization=asked,
-                          init_cfg=dict(type='Pretrained', checkpoint=path))
+        model = DINOv3ViT(
+            PLAIN, normalization=asked, init_cfg=dict(type='Pretrained', checkpoint=path)
+        )
         model.init_weights()
     finally:
         logger.removeHandler(caplog.handler)
@@ -273,18 +294,27 @@ def test_without_weights_nothing_is_uninitialized() -> None:
     assert bool(torch.isfinite(model(image())[-1]).all())
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(arch='giant'), r"arch='giant', expected one of \['small', 'small\+', 'base', 'large'"),
-    (dict(arch=dict(embed_dims=16)), 'expected the keys .*num_heads'),
-    (dict(arch=dict(PLAIN, depth=3)), r"'depth': 3.* and no others"),
-    (dict(arch=dict(PLAIN, num_heads=3)), 'embed_dims=16 must be a multiple of 4 x num_heads=12'),
-    (dict(out_indices=(2, 1)), r'out_indices=\(2, 1\)'),
-    (dict(out_indices=(4, )), r'out_indices=\(4,\) must be ascending block indices in 0..3'),
-    (dict(out_indices=()), r'out_indices=\(\)'),
-    (dict(frozen_stages=5), 'frozen_stages=5'),
-    (dict(drop_path_rate=1.), 'drop_path_rate=1.0'),
-    (dict(normalization='imagenet'), "normalization='imagenet' must be 'weights' or one of"),
-])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (
+            dict(arch='giant'),
+            r"arch='giant', expected one of \['small', 'small\+', 'base', 'large'",
+        ),
+        (dict(arch=dict(embed_dims=16)), 'expected the keys .*num_heads'),
+        (dict(arch=dict(PLAIN, depth=3)), r"'depth': 3.* and no others"),
+        (
+            dict(arch=dict(PLAIN, num_heads=3)),
+            'embed_dims=16 must be a multiple of 4 x num_heads=12',
+        ),
+        (dict(out_indices=(2, 1)), r'out_indices=\(2, 1\)'),
+        (dict(out_indices=(4,)), r'out_indices=\(4,\) must be ascending block indices in 0..3'),
+        (dict(out_indices=()), r'out_indices=\(\)'),
+        (dict(frozen_stages=5), 'frozen_stages=5'),
+        (dict(drop_path_rate=1.0), 'drop_path_rate=1.0'),
+        (dict(normalization='imagenet'), "normalization='imagenet' must be 'weights' or one of"),
+    ],
+)
 def test_argument_errors(arguments: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DINOv3ViT(**{'arch': PLAIN, **arguments})

@@ -1,4 +1,5 @@
 """DINOv3 ConvNeXt on transformers' network."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,14 +20,20 @@ def saved(path: Path) -> Any:
     model = transformers.DINOv3ConvNextModel(transformers.DINOv3ConvNextConfig(**ARCH)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=.2)
+            parameter.normal_(std=0.2)
     model.save_pretrained(str(path))
     return model
 
 
 def loaded(path: Path, arch: Any = ARCH, **arguments: Any) -> DINOv3ConvNeXt:
-    model = MODELS.build(dict(type='DINOv3ConvNeXt', arch=arch, init_cfg=dict(
-        type='Pretrained', checkpoint=str(path)), **arguments))
+    model = MODELS.build(
+        dict(
+            type='DINOv3ConvNeXt',
+            arch=arch,
+            init_cfg=dict(type='Pretrained', checkpoint=str(path)),
+            **arguments,
+        )
+    )
     model.init_weights()
     return model
 
@@ -43,8 +50,9 @@ def test_maps_are_those_of_the_saved_model(tmp_path: Path) -> None:
     assert model.out_channels == (16, 32)
     torch.testing.assert_close(last.flatten(2).transpose(1, 2), tokens)
     with torch.no_grad():
-        torch.testing.assert_close(eighth, reference(
-            normalized, output_hidden_states=True).hidden_states[-3])
+        torch.testing.assert_close(
+            eighth, reference(normalized, output_hidden_states=True).hidden_states[-3]
+        )
 
 
 def test_every_parameter_learns_unless_frozen(tmp_path: Path) -> None:
@@ -53,8 +61,8 @@ def test_every_parameter_learns_unless_frozen(tmp_path: Path) -> None:
     model = loaded(tmp_path).train()
     sum(each.sum() for each in model(x)).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert model.model.layer_norm.weight.std() > .1  # that of the file, not ones
-    frozen = loaded(tmp_path, frozen=True, drop_path_rate=.5).train()
+    assert model.model.layer_norm.weight.std() > 0.1  # that of the file, not ones
+    frozen = loaded(tmp_path, frozen=True, drop_path_rate=0.5).train()
     assert not any(module.training for module in frozen.modules())
     assert not any(each.requires_grad for each in frozen(x))
 
@@ -68,7 +76,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="arch='huge', expected one of"):
         DINOv3ConvNeXt('huge')
     with pytest.raises(ValueError, match='ascending stage indices'):
-        DINOv3ConvNeXt(ARCH, out_indices=(4, ))
+        DINOv3ConvNeXt(ARCH, out_indices=(4,))
 
 
 def test_compute_maps_lower_stages_leave_no_parameter_of_the_norm(tmp_path: Path) -> None:
@@ -81,4 +89,4 @@ def test_compute_maps_lower_stages_leave_no_parameter_of_the_norm(tmp_path: Path
 def test_official_sizes() -> None:
     """Millions of parameters: the model card of the official repository."""
     model = DINOv3ConvNeXt('tiny')
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(29, rel=.06)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(29, rel=0.06)

@@ -1,4 +1,5 @@
 """Every variant, from every weight format, computes what transformers' DINOv3 computes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,17 +21,23 @@ TOLERANCE = 5e-5
 def narrowed(name: str) -> Arch:
     """A variant with its true depth, heads, MLP and biases, eight channels a head."""
     whole = ARCHS[name]
-    return whole._replace(embed_dims=8 * whole.num_heads,
-                          feedforward_channels=8 * whole.num_heads)
+    return whole._replace(embed_dims=8 * whole.num_heads, feedforward_channels=8 * whole.num_heads)
 
 
 def reference_of(arch: Arch, hub: State) -> Any:
-    model = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(
-        hidden_size=arch.embed_dims, num_hidden_layers=arch.num_layers,
-        num_attention_heads=arch.num_heads, intermediate_size=arch.feedforward_channels,
-        use_gated_mlp=arch.gated_mlp, hidden_act='silu' if arch.gated_mlp else 'gelu',
-        num_register_tokens=arch.num_registers, query_bias=arch.qkv_bias,
-        value_bias=arch.qkv_bias)).eval()
+    model = transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(
+            hidden_size=arch.embed_dims,
+            num_hidden_layers=arch.num_layers,
+            num_attention_heads=arch.num_heads,
+            intermediate_size=arch.feedforward_channels,
+            use_gated_mlp=arch.gated_mlp,
+            hidden_act='silu' if arch.gated_mlp else 'gelu',
+            num_register_tokens=arch.num_registers,
+            query_bias=arch.qkv_bias,
+            value_bias=arch.qkv_bias,
+        )
+    ).eval()
     state = huggingface_state(hub, 'model.layer')
     state['embeddings.mask_token'] = state['embeddings.mask_token'][None]
     model.load_state_dict(state)
@@ -44,7 +51,7 @@ def case(request: pytest.FixtureRequest) -> Any:
     hub = hub_state(dict(arch._asdict()))
     for key in hub:  # values near 1, as in a trained model: the tolerance is absolute
         if key.endswith(('gamma', 'patch_embed.proj.weight')):
-            hub[key] = hub[key] * .1
+            hub[key] = hub[key] * 0.1
     x = torch.randn(2, 3, 48, 80, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         states = reference_of(arch, hub)(x, output_hidden_states=True)
@@ -59,9 +66,13 @@ def test_features_equal_those_of_transformers(case: Any, name: str, tmp_path: Pa
     torch.save(FORMATS[name](hub), str(path))
 
     def patches(final_norm: bool) -> Any:
-        model = DINOv3ViT(dict(arch._asdict()), out_indices=tuple(range(arch.num_layers)),
-                          final_norm=final_norm, normalization=None,
-                          init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+        model = DINOv3ViT(
+            dict(arch._asdict()),
+            out_indices=tuple(range(arch.num_layers)),
+            final_norm=final_norm,
+            normalization=None,
+            init_cfg=dict(type='Pretrained', checkpoint=str(path)),
+        )
         model.init_weights()
         with torch.no_grad():
             return [each.flatten(2).transpose(1, 2) for each in model.eval()(x)]
@@ -71,7 +82,7 @@ def test_features_equal_those_of_transformers(case: Any, name: str, tmp_path: Pa
     theirs = [*states.hidden_states[1:-1], states.last_hidden_state]
     assert len(ours) == len(theirs) == arch.num_layers
     for own, state in zip(ours, theirs):
-        assert float(state.std()) > .1
+        assert float(state.std()) > 0.1
         assert float((own - state[:, tokens:]).abs().max()) < TOLERANCE
 
 
@@ -80,9 +91,14 @@ def test_prefix_tokens_equal_those_of_transformers(case: Any, tmp_path: Path) ->
     arch, hub, x, states = case
     path = tmp_path / 'weights.pth'
     torch.save(hub, str(path))
-    model = DINOv3ViT(dict(arch._asdict()), out_indices=(1, arch.num_layers - 1),
-                      prefix_tokens=True, normalization=None, frozen=True,
-                      init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    model = DINOv3ViT(
+        dict(arch._asdict()),
+        out_indices=(1, arch.num_layers - 1),
+        prefix_tokens=True,
+        normalization=None,
+        frozen=True,
+        init_cfg=dict(type='Pretrained', checkpoint=str(path)),
+    )
     model.init_weights()
     first, last, first_prefix, last_prefix = model(x)
     assert first.shape[1:] == last.shape[1:] == (arch.embed_dims, 3, 5)
@@ -99,11 +115,14 @@ def test_a_saved_folder_is_read(registers: int, tmp_path: Path) -> None:
     hub = hub_state(dict(arch._asdict()))
     reference = reference_of(arch, hub)
     reference.save_pretrained(str(tmp_path / 'lvd1689m'))
-    model = DINOv3ViT(dict(arch._asdict()), out_indices=(arch.num_layers - 1, ),
-                      init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'lvd1689m')))
+    model = DINOv3ViT(
+        dict(arch._asdict()),
+        out_indices=(arch.num_layers - 1,),
+        init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'lvd1689m')),
+    )
     model.init_weights()
     x = torch.rand(1, 3, 32, 32) * 255
     with torch.no_grad():
         expected = reference((x - model.pixel_mean) / model.pixel_std).last_hidden_state
         own = model.eval()(x)[-1].flatten(2).transpose(1, 2)
-    torch.testing.assert_close(own, expected[:, 1 + registers:], atol=TOLERANCE, rtol=1e-5)
+    torch.testing.assert_close(own, expected[:, 1 + registers :], atol=TOLERANCE, rtol=1e-5)

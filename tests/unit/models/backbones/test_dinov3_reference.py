@@ -1,4 +1,5 @@
 """tools/check_weights.py, and the comparison with published features."""
+
 from __future__ import annotations
 
 import subprocess
@@ -27,7 +28,11 @@ def picture() -> np.ndarray:
 def check(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [warm_python(), str(ROOT / 'tools' / 'check_weights.py'), *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=120)
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        timeout=120,
+    )
 
 
 def test_the_command_names_what_a_file_is_and_judges_it(tmp_path: Path) -> None:
@@ -46,30 +51,45 @@ def test_the_command_names_what_a_file_is_and_judges_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('kind', ['web', 'sat493m'])
-def test_equal_features_are_recognized(kind: str, monkeypatch: pytest.MonkeyPatch,
-                                       tmp_path: Path) -> None:
+def test_equal_features_are_recognized(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The published side is computed by transformers, on pixels resized as its source does."""
     transformers = pytest.importorskip('transformers')
     hub = hub_state(dict(ARCHS['small']._asdict()))
-    theirs = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(
-        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536,
-        num_register_tokens=4)).eval()
+    theirs = transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(
+            hidden_size=384,
+            num_hidden_layers=12,
+            num_attention_heads=6,
+            intermediate_size=1536,
+            num_register_tokens=4,
+        )
+    ).eval()
     state = huggingface_state(hub, 'model.layer')
     state['embeddings.mask_token'] = state['embeddings.mask_token'][None]
     theirs.load_state_dict(state)
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in reference.NORMALIZATION[kind])
     image = picture()
-    small = F.interpolate(torch.from_numpy(image).permute(2, 0, 1)[None].float(), (224, 224),
-                          mode='bilinear', antialias=True)
+    small = F.interpolate(
+        torch.from_numpy(image).permute(2, 0, 1)[None].float(),
+        (224, 224),
+        mode='bilinear',
+        antialias=True,
+    )
     with torch.no_grad():
         tokens = theirs((small - mean) / std).last_hidden_state[0]
-    monkeypatch.setitem(reference.PUBLISHED, f'small {kind}', reference.ReferenceFeatures(
-        tokens[0, :5].tolist(), tokens[5, :5].tolist()))
+    monkeypatch.setitem(
+        reference.PUBLISHED,
+        f'small {kind}',
+        reference.ReferenceFeatures(tokens[0, :5].tolist(), tokens[5, :5].tolist()),
+    )
 
     path = tmp_path / 'weights.pth'
     torch.save(hub, str(path))
-    model = DINOv3ViT('small', out_indices=(11, ), init_cfg=dict(
-        type='Pretrained', checkpoint=str(path)))
+    model = DINOv3ViT(
+        'small', out_indices=(11,), init_cfg=dict(type='Pretrained', checkpoint=str(path))
+    )
     model.init_weights()
     best, other = reference.compare(model, f'small {kind}', image)
     assert best.normalization == kind and best.difference < reference.TOLERANCE < other.difference

@@ -1,4 +1,5 @@
 """Reading DINOv3 weights of every format, and refusing what does not fit."""
+
 from __future__ import annotations
 
 import json
@@ -19,12 +20,18 @@ from mapsage.models.backbones.dinov3_weights import ARCHS, Arch
 PLAIN = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=24)
 GATED = dict(PLAIN, gated_mlp=True)
 SMALLEST = dict(PLAIN, num_registers=0, qkv_bias=False, gated_mlp=True)
-ARCHITECTURES = pytest.mark.parametrize('arch', [PLAIN, GATED, SMALLEST],
-                                        ids=['plain', 'gated', 'no biases, no registers'])
+ARCHITECTURES = pytest.mark.parametrize(
+    'arch', [PLAIN, GATED, SMALLEST], ids=['plain', 'gated', 'no biases, no registers']
+)
 
 
-def loaded(path: Path, state: State, name: str = 'sat493m.pth', prefix: Optional[str] = None,
-           **arguments: Any) -> DINOv3ViT:
+def loaded(
+    path: Path,
+    state: State,
+    name: str = 'sat493m.pth',
+    prefix: Optional[str] = None,
+    **arguments: Any,
+) -> DINOv3ViT:
     torch.save(state, str(path / name))
     cfg = dict(type='Pretrained', checkpoint=str(path / name), prefix=prefix)
     model = DINOv3ViT(init_cfg=cfg, **arguments)
@@ -34,8 +41,7 @@ def loaded(path: Path, state: State, name: str = 'sat493m.pth', prefix: Optional
 
 @ARCHITECTURES
 @pytest.mark.parametrize('name', FORMATS)
-def test_every_format_gives_the_same_model(arch: Dict[str, Any], name: str,
-                                           tmp_path: Path) -> None:
+def test_every_format_gives_the_same_model(arch: Dict[str, Any], name: str, tmp_path: Path) -> None:
     hub = hub_state(arch)
     state = FORMATS[name](hub)
     assert weights.detect_format(state) == name.split()[0]
@@ -89,7 +95,7 @@ def official_features(hub: State, x: torch.Tensor, heads: int, registers: int) -
         tokens.append(hub['storage_tokens'].expand(count, -1, -1))
     for patch in range(rows * columns):
         row, column = divmod(patch, columns)
-        pixels = x[:, :, 16 * row:16 * row + 16, 16 * column:16 * column + 16].flatten(1)
+        pixels = x[:, :, 16 * row : 16 * row + 16, 16 * column : 16 * column + 16].flatten(1)
         kernel = hub['patch_embed.proj.weight'].flatten(1)
         tokens.append((pixels @ kernel.T + hub['patch_embed.proj.bias'])[:, None])
     t = torch.cat(tokens, dim=1)
@@ -101,10 +107,10 @@ def official_features(hub: State, x: torch.Tensor, heads: int, registers: int) -
             q, k = q.clone(), k.clone()
             for patch in range(rows * columns):
                 row, column = divmod(patch, columns)
-                y, across = 2 * (row + .5) / rows - 1, 2 * (column + .5) / columns - 1
+                y, across = 2 * (row + 0.5) / rows - 1, 2 * (column + 0.5) / columns - 1
                 at = 1 + registers + patch
                 q[:, at], k[:, at] = turn(q[:, at], y, across), turn(k[:, at], y, across)
-            scores = q @ k.transpose(1, 2) / q.shape[-1]**.5
+            scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
             heard.append(scores.softmax(-1) @ v)
         t = t + hub[f'{block}.ls1.gamma'] * linear(f'{block}.attn.proj', torch.cat(heard, -1))
         hidden, mlp = norm(f'{block}.norm2', t), f'{block}.mlp'
@@ -113,9 +119,9 @@ def official_features(hub: State, x: torch.Tensor, heads: int, registers: int) -
             out = linear(f'{mlp}.w3', gate * gate.sigmoid() * linear(f'{mlp}.w2', hidden))
         else:
             wide = linear(f'{mlp}.fc1', hidden)
-            out = linear(f'{mlp}.fc2', wide * (1 + torch.erf(wide / 2**.5)) / 2)
+            out = linear(f'{mlp}.fc2', wide * (1 + torch.erf(wide / 2**0.5)) / 2)
         t = t + hub[f'{block}.ls2.gamma'] * out
-    return norm('norm', t)[:, 1 + registers:]
+    return norm('norm', t)[:, 1 + registers :]
 
 
 @ARCHITECTURES
@@ -132,7 +138,7 @@ def test_features_are_the_official_ones(arch: Dict[str, Any], tmp_path: Path) ->
 def test_periods_of_the_file_are_used(tmp_path: Path) -> None:
     """The official ones are rounded to bfloat16."""
     hub = hub_state(PLAIN)
-    hub['rope_embed.periods'] = torch.tensor([1., 10.0625])
+    hub['rope_embed.periods'] = torch.tensor([1.0, 10.0625])
     assert torch.equal(loaded(tmp_path, hub, arch=PLAIN).rope.periods, hub['rope_embed.periods'])
 
 
@@ -152,11 +158,17 @@ def test_blocks_above_the_last_are_left_out(tmp_path: Path) -> None:
     assert len(model.blocks) == 2
 
 
-@pytest.mark.parametrize('name, key', [
-    ('hub', 'blocks.1.mlp.fc1.weight'), ('hub', 'blocks.2.attn.qkv.bias'), ('hub', 'cls_token'),
-    ('huggingface', 'layer.1.attention.k_proj.weight'), ('timm', 'blocks.2.attn.v_bias'),
-    ('timm', 'norm.weight'),
-])
+@pytest.mark.parametrize(
+    'name, key',
+    [
+        ('hub', 'blocks.1.mlp.fc1.weight'),
+        ('hub', 'blocks.2.attn.qkv.bias'),
+        ('hub', 'cls_token'),
+        ('huggingface', 'layer.1.attention.k_proj.weight'),
+        ('timm', 'blocks.2.attn.v_bias'),
+        ('timm', 'norm.weight'),
+    ],
+)
 def test_a_missing_key_is_listed(name: str, key: str, tmp_path: Path) -> None:
     state = FORMATS[name](hub_state(PLAIN))
     del state[key]
@@ -176,8 +188,9 @@ def test_a_left_over_key_is_listed(name: str, key: str, tmp_path: Path) -> None:
 
 def test_two_names_of_one_tensor_are_refused() -> None:
     hub = hub_state(PLAIN)
-    with pytest.raises(WeightsError,
-                       match=r'two tensors for each of these names: .*blocks\.0\.norm1\.bias'):
+    with pytest.raises(
+        WeightsError, match=r'two tensors for each of these names: .*blocks\.0\.norm1\.bias'
+    ):
         weights.convert({**huggingface_state(hub), **huggingface_state(hub, 'model.layer')})
 
 
@@ -188,8 +201,11 @@ def test_another_shape_is_listed(tmp_path: Path) -> None:
 
 
 def test_timm_without_biases_means_zero(tmp_path: Path) -> None:
-    state = {k: v for k, v in timm_state(hub_state(PLAIN)).items()
-             if not k.endswith(('q_bias', 'v_bias'))}
+    state = {
+        k: v
+        for k, v in timm_state(hub_state(PLAIN)).items()
+        if not k.endswith(('q_bias', 'v_bias'))
+    }
     model = loaded(tmp_path, state, arch=PLAIN)
     assert bool((model.blocks[0].attn.q_bias == 0).all())
     assert bool((model.blocks[2].attn.v_bias == 0).all())
@@ -225,10 +241,13 @@ def test_variants_are_recognized(name: str) -> None:
     """By shapes alone: the tensors have no memory of their own."""
     arch = ARCHS[name]
     mlp = 'w1' if arch.gated_mlp else 'fc1'
-    state = {'cls_token': torch.empty(1).expand(1, 1, arch.embed_dims),
-             f'blocks.{arch.num_layers - 1}.gamma_1': torch.empty(1),
-             f'blocks.0.mlp.{mlp}.weight':
-                 torch.empty(1).expand(arch.feedforward_channels, arch.embed_dims)}
+    state = {
+        'cls_token': torch.empty(1).expand(1, 1, arch.embed_dims),
+        f'blocks.{arch.num_layers - 1}.gamma_1': torch.empty(1),
+        f'blocks.0.mlp.{mlp}.weight': torch.empty(1).expand(
+            arch.feedforward_channels, arch.embed_dims
+        ),
+    }
     assert weights.looks_like(state) == repr(name)
     other = ARCHS['large' if name != 'large' else 'base']
     with pytest.raises(WeightsError, match=re.escape(f'weights look like {name!r}, but arch=')):
@@ -236,21 +255,29 @@ def test_variants_are_recognized(name: str) -> None:
 
 
 def test_no_dinov3_at_all() -> None:
-    with pytest.raises(WeightsError,
-                       match=r"not a DINOv3 ViT: the keys begin with \['stem.weight'\]"):
+    with pytest.raises(
+        WeightsError, match=r"not a DINOv3 ViT: the keys begin with \['stem.weight'\]"
+    ):
         weights.convert({'stem.weight': torch.zeros(1)})
 
 
-@pytest.mark.parametrize('path, keys, name, expected', [
-    ('a/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth', (), '7B', 'sat493m'),
-    ('models--facebook--dinov3-vitl16-pretrain-lvd1689m/snapshots/1f/model.safetensors', (),
-     '7B', 'web'),
-    ('sat493m/vit_7b_patch16_dinov3.lvd1689m.pth', (), '7B', 'web'),  # the deepest name counts
-    ('renamed.pth', ('local_cls_norm.weight', ), 'large', 'sat493m'),
-    ('renamed.pth', (), 'large', 'web'),
-    ('renamed.pth', ('local_cls_norm.weight', ), '7B', None),  # both 7B files have it
-    ('renamed.pth', (), 'huge+', 'web'),  # has no satellite weights
-])
+@pytest.mark.parametrize(
+    'path, keys, name, expected',
+    [
+        ('a/dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth', (), '7B', 'sat493m'),
+        (
+            'models--facebook--dinov3-vitl16-pretrain-lvd1689m/snapshots/1f/model.safetensors',
+            (),
+            '7B',
+            'web',
+        ),
+        ('sat493m/vit_7b_patch16_dinov3.lvd1689m.pth', (), '7B', 'web'),  # the deepest name counts
+        ('renamed.pth', ('local_cls_norm.weight',), 'large', 'sat493m'),
+        ('renamed.pth', (), 'large', 'web'),
+        ('renamed.pth', ('local_cls_norm.weight',), '7B', None),  # both 7B files have it
+        ('renamed.pth', (), 'huge+', 'web'),  # has no satellite weights
+    ],
+)
 def test_training_data(path: str, keys: Any, name: str, expected: Optional[str]) -> None:
     state = dict.fromkeys(('blocks.0.ls1.gamma', *keys), torch.zeros(1))
     assert weights.training_data(path, state, ARCHS[name])[0] == expected

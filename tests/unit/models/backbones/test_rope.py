@@ -1,4 +1,5 @@
 """Rotary positions and attention of DINOv3."""
+
 from __future__ import annotations
 
 import math
@@ -15,8 +16,8 @@ def test_positions_are_those_of_the_formula() -> None:
     assert sine.dtype == torch.float32 and sine.shape == cosine.shape == (17, 8)
     assert not sine[:2].any() and (cosine[:2] == 1).all()
     for row, column, patch in ((0, 0, 0), (1, 3, 8), (2, 4, 14)):
-        y, x = 2 * (row + .5) / 3 - 1, 2 * (column + .5) / 5 - 1
-        angles = [2 * math.pi * place / 100**(k / 2) for place in (y, x) for k in (0, 1)] * 2
+        y, x = 2 * (row + 0.5) / 3 - 1, 2 * (column + 0.5) / 5 - 1
+        angles = [2 * math.pi * place / 100 ** (k / 2) for place in (y, x) for k in (0, 1)] * 2
         expected = torch.tensor(angles)
         torch.testing.assert_allclose(sine[2 + patch], expected.sin())
         torch.testing.assert_allclose(cosine[2 + patch], expected.cos())
@@ -40,13 +41,14 @@ def test_half_precision_keeps_positions_in_float32() -> None:
 def test_explicit_attention_equals_the_fused() -> None:
     query, key, value = torch.randn(3, 2, 4, 11, 8).unbind(0)
     assert rope._fused_attention is not None
-    torch.testing.assert_allclose(rope.explicit_attention(query, key, value),
-                                  rope._fused_attention(query, key, value))
+    torch.testing.assert_allclose(
+        rope.explicit_attention(query, key, value), rope._fused_attention(query, key, value)
+    )
 
 
 def test_explicit_attention_by_hand() -> None:
-    query, key = torch.tensor([[[[2., 0., 0., 0.]]]]), torch.eye(4)[None, None, :2]
-    value = torch.tensor([[[[1.], [0.]]]])
+    query, key = torch.tensor([[[[2.0, 0.0, 0.0, 0.0]]]]), torch.eye(4)[None, None, :2]
+    value = torch.tensor([[[[1.0], [0.0]]]])
     share = math.exp(2 / 2) / (math.exp(2 / 2) + 1)
     assert rope.explicit_attention(query, key, value).item() == pytest.approx(share)
 
@@ -58,7 +60,7 @@ def test_a_mask_of_the_first_tokens(fused: bool, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(rope, '_fused_attention', None)
     torch.manual_seed(0)
     attention = rope.RotaryAttention(Arch(16, 1, 2, 16))
-    x, allowed = torch.randn(2, 9, 16), torch.rand(2, 3, 9) > .5
+    x, allowed = torch.randn(2, 9, 16), torch.rand(2, 3, 9) > 0.5
     allowed[..., 0] = True
     sine, cosine = rope.RotaryPositions(8, 3)(2, 3)
     whole = torch.ones(2, 9, 9, dtype=torch.bool)

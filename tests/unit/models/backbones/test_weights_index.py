@@ -1,4 +1,5 @@
 """The index of a folder of safetensors with anything in it."""
+
 from __future__ import annotations
 
 from typing import Any

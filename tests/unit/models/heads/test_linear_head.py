@@ -1,4 +1,5 @@
 """The linear decode head."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,10 +13,21 @@ from mapsage.models import LinearHead
 
 def _head(**changes: Any) -> LinearHead:
     with DefaultScope.overwrite_default_scope('mmseg'):  # where its default loss is registered
-        return LinearHead(**{**dict(
-            in_channels=[4, 6], in_index=[0, 1], input_transform='resize_concat', channels=10,
-            num_classes=3, norm_cfg=dict(type='BN'), dropout_ratio=0., align_corners=False),
-            **changes})
+        return LinearHead(
+            **{
+                **dict(
+                    in_channels=[4, 6],
+                    in_index=[0, 1],
+                    input_transform='resize_concat',
+                    channels=10,
+                    num_classes=3,
+                    norm_cfg=dict(type='BN'),
+                    dropout_ratio=0.0,
+                    align_corners=False,
+                ),
+                **changes,
+            }
+        )
 
 
 def test_scores_come_from_all_maps_and_ignore_their_scale() -> None:

@@ -1,4 +1,5 @@
 """Adapters: what they compute, which layers get them, what is trained, merging."""
+
 from __future__ import annotations
 
 import copy
@@ -23,12 +24,15 @@ HOST = dict(img_size=32, embed_dims=32, num_layers=3, num_heads=2, out_indices=(
 # By name: config of a backbone without adapters, and its output layer of the attention.
 BACKBONES: Dict[str, Tuple[Dict[str, Any], str]] = dict(
     dinov3=(dict(type='DINOv3ViT', arch=ARCH, normalization=None), 'proj'),
-    dinov3_gated=(dict(type='DINOv3ViT', normalization=None,
-                       arch=dict(ARCH, gated_mlp=True, qkv_bias=False)), 'proj'),
+    dinov3_gated=(
+        dict(type='DINOv3ViT', normalization=None, arch=dict(ARCH, gated_mlp=True, qkv_bias=False)),
+        'proj',
+    ),
     vit=(dict(type='VisionTransformer', **HOST), 'out_proj'),
     beit=(dict(type='BEiT', **HOST), 'proj'),
     beit_no_bias=(dict(type='BEiT', qv_bias=False, **HOST), 'proj'),
-    mae=(dict(type='MAE', **HOST), 'proj'))
+    mae=(dict(type='MAE', **HOST), 'proj'),
+)
 every_backbone = pytest.mark.parametrize('name', BACKBONES)
 
 
@@ -39,9 +43,9 @@ def without(name: str) -> nn.Module:
     with torch.no_grad():
         for key, value in model.named_parameters():
             if 'gamma' in key:  # LayerScale begins at 1e-5, which would hide what an adapter does
-                value.fill_(.5)
+                value.fill_(0.5)
             elif key.endswith('bias'):
-                value.normal_(std=.1)
+                value.normal_(std=0.1)
     model.eval()  # MMSegmentation's backbones return nothing here
     return model
 
@@ -65,7 +69,7 @@ def train_adapters(model: nn.Module) -> None:
     with torch.no_grad():
         for key, value in model.named_parameters():
             if '.lora_B.' in key:
-                value.normal_(std=.3)
+                value.normal_(std=0.3)
 
 
 def image() -> torch.Tensor:
@@ -84,7 +88,7 @@ def test_a_new_adapter_changes_nothing(name: str) -> None:
 @every_backbone
 def test_output_is_that_of_the_formula_and_of_the_merged_weights(name: str) -> None:
     """The reference adds ``alpha / rank * B A`` to the rows of queries and values itself."""
-    model = adapted(name, ('q', 'v', BACKBONES[name][1]), alpha=2.)
+    model = adapted(name, ('q', 'v', BACKBONES[name][1]), alpha=2.0)
     train_adapters(model)
     state, reference = model.state_dict(), without(name)
     weights = dict(reference.named_parameters())
@@ -92,11 +96,12 @@ def test_output_is_that_of_the_formula_and_of_the_merged_weights(name: str) -> N
         if '.lora_B.' not in key:
             continue
         layer, part = key.split('.lora_B.')
-        name_of_weight = next(each for each in (f'{layer}.weight', f'{layer}.in_proj_weight')
-                              if each in weights)
+        name_of_weight = next(
+            each for each in (f'{layer}.weight', f'{layer}.in_proj_weight') if each in weights
+        )
         rows = dict(q=slice(0, 32), v=slice(64, 96), all=slice(None))[part]
         with torch.no_grad():
-            weights[name_of_weight][rows] += .5 * up @ state[f'{layer}.lora_A.{part}']
+            weights[name_of_weight][rows] += 0.5 * up @ state[f'{layer}.lora_A.{part}']
     wanted = reference(image())
     assert difference(without(name)(image()), wanted) > 1e-2
     assert difference(model(image()), wanted) < 1e-5
@@ -104,7 +109,7 @@ def test_output_is_that_of_the_formula_and_of_the_merged_weights(name: str) -> N
     merge_lora(model)
     assert list(model.state_dict()) == list(reference.state_dict())
     assert difference(model(image()), wanted) < 1e-5
-    for (key, value) in reference.state_dict().items():
+    for key, value in reference.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value)
 
 
@@ -142,7 +147,7 @@ def test_recomputed_blocks_have_the_same_gradients(name: str) -> None:
 
 
 def test_dropout_is_for_training() -> None:
-    model = adapted('vit', dropout=.5)
+    model = adapted('vit', dropout=0.5)
     train_adapters(model)
     assert difference(model(image()), model(image())) == 0
     model.train()
@@ -152,8 +157,9 @@ def test_dropout_is_for_training() -> None:
 def test_frozen_stages_have_no_adapters() -> None:
     config = dict(BACKBONES['dinov3'][0], lora=dict(rank=2), frozen_stages=2, frozen=True)
     model = MODELS.build(config).train()
-    trained = {key.split('.attn')[0] for key, value in model.named_parameters()
-               if value.requires_grad}
+    trained = {
+        key.split('.attn')[0] for key, value in model.named_parameters() if value.requires_grad
+    }
     assert trained == {'blocks.2'}
     assert not model.blocks[0].training and model.blocks[2].training
 
@@ -181,14 +187,24 @@ def test_an_adapter_without_effect_is_an_error() -> None:
         model(torch.zeros(1, 8))
 
 
-@pytest.mark.parametrize('lora, message', [
-    (dict(rank=4, targets=('q', 'fc7')),
-     "'fc7' matches no layer of DINOv3ViT.*q, k, v, and the linear layers attn.qkv, attn.proj, "
-     'mlp.fc1, mlp.fc2'),
-    (dict(rank=0), 'rank=0'), (dict(rank=4.), 'rank=4.0'), (dict(rank=64), '32 inputs'),
-    (dict(rank=4, dropout=1), 'dropout=1'), (dict(rank=4, alpha=0), 'alpha=0'),
-    (dict(rank=4, target=('q', )), "no setting 'target'.*Did you mean 'targets'"),
-    (dict(targets=('q', )), 'expected dict'), (dict(rank=4, targets=()), r'targets=\(\)')])
+@pytest.mark.parametrize(
+    'lora, message',
+    [
+        (
+            dict(rank=4, targets=('q', 'fc7')),
+            "'fc7' matches no layer of DINOv3ViT.*q, k, v, and the linear layers attn.qkv, attn.proj, "
+            'mlp.fc1, mlp.fc2',
+        ),
+        (dict(rank=0), 'rank=0'),
+        (dict(rank=4.0), 'rank=4.0'),
+        (dict(rank=64), '32 inputs'),
+        (dict(rank=4, dropout=1), 'dropout=1'),
+        (dict(rank=4, alpha=0), 'alpha=0'),
+        (dict(rank=4, target=('q',)), "no setting 'target'.*Did you mean 'targets'"),
+        (dict(targets=('q',)), 'expected dict'),
+        (dict(rank=4, targets=()), r'targets=\(\)'),
+    ],
+)
 def test_wrong_settings(lora: Any, message: str) -> None:
     with pytest.raises(LoRAError, match=message):
         DINOv3ViT(ARCH, lora=lora)
@@ -204,4 +220,4 @@ def test_what_cannot_be_adapted() -> None:
     with pytest.raises(LoRAError, match='accepts lora itself'):
         MODELS.build(dict(type='LoRABackbone', of='DINOv3ViT', lora=dict(rank=4)))
     with pytest.raises(LoRAError, match='with_cp'):
-        DINOv3ViT(ARCH, lora=dict(rank=4, dropout=.1), with_cp=True)
+        DINOv3ViT(ARCH, lora=dict(rank=4, dropout=0.1), with_cp=True)

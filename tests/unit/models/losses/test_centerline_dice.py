@@ -1,4 +1,5 @@
 """The centerline Dice loss against SciPy's morphology, and what it is for: gaps."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -45,7 +46,9 @@ def test_the_soft_centerline_is_scipys() -> None:
         for channel in range(3):
             np.testing.assert_allclose(
                 skeleton[image, channel].numpy(),
-                _skeleton_by_scipy(mask[image, channel].numpy(), 4), atol=1e-12)
+                _skeleton_by_scipy(mask[image, channel].numpy(), 4),
+                atol=1e-12,
+            )
 
 
 def test_the_value_is_that_of_the_paper() -> None:
@@ -53,15 +56,16 @@ def test_the_value_is_that_of_the_paper() -> None:
     labels = _roads()
     labels[0, :3, :3] = 255
     logits = torch.randn(2, 2, 24, 24, generator=generator)
-    loss = MODELS.build(dict(type='CenterlineDiceLoss', classes=[1], iterations=3, loss_weight=.5))
+    loss = MODELS.build(dict(type='CenterlineDiceLoss', classes=[1], iterations=3, loss_weight=0.5))
     valid = (labels != 255).numpy()
     chances = logits.double().softmax(1)[:, 1].numpy() * valid
     truth = (labels == 1).double().numpy()
-    lines = [np.stack([_skeleton_by_scipy(image, 3) for image in masks])
-             for masks in (chances, truth)]
+    lines = [
+        np.stack([_skeleton_by_scipy(image, 3) for image in masks]) for masks in (chances, truth)
+    ]
     precision = ((lines[0] * truth).sum() + 1) / (lines[0].sum() + 1)
     sensitivity = ((lines[1] * chances).sum() + 1) / (lines[1].sum() + 1)
-    expected = .5 * (1 - 2 * precision * sensitivity / (precision + sensitivity))
+    expected = 0.5 * (1 - 2 * precision * sensitivity / (precision + sensitivity))
     assert float(loss(logits, labels)) == pytest.approx(expected, rel=1e-4)
 
 
@@ -72,8 +76,9 @@ def test_a_gap_costs_more_than_a_thinner_road() -> None:
     thin[0, 8] = 0
     assert int((gap != labels).sum()) == int((thin != labels).sum())
     loss = CenterlineDiceLoss(classes=[1])
-    whole, broken, thinner = (float(loss(_logits(road, 20), labels))
-                              for road in (labels, gap, thin))
+    whole, broken, thinner = (
+        float(loss(_logits(road, 20), labels)) for road in (labels, gap, thin)
+    )
     assert whole < 1e-3 and broken > 0.08 and thinner < broken / 4
 
 
@@ -95,8 +100,9 @@ def test_a_batch_without_a_line_costs_nothing(label: int) -> None:
     assert float(loss) == 0 and not logits.grad.any()
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(iterations=0), 'iterations=0'), (dict(smooth=0), 'smooth=0')])
+@pytest.mark.parametrize(
+    'arguments, message', [(dict(iterations=0), 'iterations=0'), (dict(smooth=0), 'smooth=0')]
+)
 def test_arguments_out_of_range(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CenterlineDiceLoss(**arguments)

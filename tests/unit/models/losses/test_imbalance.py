@@ -1,4 +1,5 @@
 """Losses for unequal classes against written-out formulas, and over several ranks."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
@@ -14,13 +15,18 @@ from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.models import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from mapsage.wrappers.batch_counts import BatchCounts
 
-KINDS = {'SegDiceLoss': {}, 'SegTverskyLoss': dict(alpha=.2, beta=.9), 'SegLovaszLoss': {},
-         'SegFocalLoss': dict(gamma=2.)}
-WEIGHTS = [.2, 1., 3., .5]
+KINDS = {
+    'SegDiceLoss': {},
+    'SegTverskyLoss': dict(alpha=0.2, beta=0.9),
+    'SegLovaszLoss': {},
+    'SegFocalLoss': dict(gamma=2.0),
+}
+WEIGHTS = [0.2, 1.0, 3.0, 0.5]
 
 
-def batch(seed: int, images: int = 2, shape: Tuple[int, int] = (9, 7), ignored: float = .3
-          ) -> Tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    seed: int, images: int = 2, shape: Tuple[int, int] = (9, 7), ignored: float = 0.3
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return logits of 4 classes and labels; class 3 is in no image of an odd seed."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 3 if seed % 2 else 4, (images, *shape), generator=generator)
@@ -30,7 +36,7 @@ def batch(seed: int, images: int = 2, shape: Tuple[int, int] = (9, 7), ignored: 
 
 def jaccard_extension(errors: np.ndarray, truth: np.ndarray) -> float:
     """Lovász extension of the Jaccard loss: a sum over growing sets of the largest errors."""
-    value, before = 0., 0.
+    value, before = 0.0, 0.0
     for size, pixel in enumerate(np.argsort(-errors, kind='stable'), 1):
         wrong = np.zeros(len(errors), bool)
         wrong[np.argsort(-errors, kind='stable')[:size]] = True
@@ -40,23 +46,25 @@ def jaccard_extension(errors: np.ndarray, truth: np.ndarray) -> float:
 
 
 def by_hand(kind: str, logits: torch.Tensor, labels: torch.Tensor, weights: Any) -> float:
-    weights = weights or [1.] * logits.shape[1]
-    total, count = 0., 0.
+    weights = weights or [1.0] * logits.shape[1]
+    total, count = 0.0, 0.0
     for image, truth in zip(logits.double().softmax(1).numpy(), labels.numpy()):
         known = truth != 255
         if kind == 'SegFocalLoss':
             for pixel in np.argwhere(known):
                 label = truth[tuple(pixel)]
                 p = image[(label, *pixel)]
-                total -= weights[label] * (1 - p)**2 * np.log(p)
+                total -= weights[label] * (1 - p) ** 2 * np.log(p)
                 count += weights[label]
             continue
         for label in np.unique(truth[known]):
             p, t = image[label][known], truth[known] == label
             hits, false, missed = p[t].sum(), p[~t].sum(), (1 - p[t]).sum()
-            value = {'SegDiceLoss': 1 - 2 * hits / (2 * hits + false + missed),
-                     'SegTverskyLoss': 1 - hits / (hits + .2 * false + .9 * missed),
-                     'SegLovaszLoss': jaccard_extension(np.abs(t - p), t)}[kind]
+            value = {
+                'SegDiceLoss': 1 - 2 * hits / (2 * hits + false + missed),
+                'SegTverskyLoss': 1 - hits / (hits + 0.2 * false + 0.9 * missed),
+                'SegLovaszLoss': jaccard_extension(np.abs(t - p), t),
+            }[kind]
             total, count = total + weights[label] * value, count + weights[label]
     return total / count
 
@@ -64,14 +72,16 @@ def by_hand(kind: str, logits: torch.Tensor, labels: torch.Tensor, weights: Any)
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('weights', [None, WEIGHTS])
 def test_values_are_those_of_the_formulas(kind: str, weights: Any) -> None:
-    loss = MODELS.build(dict(type=kind, class_weight=weights, loss_weight=.4, **KINDS[kind]))
+    loss = MODELS.build(dict(type=kind, class_weight=weights, loss_weight=0.4, **KINDS[kind]))
     for seed in (0, 1):
         logits, labels = batch(seed)
         assert float(loss(logits, labels)) == pytest.approx(
-            .4 * by_hand(kind, logits, labels, weights), rel=1e-5)
+            0.4 * by_hand(kind, logits, labels, weights), rel=1e-5
+        )
         half = loss(logits.half(), labels)  # under autocast
         assert half.dtype == torch.float32 and float(half) == pytest.approx(
-            float(loss(logits, labels)), rel=1e-2)
+            float(loss(logits, labels)), rel=1e-2
+        )
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -79,7 +89,7 @@ def test_ignored_pixels_change_nothing(kind: str) -> None:
     loss = MODELS.build(dict(type=kind, **KINDS[kind]))
     _, labels = batch(0)
     known = labels.clamp(max=3)
-    perfect = functional.one_hot(known, 4).permute(0, 3, 1, 2) * 100.
+    perfect = functional.one_hot(known, 4).permute(0, 3, 1, 2) * 100.0
     assert float(loss(perfect, labels)) == pytest.approx(0, abs=1e-6)
     logits = batch(0)[0].requires_grad_()
     value = loss(logits, labels)
@@ -98,7 +108,7 @@ def test_gradients_are_finite_where_the_model_is_certain(kind: str) -> None:
     loss = MODELS.build(dict(type=kind, **KINDS[kind]))
     _, labels = batch(0, ignored=0)
     for sign in (1, -1):
-        logits = (functional.one_hot(labels, 4).permute(0, 3, 1, 2) * 200. * sign).requires_grad_()
+        logits = (functional.one_hot(labels, 4).permute(0, 3, 1, 2) * 200.0 * sign).requires_grad_()
         loss(logits, labels).backward()
         assert torch.isfinite(logits.grad).all()
 
@@ -107,17 +117,20 @@ def test_focal_without_gamma_is_cross_entropy() -> None:
     logits, labels = batch(2)
     for weights in (None, WEIGHTS):
         expected = functional.cross_entropy(
-            logits, labels, None if weights is None else torch.tensor(weights), ignore_index=255)
+            logits, labels, None if weights is None else torch.tensor(weights), ignore_index=255
+        )
         torch.testing.assert_close(SegFocalLoss(0, class_weight=weights)(logits, labels), expected)
 
 
 def test_certain_predictions_have_the_loss_of_their_iou() -> None:
     _, truth = batch(0, images=1)
     guess = torch.randint(0, 4, truth.shape, generator=torch.Generator().manual_seed(5))
-    value = SegLovaszLoss()(functional.one_hot(guess, 4).permute(0, 3, 1, 2) * 200., truth)
+    value = SegLovaszLoss()(functional.one_hot(guess, 4).permute(0, 3, 1, 2) * 200.0, truth)
     known = truth != 255
-    ious = [((guess == c) & (truth == c)).sum() / (((guess == c) | (truth == c)) & known).sum()
-            for c in range(4)]
+    ious = [
+        ((guess == c) & (truth == c)).sum() / (((guess == c) | (truth == c)) & known).sum()
+        for c in range(4)
+    ]
     assert float(value) == pytest.approx(1 - float(sum(ious)) / 4, rel=1e-5)
 
 
@@ -135,15 +148,21 @@ def test_one_channel_is_two_classes(kind: str) -> None:
 def test_mean_gradient_of_ranks_is_that_of_the_whole_batch(kind: str, weights: Any) -> None:
     """Ranks with other numbers of images, classes and ignored pixels; one has no label at all."""
     loss = MODELS.build(dict(type=kind, class_weight=weights, **KINDS[kind]))
-    parts = [batch(0, 1, ignored=.8), batch(1, 3), batch(2, 2, ignored=0), batch(3, 1, ignored=1.)]
+    parts = [
+        batch(0, 1, ignored=0.8),
+        batch(1, 3),
+        batch(2, 2, ignored=0),
+        batch(3, 1, ignored=1.0),
+    ]
     whole = torch.cat([logits for logits, _ in parts]).requires_grad_()
     value = loss(whole, torch.cat([labels for _, labels in parts]))
     value.backward()
     counts = BatchCounts(loss, VirtualRanks(len(parts), 1))
     samples: List[Dict[str, Any]] = [
-        dict(data_samples=[data_sample(each, each) for each in labels]) for _, labels in parts]
+        dict(data_samples=[data_sample(each, each) for each in labels]) for _, labels in parts
+    ]
     counts.prepare(samples)
-    total, gradients = 0., []
+    total, gradients = 0.0, []
     for logits, labels in parts:
         logits.requires_grad_()
         mine = loss(logits, labels) / len(parts)
@@ -156,9 +175,18 @@ def test_mean_gradient_of_ranks_is_that_of_the_whole_batch(kind: str, weights: A
 def test_in_a_decode_head_of_mmseg() -> None:
     with DefaultScope.overwrite_default_scope('mmseg'):
         from mmseg.registry import MODELS as SEGMENTORS
-        head = SEGMENTORS.build(dict(
-            type='FCNHead', in_channels=4, channels=4, num_classes=4, num_convs=0,
-            concat_input=False, loss_decode=[dict(type=kind) for kind in KINDS]))
+
+        head = SEGMENTORS.build(
+            dict(
+                type='FCNHead',
+                in_channels=4,
+                channels=4,
+                num_classes=4,
+                num_convs=0,
+                concat_input=False,
+                loss_decode=[dict(type=kind) for kind in KINDS],
+            )
+        )
     logits, labels = batch(0)
     losses = head.loss_by_feat(logits, [data_sample(each, each) for each in labels])
     assert sorted(losses) == ['acc_seg', 'loss_dice', 'loss_focal', 'loss_lovasz', 'loss_tversky']

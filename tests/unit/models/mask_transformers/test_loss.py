@@ -1,4 +1,5 @@
 """Targets, matching and loss of mask queries, against written-out formulas."""
+
 from __future__ import annotations
 
 from typing import Any, List
@@ -25,12 +26,17 @@ def bound(**options: Any) -> MaskClassLoss:
     return loss
 
 
-def outputs_of(images: int, side: int = 16, seed: int = 0, outputs: int = 2,
-               queries: int = QUERIES) -> List[QueryPrediction]:
+def outputs_of(
+    images: int, side: int = 16, seed: int = 0, outputs: int = 2, queries: int = QUERIES
+) -> List[QueryPrediction]:
     generator = torch.Generator().manual_seed(seed)
-    return [QueryPrediction(torch.randn(images, queries, side, side, generator=generator) * 3,
-                       torch.randn(images, queries, CLASSES + 1, generator=generator))
-            for _ in range(outputs)]
+    return [
+        QueryPrediction(
+            torch.randn(images, queries, side, side, generator=generator) * 3,
+            torch.randn(images, queries, CLASSES + 1, generator=generator),
+        )
+        for _ in range(outputs)
+    ]
 
 
 def part_of(predictions: List[QueryPrediction], images: slice) -> List[QueryPrediction]:
@@ -39,7 +45,7 @@ def part_of(predictions: List[QueryPrediction], images: slice) -> List[QueryPred
 
 def by_hand(predictions: List[QueryPrediction], labels: torch.Tensor, fixed: bool = False) -> Any:
     """The three terms with masks at full size: logits repeated to pixels, void pixels cut out."""
-    bce = dice = entropy = weight = 0.
+    bce = dice = entropy = weight = 0.0
     masks = sum(len(set(each[each != 255].tolist())) for each in labels)
     for output in predictions:
         factor = labels.shape[-1] // output.masks.shape[-1]
@@ -48,50 +54,62 @@ def by_hand(predictions: List[QueryPrediction], labels: torch.Tensor, fixed: boo
             held = sorted(set(truth[known].tolist()))
             if not held:
                 continue
-            logits = output.masks[image].double().repeat_interleave(factor, 1).repeat_interleave(
-                factor, 2)[:, known]
+            logits = (
+                output.masks[image]
+                .double()
+                .repeat_interleave(factor, 1)
+                .repeat_interleave(factor, 2)[:, known]
+            )
             wanted = torch.stack([truth[known] == label for label in held]).double()
             pairs = functional.binary_cross_entropy_with_logits(
                 logits[:, None].expand(-1, len(held), -1),
-                wanted[None].expand(len(logits), -1, -1), reduction='none').mean(2)
+                wanted[None].expand(len(logits), -1, -1),
+                reduction='none',
+            ).mean(2)
             area = factor**2  # dice counts cells
             p = logits.sigmoid()
             overlap = 1 - (2 * p @ wanted.T / area + 1) / (
-                p.sum(1, keepdim=True) / area + wanted.sum(1) / area + 1)
+                p.sum(1, keepdim=True) / area + wanted.sum(1) / area + 1
+            )
             shares = output.classes[image].double().softmax(-1)
             cost = 5 * pairs + 5 * overlap - 2 * shares[:, held]
             rows, columns = linear_sum_assignment(cost.numpy())
             if fixed:
                 rows, columns = np.array(held), np.arange(len(held))
             bce, dice = bce + pairs[rows, columns].sum(), dice + overlap[rows, columns].sum()
-            target = torch.full((len(logits), ), CLASSES)
+            target = torch.full((len(logits),), CLASSES)
             target[rows] = torch.tensor(held)[columns]
-            each = torch.where(target == CLASSES, .1, 1.)
+            each = torch.where(target == CLASSES, 0.1, 1.0)
             entropy += (-shares.log()[torch.arange(len(logits)), target] * each).sum()
             weight += each.sum() / len(predictions)
     return 5 * bce / masks, 5 * dice / masks, 2 * entropy / weight
 
 
 @pytest.mark.parametrize('fixed', [False, True])
-@pytest.mark.parametrize('void', [0., .4])
+@pytest.mark.parametrize('void', [0.0, 0.4])
 def test_terms_are_those_of_the_formulas(fixed: bool, void: float) -> None:
     """Blocks of 3 pixels, so that cells of 4 are mixed and partly void."""
     labels = labels_of(3, 48, block=3, void=void)
     labels[1] = torch.where(labels[1] == 2, torch.tensor(0), labels[1])  # class 2 is not there
     predictions = outputs_of(3, 12, queries=CLASSES if fixed else QUERIES)
     found = bound(matching='fixed' if fixed else 'hungarian')(predictions, labels)
-    for name, value in zip(('loss_mask', 'loss_dice', 'loss_cls'),
-                           by_hand(predictions, labels, fixed)):
+    for name, value in zip(
+        ('loss_mask', 'loss_dice', 'loss_cls'), by_hand(predictions, labels, fixed)
+    ):
         assert float(found[name]) == pytest.approx(float(value), rel=1e-5), name
 
 
 def test_void_pixels_change_nothing() -> None:
     """Whatever is predicted where nothing is labeled, loss and gradients stay."""
-    labels = labels_of(2, void=.5, block=4)
+    labels = labels_of(2, void=0.5, block=4)
     predictions = outputs_of(2, 16)
     void = (labels == 255)[:, ::4, ::4][:, None].expand(-1, QUERIES, -1, -1)
-    other = [QueryPrediction(torch.where(void, torch.full_like(each.masks, 7.), each.masks),
-                        each.classes) for each in predictions]
+    other = [
+        QueryPrediction(
+            torch.where(void, torch.full_like(each.masks, 7.0), each.masks), each.classes
+        )
+        for each in predictions
+    ]
     loss = bound()
     one, two = loss(predictions, labels), loss(other, labels)
     assert all(torch.allclose(one[name], two[name], rtol=1e-6) for name in one)
@@ -106,8 +124,10 @@ def test_an_image_without_labels_is_left_out() -> None:
     predictions = outputs_of(3)
     loss, rest = bound(), [0, 2]
     whole = loss(predictions, labels)
-    alone = loss([QueryPrediction(each.masks[rest], each.classes[rest]) for each in predictions],
-                 labels[rest])
+    alone = loss(
+        [QueryPrediction(each.masks[rest], each.classes[rest]) for each in predictions],
+        labels[rest],
+    )
     assert all(torch.allclose(whole[name], alone[name], rtol=1e-5) for name in whole)
 
 
@@ -125,8 +145,9 @@ def test_a_batch_without_labels(matching: str) -> None:
 @pytest.mark.parametrize('ranks', [3, 5])
 def test_ranks_add_up_to_one_process(ranks: int) -> None:
     """Ranks of one image each, with unequal numbers of masks; gradients are their mean."""
-    labels = torch.cat([labels_of(1, seed=rank, classes=1 + rank % CLASSES, void=.2)
-                        for rank in range(ranks)])
+    labels = torch.cat(
+        [labels_of(1, seed=rank, classes=1 + rank % CLASSES, void=0.2) for rank in range(ranks)]
+    )
     labels[1] = 255
     predictions = outputs_of(ranks)
     leaves = [each.requires_grad_() for output in predictions for each in output]
@@ -146,7 +167,7 @@ def test_ranks_add_up_to_one_process(ranks: int) -> None:
 
 
 def test_counts_are_those_of_the_labels() -> None:
-    labels = labels_of(3, void=.1)
+    labels = labels_of(3, void=0.1)
     labels[2] = 255
     counts = bound().count_batch(samples_of(labels)).tolist()
     assert counts == [sum(len(set(each.flatten().tolist()) - {255}) for each in labels), 2, 1]
@@ -155,7 +176,7 @@ def test_counts_are_those_of_the_labels() -> None:
 def test_matching_is_the_optimum_and_uses_each_query_once() -> None:
     generator = torch.Generator().manual_seed(0)
     costs = torch.randn(3, 40, QUERIES, CLASSES, generator=generator)
-    present = torch.rand(40, CLASSES, generator=generator) < .6
+    present = torch.rand(40, CLASSES, generator=generator) < 0.6
     queries = match_hungarian(costs, present)
     assert queries.shape == (3, 40, CLASSES) and queries.dtype == torch.int64
     for output in range(3):
@@ -192,8 +213,9 @@ def test_half_precision_is_summed_in_float32() -> None:
         targets = build_mask_targets(labels, CLASSES, (64, 64))
         costs = match_costs(rounded[0].masks.flatten(2), rounded[0].classes, targets, (5, 5, 2))
     assert costs.dtype == torch.float32
-    assert torch.equal(costs, match_costs(rounded[0].masks.flatten(2), rounded[0].classes, targets,
-                                          (5, 5, 2)))
+    assert torch.equal(
+        costs, match_costs(rounded[0].masks.flatten(2), rounded[0].classes, targets, (5, 5, 2))
+    )
     for name, value in losses.items():
         assert value.dtype == torch.float32
         torch.testing.assert_allclose(value, exact[name])
@@ -205,11 +227,14 @@ def test_labels_of_another_size_are_refused(shape: Any) -> None:
         bound()(outputs_of(1), torch.zeros(1, *shape, dtype=torch.long))
 
 
-@pytest.mark.parametrize('options, numbers, message', [
-    (dict(), (5, 4), 'num_queries=4 for num_classes=5.*at least 5'),
-    (dict(matching='fixed'), (5, 6), 'Set num_queries=5'),
-    (dict(matching='fixed'), (21, 21), 'at most 20'),
-])
+@pytest.mark.parametrize(
+    'options, numbers, message',
+    [
+        (dict(), (5, 4), 'num_queries=4 for num_classes=5.*at least 5'),
+        (dict(matching='fixed'), (5, 6), 'Set num_queries=5'),
+        (dict(matching='fixed'), (21, 21), 'at most 20'),
+    ],
+)
 def test_numbers_that_do_not_fit(options: Any, numbers: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskClassLoss(**options).bind(*numbers)

@@ -1,4 +1,5 @@
 """EoMT and PMT with batches, labels, classes and windows out of the ordinary."""
+
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -24,16 +25,18 @@ every_model = pytest.mark.parametrize('kind', list(CONFIGS))
 
 def gradients_of(model: Any, labels: torch.Tensor) -> Dict[str, torch.Tensor]:
     """The gradients of a step; queries keep their masks, since chance would differ."""
-    model.decode_head.attn_mask_probs.fill_(1.)
+    model.decode_head.attn_mask_probs.fill_(1.0)
     model.zero_grad()
     sum(losses_of(model, labels).values()).backward()  # type: ignore[union-attr]
-    return {name: value.grad.clone() for name, value in model.named_parameters()
-            if value.requires_grad}
+    return {
+        name: value.grad.clone() for name, value in model.named_parameters() if value.requires_grad
+    }
 
 
 @every_model
-@pytest.mark.parametrize('labels', [labels_of(1, void=.3), torch.full((1, 64, 64), 3)],
-                         ids=['some', 'one class'])
+@pytest.mark.parametrize(
+    'labels', [labels_of(1, void=0.3), torch.full((1, 64, 64), 3)], ids=['some', 'one class']
+)
 def test_a_batch_of_one_image(kind: str, labels: torch.Tensor) -> None:
     found = gradients_of(build(CONFIGS[kind]()).train(), labels)
     assert all(torch.isfinite(value).all() for value in found.values())
@@ -58,21 +61,24 @@ def test_an_image_without_labels_among_others() -> None:
     labels[2] = 255
     with_it, without = gradients_of(model, labels), gradients_of(model, labels[:2])
     for name, value in without.items():
-        torch.testing.assert_allclose(with_it[name], value, rtol=1e-3,
-                                      atol=1e-5 * float(value.abs().max()))
+        torch.testing.assert_allclose(
+            with_it[name], value, rtol=1e-3, atol=1e-5 * float(value.abs().max())
+        )
 
 
 @every_model
 def test_label_0_may_be_the_one_that_does_not_count(kind: str) -> None:
     """Of the loss, and of the counts that ranks exchange."""
-    labels = labels_of(2, void=.1)
+    labels = labels_of(2, void=0.1)
     hidden = torch.where(labels == 0, torch.tensor(255), labels)
     plain, other = (build(CONFIGS[kind](ignore_index=index)).train() for index in (255, 0))
     also_void = torch.where(labels == 255, torch.tensor(0), labels)
     one, two = gradients_of(plain, hidden), gradients_of(other, also_void)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    counts = [model.decode_head.loss_decode.count_batch(samples_of(given)).tolist()
-              for model, given in ((plain, hidden), (other, also_void))]
+    counts = [
+        model.decode_head.loss_decode.count_batch(samples_of(given)).tolist()
+        for model, given in ((plain, hidden), (other, also_void))
+    ]
     assert counts[0] == counts[1] == [8, 2, 1]
 
 
@@ -110,13 +116,14 @@ def test_windows_smaller_than_the_crops_of_training(kind: str) -> None:
 @pytest.mark.parametrize('stages', [0, 2])
 def test_training_goes_on_after_an_evaluation(stages: int) -> None:
     """Frozen blocks stay in evaluation, positions stay, and the gradients are those of before."""
-    model = build(eomt_config(backbone=dict(frozen_stages=stages, drop_path_rate=0.))).train()
+    model = build(eomt_config(backbone=dict(frozen_stages=stages, drop_path_rate=0.0))).train()
     before = gradients_of(model, labels_of(2))
     rope = model.backbone.rope(4, 4)
     model.eval().test_step(dict(inputs=images_of(1), data_samples=samples_of(labels_of(1))))
     model.train()
     assert [block.training for block in model.backbone.blocks] == [
-        index >= stages for index in range(4)]
+        index >= stages for index in range(4)
+    ]
     assert all(torch.equal(*each) for each in zip(rope, model.backbone.rope(4, 4)))
     after = gradients_of(model, labels_of(2))
     assert before.keys() == after.keys()
@@ -138,10 +145,14 @@ def test_features_of_another_grid() -> None:
 
 def test_adapters_in_the_blocks_that_the_queries_see() -> None:
     """EoMT with LoRA: all adapters and the new parts are trained, and nothing else."""
-    model = build(eomt_config(backbone=dict(lora=dict(rank=4, targets=('q', 'v')),
-                                            normalization='web'))).train()
+    model = build(
+        eomt_config(backbone=dict(lora=dict(rank=4, targets=('q', 'v')), normalization='web'))
+    ).train()
     found = gradients_of(model, labels_of(2))
     assert {name for name in found if name.startswith('backbone.')} == {
         f'backbone.blocks.{block}.attn.qkv.lora_{letter}.{part}'
-        for block in range(4) for letter in 'AB' for part in 'qv'}
+        for block in range(4)
+        for letter in 'AB'
+        for part in 'qv'
+    }
     assert all(value.any() for name, value in found.items() if '.lora_A.' not in name)

@@ -1,4 +1,5 @@
 """EoMT and PMT as MMSegmentation's segmentors: losses, prediction, modes, bad input."""
+
 from __future__ import annotations
 
 from typing import Any, Dict, List
@@ -33,7 +34,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def test_every_trained_parameter_gets_a_gradient(model: Any) -> None:
-    losses = losses_of(model.train(), labels_of(2, void=.2))
+    losses = losses_of(model.train(), labels_of(2, void=0.2))
     assert set(losses) == {'decode.loss_mask', 'decode.loss_dice', 'decode.loss_cls'}
     sum(losses.values()).backward()  # type: ignore[union-attr]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -44,13 +45,14 @@ def test_training_learns_a_batch(model: Any) -> None:
     """Some steps on one batch, after which most of its pixels are right."""
     model.train()
     labels = labels_of(2, block=32, seed=3)
-    optimizer = build_optim_wrapper(model, dict(
-        optimizer=dict(type='AdamW', lr=3e-3), clip_grad=dict(max_norm=1.)))
+    optimizer = build_optim_wrapper(
+        model, dict(optimizer=dict(type='AdamW', lr=3e-3), clip_grad=dict(max_norm=1.0))
+    )
     for _ in range(60):
         optimizer.update_params(sum(losses_of(model, labels).values()))
     data = dict(inputs=images_of(2), data_samples=samples_of(labels))
     found = torch.stack([each.pred_sem_seg.data[0] for each in model.eval().test_step(data)])
-    assert float((found == labels).float().mean()) > .9
+    assert float((found == labels).float().mean()) > 0.9
 
 
 def test_frozen_parts_stay(model: Any) -> None:
@@ -70,7 +72,7 @@ def test_one_pass_once_the_masks_are_gone(model: Any) -> None:
     with torch.no_grad():
         masked = model.eval()(x, mode='tensor')
         assert len(masked) == 3
-        head.attn_mask_probs.copy_(torch.tensor([.3, .7]))
+        head.attn_mask_probs.copy_(torch.tensor([0.3, 0.7]))
         assert len(model(x, mode='tensor')) == 3  # read at the last eval()
         assert len(model.eval()(x, mode='tensor')) == 2
         state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -83,16 +85,16 @@ def test_one_pass_once_the_masks_are_gone(model: Any) -> None:
 
 def test_probabilities_mask_queries_at_random(model: Any) -> None:
     head = model.decode_head.train()
-    masks = torch.full((40, QUERIES, 16, 16), -1.)
-    masks[..., :8] = 1.
-    head.attn_mask_probs[1] = .25
+    masks = torch.full((40, QUERIES, 16, 16), -1.0)
+    masks[..., :8] = 1.0
+    head.attn_mask_probs[1] = 0.25
     torch.manual_seed(0)
     whole, some = (head._attention_mask(masks, (4, 4), index) for index in (0, 1))
-    assert whole[..., :QUERIES + 5].all() and some[..., :QUERIES + 5].all()
-    patches = whole[..., QUERIES + 5:].reshape(40, QUERIES, 4, 4)
+    assert whole[..., : QUERIES + 5].all() and some[..., : QUERIES + 5].all()
+    patches = whole[..., QUERIES + 5 :].reshape(40, QUERIES, 4, 4)
     assert patches[..., :2].all() and not patches[..., 2:].any()
     open_rows = some.all(2).float().mean()
-    assert .7 < float(open_rows) < .8
+    assert 0.7 < float(open_rows) < 0.8
     head.eval()
     assert not head._attention_mask(masks, (4, 4), 1).all(2).any()
 
@@ -106,8 +108,9 @@ def test_scores_are_sums_over_queries() -> None:
     torch.testing.assert_allclose(class_scores(masks, classes), expected)
 
 
-@pytest.mark.parametrize('mode', [
-    dict(mode='whole'), dict(mode='slide', crop_size=(64, 64), stride=(32, 32))])
+@pytest.mark.parametrize(
+    'mode', [dict(mode='whole'), dict(mode='slide', crop_size=(64, 64), stride=(32, 32))]
+)
 def test_both_test_modes(model: Any, mode: Dict[str, Any]) -> None:
     """On an image that 16 does not divide, of 70 x 90 pixels."""
     model.test_cfg = ConfigDict(mode)
@@ -125,12 +128,14 @@ def test_windows_are_averaged_as_scores(model: Any) -> None:
     x = torch.rand(1, 3, 64, 96) * 255
     with torch.no_grad():
         both = model.eval().inference(x, [dict(META, ori_shape=(64, 96))])
-        left, right = (model.encode_decode(x[..., at:at + 64], [dict(META)]) for at in (0, 32))
+        left, right = (model.encode_decode(x[..., at : at + 64], [dict(META)]) for at in (0, 32))
     torch.testing.assert_allclose(both[..., 32:64], (left[..., 32:] + right[..., :32]) / 2)
 
 
-@pytest.mark.skipif(not hasattr(torch, 'get_autocast_dtype'),
-                    reason='the layer norm of torch 1.10 takes no bfloat16 on the CPU')
+@pytest.mark.skipif(
+    not hasattr(torch, 'get_autocast_dtype'),
+    reason='the layer norm of torch 1.10 takes no bfloat16 on the CPU',
+)
 def test_mixed_precision(model: Any) -> None:
     labels = labels_of(2)
     exact = losses_of(model.train(), labels)
@@ -138,7 +143,7 @@ def test_mixed_precision(model: Any) -> None:
         losses = losses_of(model, labels)
     for name, value in losses.items():
         assert value.dtype == torch.float32
-        assert float(value) == pytest.approx(float(exact[name]), rel=.1)
+        assert float(value) == pytest.approx(float(exact[name]), rel=0.1)
 
 
 def test_recomputed_blocks_give_the_same_gradients() -> None:
@@ -168,14 +173,17 @@ def test_pmt_sums_the_levels() -> None:
     torch.testing.assert_allclose(captured[0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('change, message', [
-    (dict(backbone=dict(frozen=True)), 'use PMTHead'),
-    (dict(backbone=dict(frozen_stages=3)), 'last 2 blocks, but 3 of 4 are frozen'),
-    (dict(backbone=dict(final_norm=False)), 'final_norm=True'),
-    (dict(num_blocks=5), 'the backbone has 4 blocks'),
-    (dict(num_prefix=1), r'num_prefix=\(32, 1\), expected .*\(32, 5\)'),
-    (dict(num_queries=4), 'num_queries=4 for num_classes=5'),
-])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(backbone=dict(frozen=True)), 'use PMTHead'),
+        (dict(backbone=dict(frozen_stages=3)), 'last 2 blocks, but 3 of 4 are frozen'),
+        (dict(backbone=dict(final_norm=False)), 'final_norm=True'),
+        (dict(num_blocks=5), 'the backbone has 4 blocks'),
+        (dict(num_prefix=1), r'num_prefix=\(32, 1\), expected .*\(32, 5\)'),
+        (dict(num_queries=4), 'num_queries=4 for num_classes=5'),
+    ],
+)
 def test_settings_of_eomt_that_do_not_fit(change: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(eomt_config(**change))
@@ -189,8 +197,9 @@ def test_eomt_has_no_other_parts() -> None:
     other = dict(config, backbone=dict(type='EfficientNetLite'))
     with pytest.raises(ValueError, match='backbone EfficientNetLite .* expected DINOv3ViT'):
         build(other)
-    wrong = dict(config, decode_head=dict(config['decode_head'], loss_decode=dict(
-        type='CrossEntropyLoss')))
+    wrong = dict(
+        config, decode_head=dict(config['decode_head'], loss_decode=dict(type='CrossEntropyLoss'))
+    )
     with pytest.raises(ValueError, match='expected a MaskClassLoss'):
         build(wrong)
 
@@ -202,12 +211,15 @@ def test_settings_of_pmt_that_do_not_fit() -> None:
         build(config)
 
 
-@pytest.mark.parametrize('change, found', [
-    (dict(prefix_tokens=False), r'\[\(2, 32, 4, 4\), '),
-    (dict(out_indices=(1, 3)), r'\(2, 32, 5, 1\)\]'),
-    (dict(arch=dict(ARCH, num_registers=0)), r'\(2, 32, 1, 1\)'),
-    (dict(arch=dict(ARCH, embed_dims=16)), r'\(2, 16, 4, 4\)'),
-])
+@pytest.mark.parametrize(
+    'change, found',
+    [
+        (dict(prefix_tokens=False), r'\[\(2, 32, 4, 4\), '),
+        (dict(out_indices=(1, 3)), r'\(2, 32, 5, 1\)\]'),
+        (dict(arch=dict(ARCH, num_registers=0)), r'\(2, 32, 1, 1\)'),
+        (dict(arch=dict(ARCH, embed_dims=16)), r'\(2, 16, 4, 4\)'),
+    ],
+)
 def test_features_that_pmt_cannot_read(change: Dict[str, Any], found: str) -> None:
     config = pmt_config()
     config['backbone'].update(change)

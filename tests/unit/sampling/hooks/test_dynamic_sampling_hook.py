@@ -1,4 +1,5 @@
 """Dynamic sampling inside a real run of one process."""
+
 from __future__ import annotations
 
 import json
@@ -53,10 +54,18 @@ def train(tiny_data: Path, tmp_path: Path) -> Any:
         number = next(count)
         cfg = Config.fromfile(str(write_tiny_config(tmp_path / f'{number}.py', tiny_data)))
         changes.setdefault('train_cfg', dict(type='IterBasedTrainLoop', max_iters=6))
-        cfg.merge_from_dict({'env_cfg.accelerator': 'cpu', 'val_dataloader': None, 'val_cfg': None,
-                             'val_evaluator': None, 'default_hooks.checkpoint.interval': 3,
-                             'work_dir': str(tmp_path / f'work{number}'), 'launcher': 'none',
-                             'experiment_name': f'{tmp_path.name}{number}'})
+        cfg.merge_from_dict(
+            {
+                'env_cfg.accelerator': 'cpu',
+                'val_dataloader': None,
+                'val_cfg': None,
+                'val_evaluator': None,
+                'default_hooks.checkpoint.interval': 3,
+                'work_dir': str(tmp_path / f'work{number}'),
+                'launcher': 'none',
+                'experiment_name': f'{tmp_path.name}{number}',
+            }
+        )
         train_cfg = changes.pop('train_cfg')
         cfg.train_cfg = train_cfg
         cfg.merge_from_dict(changes)
@@ -64,9 +73,11 @@ def train(tiny_data: Path, tmp_path: Path) -> Any:
         runner = MapSageRunner.from_cfg(cfg)
         runner.register_hook(recorder, 'VERY_LOW')
         if hook is not None:
-            runner.register_hook(hook if isinstance(hook, Hook) else
-                                 DynamicSamplingHook(**{k: v for k, v in hook.items()
-                                                        if k != 'type'}))
+            runner.register_hook(
+                hook
+                if isinstance(hook, Hook)
+                else DynamicSamplingHook(**{k: v for k, v in hook.items() if k != 'type'})
+            )
         runner.train()
         return runner, recorder
 
@@ -97,7 +108,8 @@ def test_no_dull_tile_is_trained_on_and_one_step_is_one_iteration(train: Any) ->
     assert [row['iter'] for row in told] == list(range(1, 7))
     assert sum(row['used'] for row in told) == 12
     assert sum(row['fetched'] for row in told) == (
-        12 + sum(sum(row['dropped'].values()) for row in told) + told[-1]['surplus'])
+        12 + sum(sum(row['dropped'].values()) for row in told) + told[-1]['surplus']
+    )
     assert sum(row['dropped'].get('too_low', 0) for row in told) > 0
 
 
@@ -118,8 +130,9 @@ def test_what_it_leaves_for_the_plot(train: Any) -> None:
         labels = tiles['dropped_labels'][0][16:80, 16:80]
         assert len(np.unique(labels)) == 1
         assert tiles['dropped_scores'][0] == 0
-        masks = [cv2.imread(str(root.parents[1] / 'ann_dir' / 'train' / name), 0) - 1
-                 for name in DULL]
+        masks = [
+            cv2.imread(str(root.parents[1] / 'ann_dir' / 'train' / name), 0) - 1 for name in DULL
+        ]
         assert any((labels == mask).all() for mask in masks)
     scalars = runner.message_hub.log_scalars
     assert 'dynamic_sampling/pass_rate' in scalars and 'dynamic_sampling/dropped/too_low' in scalars
@@ -128,8 +141,10 @@ def test_what_it_leaves_for_the_plot(train: Any) -> None:
 
 
 EPOCHS = dict(type='EpochBasedTrainLoop', max_epochs=3)
-DEFAULT = {'train_dataloader.sampler': dict(type='DefaultSampler', shuffle=True),
-           'default_hooks.sampler_seed': dict(type='DistSamplerSeedHook')}
+DEFAULT = {
+    'train_dataloader.sampler': dict(type='DefaultSampler', shuffle=True),
+    'default_hooks.sampler_seed': dict(type='DistSamplerSeedHook'),
+}
 
 
 def test_an_epoch_has_as_many_steps_as_the_loader_has_batches(train: Any) -> None:
@@ -146,9 +161,12 @@ def test_an_epoch_has_as_many_steps_as_the_loader_has_batches(train: Any) -> Non
 @pytest.mark.parametrize('score', [dict(type='LabelScore'), dict(type='ModelScore')])
 def test_an_epoch_based_run_resumes_exactly(score: dict, train: Any, tmp_path: Path) -> None:
     hook = dict(score=score, validity=dict(low=0.01 if score['type'] == 'LabelScore' else 1.8))
-    whole, _ = train(hook, train_cfg=EPOCHS, **DEFAULT,
-                     **{'default_hooks.checkpoint.by_epoch': True,
-                        'default_hooks.checkpoint.interval': 1})
+    whole, _ = train(
+        hook,
+        train_cfg=EPOCHS,
+        **DEFAULT,
+        **{'default_hooks.checkpoint.by_epoch': True, 'default_hooks.checkpoint.interval': 1},
+    )
     cut = Path(whole.work_dir) / 'epoch_2.pth'
     rest, record = train(hook, train_cfg=EPOCHS, **DEFAULT, load_from=str(cut), resume=True)
     assert len(record.batches) == 8
@@ -172,7 +190,7 @@ def test_a_checkpoint_without_dynamic_sampling_can_be_resumed_with_it(train: Any
     # after the three batches that were seen
     fresh = [name for batch in before.batches[3:] for name in batch if name not in DULL]
     used = [name for batch in record.batches for name in batch]
-    assert used[:len(fresh)] == fresh[:len(used)]
+    assert used[: len(fresh)] == fresh[: len(used)]
 
 
 def test_sampling_ahead_changes_nothing(train: Any) -> None:
@@ -184,13 +202,16 @@ def test_sampling_ahead_changes_nothing(train: Any) -> None:
 
 def test_sampling_ahead_goes_on_when_the_loader_starts_anew(train: Any) -> None:
     # Workers that are started in the background at each of three passes over the tiles.
-    runner, record = train(dict(LABELS, prefetch=True), train_cfg=EPOCHS, **DEFAULT,
-                           **{'train_dataloader.num_workers': 1})
+    runner, record = train(
+        dict(LABELS, prefetch=True),
+        train_cfg=EPOCHS,
+        **DEFAULT,
+        **{'train_dataloader.num_workers': 1},
+    )
     assert runner.iter == 24 and all(len(batch) == 2 for batch in record.batches)
 
 
 class Failing:
-
     def __init__(self) -> None:
         self.calls = 0
 
@@ -203,8 +224,10 @@ class Failing:
 
 def test_an_error_in_the_background_is_raised_in_the_loop(train: Any) -> None:
     with pytest.raises(ZeroDivisionError, match='no pixels'):
-        train(dict(score=Failing(), validity=dict(low=0.5), prefetch=True),
-              **{'train_dataloader.num_workers': 1})
+        train(
+            dict(score=Failing(), validity=dict(low=0.5), prefetch=True),
+            **{'train_dataloader.num_workers': 1},
+        )
 
 
 @TASK_UTILS.register_module()
@@ -212,8 +235,7 @@ class EvenTiles:
     """1 for tiles of an even number."""
 
     def __call__(self, samples: Sequence[dict]) -> torch.Tensor:
-        return torch.tensor([1.0 - int(Path(s['data_samples'].img_path).stem) % 2
-                             for s in samples])
+        return torch.tensor([1.0 - int(Path(s['data_samples'].img_path).stem) % 2 for s in samples])
 
 
 def test_scorers_register_by_name_and_rewards_add_up(train: Any) -> None:
@@ -224,8 +246,10 @@ def test_scorers_register_by_name_and_rewards_add_up(train: Any) -> None:
 
 def test_rewards_are_made_of_other_scores_too(train: Any) -> None:
     score = dict(type='RewardScore', rewards=[dict(type='LabelScore'), dict(type='ModelScore')])
-    runner, record = train(dict(score=score, validity=dict(low=0)),
-                           train_cfg=dict(type='IterBasedTrainLoop', max_iters=2))
+    runner, record = train(
+        dict(score=score, validity=dict(low=0)),
+        train_cfg=dict(type='IterBasedTrainLoop', max_iters=2),
+    )
     assert len(record.batches) == 2
     with pytest.raises(ValueError, match='would read weights'):
         DynamicSamplingHook(score, dict(low=0), prefetch=True)
@@ -236,15 +260,18 @@ def test_a_resumed_run_with_another_batch_size_goes_on_after_the_same_tiles(trai
     every = dict(LABELS, validity=dict(low=-1.0))
     first, before = train(every, **order)
     cut = Path(first.work_dir) / 'iter_3.pth'
-    rest, record = train(every, load_from=str(cut), resume=True,
-                         **dict(order, **{'train_dataloader.batch_size': 3}))
+    rest, record = train(
+        every, load_from=str(cut), resume=True, **dict(order, **{'train_dataloader.batch_size': 3})
+    )
     assert [name for batch in before.batches for name in batch][6:12] == [
-        name for batch in record.batches for name in batch][:6]
+        name for batch in record.batches for name in batch
+    ][:6]
 
 
 def test_shrink_needs_one_optimizer() -> None:
-    hook = DynamicSamplingHook(**dict({k: v for k, v in LABELS.items() if k != 'type'},
-                                      shortfall='shrink'))
+    hook = DynamicSamplingHook(
+        **dict({k: v for k, v in LABELS.items() if k != 'type'}, shortfall='shrink')
+    )
     with pytest.raises(ValueError, match='OptimWrapperDict has several'):
         hook._weigh(OptimWrapperDict())
     with pytest.raises(ValueError, match='JaccardLoss counts over the global batch already'):
@@ -266,7 +293,8 @@ MODELS.register_module(module=FrozenNorms, force=True)
 def one_valid_of_two(**changes: Any) -> DynamicSamplingHook:
     return DynamicSamplingHook(
         score=lambda samples: [float(number == 0) for number in range(len(samples))],
-        **dict(dict(validity=dict(low=0.5), max_resample_times=0, shortfall='shrink'), **changes))
+        **dict(dict(validity=dict(low=0.5), max_resample_times=0, shortfall='shrink'), **changes),
+    )
 
 
 def test_shrink_says_that_batch_norm_may_get_one_sample(tmp_path: Path) -> None:
@@ -277,19 +305,24 @@ def test_shrink_says_that_batch_norm_may_get_one_sample(tmp_path: Path) -> None:
     assert '(1 layers, layers.1 the first)' in log_of(runner)
 
 
-@pytest.mark.parametrize('model, hook', [
-    ('FrozenNorms', {}), ('ToyRegression', dict(shortfall='pad'))])
+@pytest.mark.parametrize(
+    'model, hook', [('FrozenNorms', {}), ('ToyRegression', dict(shortfall='pad'))]
+)
 def test_nothing_is_said_where_one_sample_is_enough_or_does_not_come(
-        model: str, hook: Dict[str, Any], tmp_path: Path) -> None:
+    model: str, hook: Dict[str, Any], tmp_path: Path
+) -> None:
     runner, record = toy_train(tmp_path, hooks=[one_valid_of_two(**hook)], **{'model.type': model})
     assert len(record.losses) == 8
     assert 'may leave a rank one sample' not in log_of(runner)
 
 
-@pytest.mark.parametrize('palette, expected', [
-    ('random', (0, 3)), ([[1, 2, 3, 4]], (0, 3)), ([], (0, 3)), ([[1, 2, 3]], (1, 3))])
-def test_a_gallery_is_written_whatever_the_palette(palette: Any, expected: Any,
-                                                   tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'palette, expected',
+    [('random', (0, 3)), ([[1, 2, 3, 4]], (0, 3)), ([], (0, 3)), ([[1, 2, 3]], (1, 3))],
+)
+def test_a_gallery_is_written_whatever_the_palette(
+    palette: Any, expected: Any, tmp_path: Path
+) -> None:
     TileGallery().save(tmp_path / 'tiles.npz', ['a'], palette)
     with np.load(str(tmp_path / 'tiles.npz')) as tiles:
         assert tiles['palette'].shape == expected
@@ -301,8 +334,15 @@ def test_groups_of_views_by_their_spread(train: Any) -> None:
 
     runner, record = train(
         dict(score=brightness, validity=dict(eps=1.0), group_size=2),
-        **{'train_dataloader.sampler': dict(_delete_=True, type='GroupedViewsSampler', views=2,
-                                            sampler=dict(type='InfiniteSampler'))})
+        **{
+            'train_dataloader.sampler': dict(
+                _delete_=True,
+                type='GroupedViewsSampler',
+                views=2,
+                sampler=dict(type='InfiniteSampler'),
+            )
+        },
+    )
     assert all(one == other for one, other in record.batches)
     assert sum(row['passed'] for row in rows(runner)) >= 12
 
@@ -317,9 +357,14 @@ LOSS = dict(type='ModelScore', metric='loss')
 EVERY_STEP = {'default_hooks.checkpoint.interval': 1}
 
 
-@pytest.mark.parametrize('changes', [
-    {}, {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True},
-    {'optim_wrapper.accumulative_counts': 3}])
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True},
+        {'optim_wrapper.accumulative_counts': 3},
+    ],
+)
 def test_a_run_with_a_quantile_resumes_exactly(changes: dict, train: Any) -> None:
     hook = dict(score=LOSS, validity=dict(quantile=0.4), keep_fraction=0.3, unbiased=True)
     whole, _ = train(hook, **EVERY_STEP, **changes)
@@ -328,8 +373,10 @@ def test_a_run_with_a_quantile_resumes_exactly(changes: dict, train: Any) -> Non
     assert sum(map(len, held['scores'])) >= 6
     rest, _ = train(hook, load_from=str(cut), resume=True, **EVERY_STEP, **changes)
     assert same(weights(whole), weights(rest))
-    states = [torch.load(str(Path(runner.work_dir) / 'iter_6.pth'), **LOAD)['dynamic_sampling']
-              for runner in (whole, rest)]
+    states = [
+        torch.load(str(Path(runner.work_dir) / 'iter_6.pth'), **LOAD)['dynamic_sampling']
+        for runner in (whole, rest)
+    ]
     assert str(states[0]) == str(states[1])
 
 
@@ -338,19 +385,27 @@ def test_a_pool_that_cannot_be_restored_is_counted(train: Any) -> None:
     first, _ = train(hook, **EVERY_STEP, **{'train_dataloader.batch_size': 3})
     cut = Path(first.work_dir) / 'iter_5.pth'
     pool = json.loads(torch.load(str(cut), **LOAD)['dynamic_sampling']['ranks'][0])['pool']
-    rest, _ = train(dict(hook, group_size=2), load_from=str(cut), resume=True, **EVERY_STEP,
-                    **{'train_dataloader.batch_size': 4})
+    rest, _ = train(
+        dict(hook, group_size=2),
+        load_from=str(cut),
+        resume=True,
+        **EVERY_STEP,
+        **{'train_dataloader.batch_size': 4},
+    )
     told = rows(rest)
     assert pool and told[0]['carried'] == told[0]['dropped']['not_restored'] == len(pool)
 
 
 def test_weights_reach_the_loss_of_each_tile(train: Any) -> None:
     """The gradient of a step is that of the mean of weight times loss, tile by tile."""
-    hook = DynamicSamplingHook(score=dict(type='EvenTiles'), validity=dict(low=0.5),
-                               keep_fraction=0.4, unbiased=True)
-    runner, _ = train(hook, train_cfg=dict(type='IterBasedTrainLoop', max_iters=1),
-                      **{'train_dataloader.batch_size': 8,
-                         'model.decode_head.dropout_ratio': 0.0})
+    hook = DynamicSamplingHook(
+        score=dict(type='EvenTiles'), validity=dict(low=0.5), keep_fraction=0.4, unbiased=True
+    )
+    runner, _ = train(
+        hook,
+        train_cfg=dict(type='IterBasedTrainLoop', max_iters=1),
+        **{'train_dataloader.batch_size': 8, 'model.decode_head.dropout_ratio': 0.0},
+    )
     step = hook._step.batches[0]
     assert len(set(step.weights)) == 2  # even tiles, and odd ones that were kept at random
     low, high = sorted(set(step.weights))
@@ -359,8 +414,9 @@ def test_weights_reach_the_loss_of_each_tile(train: Any) -> None:
         assert weight == (low if candidate.score else high)
     joint_loss, tile_losses = losses_of_step(runner.model, step.samples)
     torch.testing.assert_close(
-        joint_loss, sum(loss * weight for loss, weight in zip(tile_losses, step.weights))
-        / len(tile_losses))
+        joint_loss,
+        sum(loss * weight for loss, weight in zip(tile_losses, step.weights)) / len(tile_losses),
+    )
 
 
 def losses_of_step(model: Any, samples: Sequence[Any]) -> Tuple[torch.Tensor, List[torch.Tensor]]:
@@ -377,8 +433,9 @@ def losses_of_step(model: Any, samples: Sequence[Any]) -> Tuple[torch.Tensor, Li
         return sum(value for name, value in losses.items() if 'loss' in name)
 
     joint_loss = loss_of(samples)
-    weighed = [head for head in model.modules()
-               if isinstance(getattr(head, 'sampler', None), PixelWeights)]
+    weighed = [
+        head for head in model.modules() if isinstance(getattr(head, 'sampler', None), PixelWeights)
+    ]
     assert weighed
     for head in weighed:
         head.sampler = None
@@ -386,11 +443,14 @@ def losses_of_step(model: Any, samples: Sequence[Any]) -> Tuple[torch.Tensor, Li
 
 
 def test_the_gradient_of_a_masked_step_is_the_mean_over_its_valid_tiles(train: Any) -> None:
-    hook = DynamicSamplingHook(score=dict(type='EvenTiles'), validity=dict(low=0.5),
-                               shortfall='mask', max_resample_times=0)
-    runner, record = train(hook, train_cfg=dict(type='IterBasedTrainLoop', max_iters=1),
-                           **{'train_dataloader.batch_size': 7,
-                              'model.decode_head.dropout_ratio': 0.0})
+    hook = DynamicSamplingHook(
+        score=dict(type='EvenTiles'), validity=dict(low=0.5), shortfall='mask', max_resample_times=0
+    )
+    runner, record = train(
+        hook,
+        train_cfg=dict(type='IterBasedTrainLoop', max_iters=1),
+        **{'train_dataloader.batch_size': 7, 'model.decode_head.dropout_ratio': 0.0},
+    )
     step = hook._step.batches[0]
     live = [position for position, weight in enumerate(step.weights) if weight]
     assert step.statistics.outcome == 'mask' and len(step.samples) == len(record.batches[0]) == 7
@@ -401,27 +461,44 @@ def test_the_gradient_of_a_masked_step_is_the_mean_over_its_valid_tiles(train: A
     parameters = [value for value in runner.model.parameters() if value.requires_grad]
     gradient, expected = (
         torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
-        for loss in (joint_loss, mean))
+        for loss in (joint_loss, mean)
+    )
     assert (gradient - expected).norm() < 1e-4 * expected.norm()
 
 
-@pytest.mark.parametrize('target, validity, changes', [
-    (20, dict(quantile=0.3), {}),  # more than the 16 tiles of the dataset
-    (20, dict(low=99.0), {}),  # each step falls back
-    (3, dict(quantile=0.9), {'train_dataloader.drop_last': True}),
-    (5, dict(low=99.0), {'train_dataloader.batch_size': 7}),  # 2 tiles are left for the last batch
-    (2, dict(quantile=0.3), {'model.decode_head.sampler': dict(type='OHEMPixelSampler')})])
-def test_every_step_of_an_epoch_has_the_target(target: int, validity: dict, changes: dict,
-                                               train: Any) -> None:
-    _, record = train(dict(score=LOSS, validity=validity, local_target=target, keep_fraction=0.2,
-                           unbiased=True), train_cfg=dict(EPOCHS, max_epochs=1), **DEFAULT,
-                      **{'train_dataloader.batch_size': 5, **changes})
+@pytest.mark.parametrize(
+    'target, validity, changes',
+    [
+        (20, dict(quantile=0.3), {}),  # more than the 16 tiles of the dataset
+        (20, dict(low=99.0), {}),  # each step falls back
+        (3, dict(quantile=0.9), {'train_dataloader.drop_last': True}),
+        (
+            5,
+            dict(low=99.0),
+            {'train_dataloader.batch_size': 7},
+        ),  # 2 tiles are left for the last batch
+        (2, dict(quantile=0.3), {'model.decode_head.sampler': dict(type='OHEMPixelSampler')}),
+    ],
+)
+def test_every_step_of_an_epoch_has_the_target(
+    target: int, validity: dict, changes: dict, train: Any
+) -> None:
+    _, record = train(
+        dict(score=LOSS, validity=validity, local_target=target, keep_fraction=0.2, unbiased=True),
+        train_cfg=dict(EPOCHS, max_epochs=1),
+        **DEFAULT,
+        **{'train_dataloader.batch_size': 5, **changes},
+    )
     assert record.batches and {len(batch) for batch in record.batches} == {target}
 
 
-@pytest.mark.parametrize('changes, words', [
-    ({'model.decode_head.loss_decode': dict(_delete_=True, type='DiceLoss')}, 'has DiceLoss'),
-    ({}, 'keep_fraction=0')])
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({'model.decode_head.loss_decode': dict(_delete_=True, type='DiceLoss')}, 'has DiceLoss'),
+        ({}, 'keep_fraction=0'),
+    ],
+)
 def test_what_cannot_be_weighed_is_refused(changes: dict, words: str, train: Any) -> None:
     with pytest.raises(ValueError, match=words):
         train(dict(LABELS, unbiased=True, keep_fraction=0.3 if changes else 0.0), **changes)
@@ -441,8 +518,9 @@ def test_models_without_decode_heads_are_not_weighed() -> None:
     with pytest.raises(ValueError, match='decode_head did not ask'):
         check_asked({'decode_head': PixelWeights(lambda: (), None)})
     with pytest.raises(ValueError, match='2 samples reach the loss and .* gave 3'):
-        PixelWeights(lambda: (1, 1, 1), None).sample(torch.zeros(2, 1, 4, 4),
-                                                     torch.zeros(2, 1, 4, 4))
+        PixelWeights(lambda: (1, 1, 1), None).sample(
+            torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 4, 4)
+        )
 
 
 def test_raise_says_what_to_do(train: Any) -> None:
@@ -450,18 +528,35 @@ def test_raise_says_what_to_do(train: Any) -> None:
         train(dict(LABELS, validity=dict(low=9.0), shortfall='raise', max_resample_times=1))
 
 
-@pytest.mark.parametrize('hook, changes, error, words', [
-    (dict(LABELS, prefetch=True), {}, LoaderError, 'num_workers of 1 or more'),
-    (dict(LABELS, local_target=3, group_size=2), {}, ValueError, 'local_target=3, group_size=2'),
-    (dict(LABELS, group_size=4), {}, ValueError, 'for example local_target=4'),
-    (dict(score=dict(type='ModelScore'), validity=dict(low=0), prefetch=True), {}, ValueError,
-     'would read weights while the step changes them'),
-    (dict(score=dict(type='ModelScore'), validity=dict(eps=0), group_size=2), {}, ValueError,
-     'one score per tile'),
-    (dict(score=3, validity=dict(low=0)), {}, ValueError, 'score=3, expected a config'),
-    (LABELS, dict(custom_hooks=[LABELS]), LoaderError, 'lists DynamicSamplingHook twice'),
-    (dict(LABELS, validity={}), {}, ValueError, 'no criterion'),
-    (dict(LABELS, validity=dict(eps=0.1)), {}, ValueError, 'group_size=1 has none')])
+@pytest.mark.parametrize(
+    'hook, changes, error, words',
+    [
+        (dict(LABELS, prefetch=True), {}, LoaderError, 'num_workers of 1 or more'),
+        (
+            dict(LABELS, local_target=3, group_size=2),
+            {},
+            ValueError,
+            'local_target=3, group_size=2',
+        ),
+        (dict(LABELS, group_size=4), {}, ValueError, 'for example local_target=4'),
+        (
+            dict(score=dict(type='ModelScore'), validity=dict(low=0), prefetch=True),
+            {},
+            ValueError,
+            'would read weights while the step changes them',
+        ),
+        (
+            dict(score=dict(type='ModelScore'), validity=dict(eps=0), group_size=2),
+            {},
+            ValueError,
+            'one score per tile',
+        ),
+        (dict(score=3, validity=dict(low=0)), {}, ValueError, 'score=3, expected a config'),
+        (LABELS, dict(custom_hooks=[LABELS]), LoaderError, 'lists DynamicSamplingHook twice'),
+        (dict(LABELS, validity={}), {}, ValueError, 'no criterion'),
+        (dict(LABELS, validity=dict(eps=0.1)), {}, ValueError, 'group_size=1 has none'),
+    ],
+)
 def test_bad_settings(hook: dict, changes: dict, error: Any, words: str, train: Any) -> None:
     with pytest.raises(error, match=words):
         train(hook, **changes)
@@ -474,8 +569,9 @@ def test_bad_settings(hook: dict, changes: dict, error: Any, words: str, train: 
 def segmentor(train: Any) -> Any:
     runner, _ = train(train_cfg=dict(type='IterBasedTrainLoop', max_iters=1))
     batch = next(iter(runner.train_dataloader))
-    samples = [dict(inputs=x, data_samples=y) for x, y in zip(batch['inputs'],
-                                                              batch['data_samples'])]
+    samples = [
+        dict(inputs=x, data_samples=y) for x, y in zip(batch['inputs'], batch['data_samples'])
+    ]
     return runner, samples
 
 
@@ -539,12 +635,18 @@ def test_the_variance_of_a_reward_from_one_pass(segmentor: Any) -> None:
     logits = model.encode_decode(data['inputs'], [dict(img_shape=(64, 64), pad_shape=(64, 64))])
     truth = data['data_samples'][0].gt_sem_seg.data[0]
     assert float(scores[0]) == pytest.approx(
-        float(reward_variance(logits[0].softmax(0), truth)), rel=1e-4)
+        float(reward_variance(logits[0].softmax(0), truth)), rel=1e-4
+    )
     assert scores[0] > 0 and scores[1] == 0
 
 
-@pytest.mark.parametrize('arguments, words', [(dict(metric='iou'), 'expected one of loss'),
-                                              (dict(scale=0), 'scale=0, expected more than 0')])
+@pytest.mark.parametrize(
+    'arguments, words',
+    [
+        (dict(metric='iou'), 'expected one of loss'),
+        (dict(scale=0), 'scale=0, expected more than 0'),
+    ],
+)
 def test_bad_model_scores(arguments: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ModelScore(**arguments)

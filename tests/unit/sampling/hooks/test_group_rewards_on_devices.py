@@ -1,4 +1,5 @@
 """Group rewards on a model that is split over simulated devices give what one device gives."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,12 +17,14 @@ from mapsage.evaluation import PolygonCount
 from mapsage.sampling.hooks import GroupRewardTuning
 from mapsage.wrappers import MMModelParallel, OptimWrapper
 
-pytestmark = [main_leg, pytest.mark.skipif(no_simulated_cards() is not None,
-                                           reason=f'sim: {no_simulated_cards()}')]
+pytestmark = [
+    main_leg,
+    pytest.mark.skipif(no_simulated_cards() is not None, reason=f'sim: {no_simulated_cards()}'),
+]
 
 
 class Step:
-    slot, share, loss_weight = 0, .5, 1.
+    slot, share, loss_weight = 0, 0.5, 1.0
 
 
 def train_with_rewards(devices: int) -> Dict[str, Any]:
@@ -32,16 +35,22 @@ def train_with_rewards(devices: int) -> Dict[str, Any]:
         set_current_accelerator(resolve_accelerator('sim'))
         wrapped = MMModelParallel(model, devices=list(range(devices)))
     tuning = GroupRewardTuning([PolygonCount()], maps=3, region=8)
-    tuning.bind(wrapped, lambda samples: {
-        key: [each[key] for each in samples] for key in ('inputs', 'data_samples')})
+    tuning.bind(
+        wrapped,
+        lambda samples: {
+            key: [each[key] for each in samples] for key in ('inputs', 'data_samples')
+        },
+    )
     step: Optional[Step] = Step()
     tuning.follow(lambda: step)
     optimizer = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.01))
     losses: List[Dict[str, float]] = []
     for seed in range(2):
         data = batch()
-        samples = [dict(inputs=image, data_samples=sample)
-                   for image, sample in zip(data['inputs'], data['data_samples'])]
+        samples = [
+            dict(inputs=image, data_samples=sample)
+            for image, sample in zip(data['inputs'], data['data_samples'])
+        ]
         tuning.begin_batch(0, True)
         torch.manual_seed(seed)
         rewards = tuning(samples)
@@ -62,5 +71,7 @@ def test_a_split_model_learns_from_rewards_as_a_whole_one(devices: int, tmp_path
     assert len(split['losses']) == len(whole['losses'])
     for step, expected in zip(split['losses'], whole['losses']):
         assert step == pytest.approx(expected, rel=1e-5)
-    assert all(torch.allclose(one, other, atol=1e-6)
-               for one, other in zip(split['weights'], whole['weights']))
+    assert all(
+        torch.allclose(one, other, atol=1e-6)
+        for one, other in zip(split['weights'], whole['weights'])
+    )

@@ -1,4 +1,5 @@
 """Rewards that processes compute are those of the training process, and nothing is left running."""
+
 from __future__ import annotations
 
 import os
@@ -19,8 +20,11 @@ from mapsage.sampling.hooks.reward_functions import Rewards
 
 def _maps(tiles: int = 3, maps: int = 4) -> Any:
     random = np.random.RandomState(0)
-    return (random.randint(0, 3, (tiles, maps, 20, 24)), random.randint(0, 3, (tiles, 20, 24)),
-            [f'tile {number}' for number in range(tiles)])
+    return (
+        random.randint(0, 3, (tiles, maps, 20, 24)),
+        random.randint(0, 3, (tiles, 20, 24)),
+        [f'tile {number}' for number in range(tiles)],
+    )
 
 
 @pytest.mark.parametrize('workers', [1, 2, 5])
@@ -30,8 +34,9 @@ def test_workers_give_the_rewards_of_the_training_process(workers: int) -> None:
     maps, truth, tiles = _maps()
     here, beside = Rewards(functions), Rewards(functions, workers=workers)
     for offset in (0, 400, -7):
-        np.testing.assert_array_equal(beside(maps + offset, truth, tiles),
-                                      here(maps + offset, truth, tiles))
+        np.testing.assert_array_equal(
+            beside(maps + offset, truth, tiles), here(maps + offset, truth, tiles)
+        )
 
 
 def test_fewer_maps_than_workers() -> None:
@@ -65,7 +70,7 @@ def test_a_killed_worker_is_named() -> None:
         Rewards([deadly], workers=2)(*_maps())
 
 
-_RUN = '''
+_RUN = """
 import os
 import signal
 import sys
@@ -81,15 +86,21 @@ os.kill(rewards._workers._processes[0].pid, signal.SIGTERM)
 assert rewards(np.zeros((1, 4, 8, 8), int), np.zeros((1, 8, 8), int), ['a']).all()
 if sys.argv[1] == 'failed':
     raise ValueError('the training failed')
-'''
+"""
 
 
 @pytest.mark.parametrize('ending', ['ended', 'failed', 'killed'])
 def test_no_worker_outlives_the_training(ending: str, tmp_path: Path) -> None:
     program = tmp_path / 'run.py'
     program.write_text(_RUN)
-    done = subprocess.run([warm_python(), str(program), ending], cwd=str(ROOT), timeout=120,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(
+        [warm_python(), str(program), ending],
+        cwd=str(ROOT),
+        timeout=120,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
     assert done.returncode == dict(ended=0, failed=1, killed=-9)[ending], done.stderr
     pids = [int(text) for text in done.stdout.split()]
     assert len(pids) == 2

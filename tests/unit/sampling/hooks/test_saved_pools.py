@@ -1,4 +1,5 @@
 """Pools of dynamic sampling as indices and seeds, and loaded again from them."""
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,10 @@ class Loaded:
 
 
 def pool_of(*groups: List[Candidate]) -> List[Any]:
-    return [dict(found_at=number, at_random=number > 0, samples=group)
-            for number, group in enumerate(groups)]
+    return [
+        dict(found_at=number, at_random=number > 0, samples=group)
+        for number, group in enumerate(groups)
+    ]
 
 
 def test_a_pool_comes_back_from_json() -> None:
@@ -35,8 +38,9 @@ def test_a_pool_comes_back_from_json() -> None:
     restored = load_pools([saved, []], loaded, group_size=1)
     assert loaded.keys == [(3, (1, 2)), (4, (5,))]
     first, second = restored.pools[0]
-    assert first == dict(found_at=0, at_random=False,
-                         samples=[Candidate('sample 3', 3, (1, 2), 0.5)])
+    assert first == dict(
+        found_at=0, at_random=False, samples=[Candidate('sample 3', 3, (1, 2), 0.5)]
+    )
     assert second['at_random'] and second['samples'][0].score == 0.25
     assert restored.pools[1] == [] and restored.lost_groups == restored.lost_samples == 0
 

@@ -1,4 +1,5 @@
 """Pictures of the windows of scenes that dynamic sampling kept and dropped, in a real run."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from mapsage.engine import MapSageRunner
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 
-CONFIG = '''
+CONFIG = """
 train_dataloader['dataset'] = dict(
     type='GeoTiffDataset', data_root={root!r}, scenes='scenes', labels='labels', window=96,
     stride=48, bands=[1, 2, 3, 4], metainfo={metainfo!r}, pipeline=[
@@ -30,20 +31,39 @@ train_cfg.update(max_iters=4)
 val_dataloader = val_cfg = val_evaluator = None
 custom_hooks = [dict(type='DynamicSamplingHook', score=dict(type='LabelScore'),
                      validity=dict(low=1e-9))]
-'''
+"""
 
 
-@pytest.mark.parametrize('kind, bands, channels', [
-    ('uint8', None, [0, 1, 2]), ('uint16', dict(rgb=(2, 1, 0)), [2, 1, 0]),
-    ('float32', dict(rgb=(3, 1, 2)), [3, 1, 2])])
-def test_windows_of_four_bands_are_shown(kind: str, bands: Any, channels: Any,
-                                         tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    'kind, bands, channels',
+    [
+        ('uint8', None, [0, 1, 2]),
+        ('uint16', dict(rgb=(2, 1, 0)), [2, 1, 0]),
+        ('float32', dict(rgb=(3, 1, 2)), [3, 1, 2]),
+    ],
+)
+def test_windows_of_four_bands_are_shown(
+    kind: str, bands: Any, channels: Any, tmp_path: Path
+) -> None:
     write_scene(tmp_path, bands=4, values=kind)
-    cfg = Config.fromfile(str(write_tiny_config(tmp_path / 'scenes.py', tmp_path, CONFIG.format(
-        root=str(tmp_path), metainfo=METAINFO))))
-    cfg.merge_from_dict({
-        'env_cfg.accelerator': 'cpu', 'work_dir': str(tmp_path / 'work'), 'launcher': 'none',
-        'experiment_name': tmp_path.name, 'model.backbone.bands': bands})
+    cfg = Config.fromfile(
+        str(
+            write_tiny_config(
+                tmp_path / 'scenes.py',
+                tmp_path,
+                CONFIG.format(root=str(tmp_path), metainfo=METAINFO),
+            )
+        )
+    )
+    cfg.merge_from_dict(
+        {
+            'env_cfg.accelerator': 'cpu',
+            'work_dir': str(tmp_path / 'work'),
+            'launcher': 'none',
+            'experiment_name': tmp_path.name,
+            'model.backbone.bands': bands,
+        }
+    )
     MapSageRunner.from_cfg(cfg).train()
     expected: Dict[bytes, np.ndarray] = {}
     for sample in build_dataset(tmp_path, window=96, stride=48, bands=[1, 2, 3, 4]):

@@ -1,4 +1,5 @@
 """A double of Cambricon's torch_mlu: backend ``cncl``, made by the four classic arguments."""
+
 import torch.distributed as dist
 from make_double import add_make, make_group
 

@@ -2,6 +2,7 @@
 
 PyTorch's map of default backends then has the letters m, u, s and a.
 """
+
 import torch
 import torch.distributed as dist
 from make_double import add_make, make_group

@@ -1,2 +1,3 @@
 """Stands where a user's ``import distributed`` must not arrive."""
+
 VENDORS = True
