@@ -67,8 +67,8 @@ def export_eomt(args: argparse.Namespace) -> int:
         )
     except WeightsError as error:
         raise ConfigError(f'{args.checkpoint} cannot be exported: {error}') from error
-    print(
-        f'{args.out}: {exported.tensors} tensors of {exported.numbers:,} numbers, '  # noqa: T201
+    print(  # noqa: T201
+        f'{args.out}: {exported.tensors} tensors of {exported.numbers:,} numbers, '
         'read back and equal to those of the model; left out, since transformers computes them: '
         f'{", ".join(exported.left_out) or "none"}. Images of {size}x{size} pixels'
     )

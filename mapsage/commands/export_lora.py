@@ -62,8 +62,8 @@ def export_lora(args: argparse.Namespace) -> int:
     if args.merged:
         merge_lora(model)
         _write_merged(args.merged, model, meta, _without_lora(cfg))
-        print(
-            f'{args.merged}: the whole model, adapters merged; its config: '  # noqa: T201
+        print(  # noqa: T201
+            f'{args.merged}: the whole model, adapters merged; its config: '
             f'{_merged_config(args.merged)}'
         )
     return 0

@@ -141,8 +141,8 @@ def render_sampling(
             block,
             ('Kept', 'Dropped')[index],
             MARGIN + index * (_BLOCK_WIDTH + _BLOCK_GAP),
-            samples.palette,
-        )  # type: ignore[union-attr]
+            samples.palette,  # type: ignore[union-attr]
+        )
     canvas.legend(MARGIN, bottom, entries, a_line, _legend_pitch(entries), _LEGEND_LINE)
     return canvas.pixels()
 

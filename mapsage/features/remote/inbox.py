@@ -173,11 +173,11 @@ class Inbox(Receiver):
                 self._writing[link] = header.block
             return memory
 
-    def received(
+    def received(  # noqa: D102
         self,
         link: Link,
         header: Header,
-        payload: torch.Tensor,  # noqa: D102
+        payload: torch.Tensor,
         damage: Optional[str],
     ) -> None:
         with self._changed:

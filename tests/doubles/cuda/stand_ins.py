@@ -57,7 +57,8 @@ BODIES: Dict[str, str] = {
     'cudnnGetErrorString': f'const char* cudnnGetErrorString(int status) {{ (void)status; return {_TEXT}; }}',
     'cudnnGetLastErrorString': 'void cudnnGetLastErrorString(char* text, size_t size) '
     f'{{ snprintf(text, size, {_TEXT}); }}',
-    'cusparseGetErrorString': f'const char* cusparseGetErrorString(int status) {{ (void)status; return {_TEXT}; }}',
+    'cusparseGetErrorString': f'const char* cusparseGetErrorString(int status) '
+    f'{{ (void)status; return {_TEXT}; }}',
     'nvrtcGetErrorString': f'const char* nvrtcGetErrorString(int status) {{ (void)status; return {_TEXT}; }}',
     'cuptiGetResultString': 'int cuptiGetResultString(int status, const char** text) '
     f'{{ (void)status; *text = {_TEXT}; return 0; }}',
