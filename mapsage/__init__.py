@@ -19,9 +19,10 @@ if not is_only_help() and not absent_hosts():
     # Modules live as long as the process. Without this, each full garbage collection would walk all
     # objects of PyTorch and the MM packages, the one that the imports below trigger included.
     gc.freeze()
-    from . import datasets, engine, evaluation, models, wrappers  # noqa: F401
+    from . import datasets, engine, evaluation, models  # noqa: F401
+    from .distributed import wrappers  # noqa: F401
     from .extras import register_extras
-    from .features import hooks as _feature_hooks  # noqa: F401
+    from .extras.streaming import hooks as _feature_hooks  # noqa: F401
     from .sampling import hooks as _sampling_hooks  # noqa: F401
 
     register_extras()

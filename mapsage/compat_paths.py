@@ -18,6 +18,8 @@ MODULES: Dict[str, str] = {
     'mapsage.accelerator.sim': 'mapsage.extras.simulator.accelerator',
     'mapsage.accelerator.simulator': 'mapsage.extras.simulator',
     'mapsage.accuracy': 'mapsage.extras.assess',
+    'mapsage.change_classes': 'mapsage.geo.change_classes',
+    'mapsage.commands.cache_features': 'mapsage.extras.streaming.cache_features',
     'mapsage.commands.doctor.kernels': 'mapsage.extras.forensics.kernels',
     'mapsage.commands.doctor.operators': 'mapsage.extras.forensics.operator_report',
     'mapsage.commands.doctor.tuning': 'mapsage.extras.forensics.tuning',
@@ -28,9 +30,15 @@ MODULES: Dict[str, str] = {
     'mapsage.datasets.demo': 'mapsage.extras.demo',
     'mapsage.datasets.prepare': 'mapsage.extras.demo.prepare',
     'mapsage.datasets.semi_supervised': 'mapsage.extras.labels.unlabeled',
+    'mapsage.distributed.groups.replicas': 'mapsage.extras.streaming.split_head.replicas',
+    'mapsage.drawing': 'mapsage.pictures',
     'mapsage.engine.guards.cross_check_hook': 'mapsage.extras.forensics.cross_check_hook',
+    'mapsage.engine.guards.nodes_hook': 'mapsage.extras.elastic.nodes_hook',
+    'mapsage.engine.nodes': 'mapsage.extras.elastic.nodes',
+    'mapsage.errors': 'mapsage.base.errors',
     'mapsage.evaluation.change_metric': 'mapsage.extras.change.metric',
     'mapsage.export': 'mapsage.extras.export',
+    'mapsage.features': 'mapsage.extras.streaming',
     'mapsage.few_labels': 'mapsage.extras.labels.fixmatch',
     'mapsage.labeling': 'mapsage.extras.labels',
     'mapsage.models.backbones.earth': 'mapsage.extras.earth',
@@ -38,7 +46,12 @@ MODULES: Dict[str, str] = {
     'mapsage.models.backbones.siamese_backbone': 'mapsage.extras.change.siamese_backbone',
     'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
     'mapsage.operators': 'mapsage.extras.forensics.operators',
+    'mapsage.places': 'mapsage.geo.places',
+    'mapsage.report': 'mapsage.pictures.report',
+    'mapsage.stacks': 'mapsage.geo.stacks',
     'mapsage.viewer': 'mapsage.extras.viewer',
+    'mapsage.wrappers': 'mapsage.distributed.wrappers',
+    'mapsage.wrappers.replica_parallel': 'mapsage.extras.streaming.split_head.replica_parallel',
 }
 _CHANGE = (
     'ChangeDataError',
@@ -77,8 +90,17 @@ _BACKBONES = {
     'SiameseBackbone': 'mapsage.extras.change',
 }
 NAMES: Dict[str, Dict[str, str]] = {
-    'mapsage.engine.guards': dict.fromkeys(
-        ('CrossCheckError', 'CrossCheckHook'), 'mapsage.extras.forensics.cross_check_hook'
+    'mapsage.engine.guards': {
+        **dict.fromkeys(
+            ('CrossCheckError', 'CrossCheckHook'), 'mapsage.extras.forensics.cross_check_hook'
+        ),
+        'NodesHook': 'mapsage.extras.elastic.nodes_hook',
+    },
+    'mapsage.distributed': dict.fromkeys(
+        ('Replicas', 'make_replicas'), 'mapsage.extras.streaming.split_head.replicas'
+    ),
+    'mapsage.distributed.wrappers': dict.fromkeys(
+        ('HeadReplicas', 'whole_model'), 'mapsage.extras.streaming.split_head.replica_parallel'
     ),
     'mapsage.datasets': {
         **dict.fromkeys(_CHANGE, 'mapsage.extras.change'),

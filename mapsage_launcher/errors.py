@@ -1,7 +1,7 @@
 """The base class of errors that a user can act upon.
 
 A command prints the message of a `UserError` as one sentence, and any other exception with its
-traceback. `mapsage/errors.py` exports the same class for the rest of the project; it is defined
+traceback. `mapsage/base/errors.py` exports the same class for the rest of the project; it is defined
 here because the launcher must not import `mapsage`.
 """
 

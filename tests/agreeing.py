@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch.distributed as dist
 
 from mapsage.distributed import DisagreementError, RankError, RankLostError
-from mapsage.features import StreamingError
+from mapsage.extras.streaming import StreamingError
 
 PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails
 

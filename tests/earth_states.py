@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 import torch
 from torch import nn
 
-from mapsage.stacks import StackLayout, day_number
+from mapsage.geo.stacks import StackLayout, day_number
 
 # Names of this package and of the published files: (pattern, replacement).
 OLMOEARTH = (

@@ -11,9 +11,9 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from mapsage.features.wire.header import Header
-from mapsage.features.wire.link import Link, Receiver
-from mapsage.features.wire.opening import open_links
+from mapsage.extras.streaming.wire.header import Header
+from mapsage.extras.streaming.wire.link import Link, Receiver
+from mapsage.extras.streaming.wire.opening import open_links
 from mapsage_launcher.nodes import liveness
 
 TIMEOUT = 30.0  # seconds; a deadline for a test that hangs, nothing waits so long

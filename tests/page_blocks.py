@@ -30,7 +30,7 @@ import mmseg.visualization  # noqa: F401  (registers what pages name)
 from support import ROOT
 from warm_python import warm_python
 
-from mapsage.features.build import _BUILDERS
+from mapsage.extras.streaming.build import _BUILDERS
 
 DOCS = ROOT / 'docs'
 LANGUAGES = ('bash', 'python')

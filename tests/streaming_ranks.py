@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from forked import PATIENT, fork_ranks
 
-from mapsage.features.remote.sender import serve
-from mapsage.features.remote.streamed import Streamed
-from mapsage.features.source import Item
-from mapsage.features.wire.header import Header, Kind
-from mapsage.features.wire.link import Link
-from mapsage.features.wire.opening import open_links
+from mapsage.extras.streaming.remote.sender import serve
+from mapsage.extras.streaming.remote.streamed import Streamed
+from mapsage.extras.streaming.source import Item
+from mapsage.extras.streaming.wire.header import Header, Kind
+from mapsage.extras.streaming.wire.link import Link
+from mapsage.extras.streaming.wire.opening import open_links
 
 CPU = torch.device('cpu')
 BLOCK = 4096  # bytes

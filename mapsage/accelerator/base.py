@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 
 class AcceleratorError(UserError, ValueError):

@@ -10,7 +10,7 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from mapsage.random_state import derived_seed
+from mapsage.base.random_state import derived_seed
 
 from .resolve import current_accelerator
 

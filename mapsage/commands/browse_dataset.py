@@ -18,16 +18,16 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
+from mapsage.base.random_state import same_random_numbers
 from mapsage.datasets.label_score import label_map
-from mapsage.drawing import LabeledImage, render_contact_sheet
-from mapsage.drawing.canvas import save_png
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_once
 from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.host.batch_images import choose_channels, shown_channels
 from mapsage.host.dataset_parts import metainfo_of
-from mapsage.random_state import same_random_numbers
+from mapsage.pictures import LabeledImage, render_contact_sheet
+from mapsage.pictures.canvas import save_png
 
 # Largest number of samples on a sheet.
 _ON_A_SHEET = 24

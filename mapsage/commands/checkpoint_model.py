@@ -19,9 +19,13 @@ from torch import nn
 
 from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
-from mapsage.distributed.nodes.launcher_notes import note_for_launcher
+from mapsage.distributed.launcher_notes import note_for_launcher
+from mapsage.distributed.wrappers import place_module
+from mapsage.distributed.wrappers.memory_layout import put_channels_last
+from mapsage.distributed.wrappers.optim_wrapper import parse_dtype
+from mapsage.engine import startup
 from mapsage.engine.env_cfg import parse_env_cfg
-from mapsage.engine.ranks import startup
+from mapsage.geo.places import PlaceInputs
 from mapsage.maps.description import Bands, Classes
 from mapsage.maps.errors import PredictError
 from mapsage.maps.map_model import PlaceSource
@@ -40,10 +44,6 @@ from mapsage.maps.predictor import WindowPredictor, dtype_name
 from mapsage.maps.predictor_threads import ThreadedPredictor
 from mapsage.maps.strip_store import key_of
 from mapsage.maps.strips import Predictor
-from mapsage.places import PlaceInputs
-from mapsage.wrappers import place_module
-from mapsage.wrappers.memory_layout import put_channels_last
-from mapsage.wrappers.optim_wrapper import parse_dtype
 
 from .configs import build_model, read_config
 

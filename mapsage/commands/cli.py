@@ -24,7 +24,8 @@ from mmengine.registry import METRICS, RUNNERS
 from mmengine.runner import Runner
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.console import accept_any_text
+from mapsage.base.console import accept_any_text
+from mapsage.base.errors import UserError
 from mapsage.distributed import (
     die_with_launcher,
     error_text,
@@ -32,8 +33,7 @@ from mapsage.distributed import (
     tell_why,
 )
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
-from mapsage.distributed.nodes.heartbeat import leave_heartbeat
-from mapsage.distributed.nodes.launcher_notes import (
+from mapsage.distributed.launcher_notes import (
     blamed_ranks,
     keep_descriptor,
     note_for_launcher,
@@ -41,7 +41,7 @@ from mapsage.distributed.nodes.launcher_notes import (
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import DeviceCheckError
-from mapsage.errors import UserError
+from mapsage.extras.elastic.heartbeat import leave_heartbeat
 from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage_launcher.ranks.fork_server import freeze_imports
 from mapsage_launcher.ranks.leftover_encoders import note_finished

@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import Any, List, Optional, Sequence
 
-from mapsage.console import examples
+from mapsage.base.console import examples
 
 _RESUME_MODES = ('auto', 'must')
 

@@ -1,6 +1,6 @@
 """tools/report.py and tools/compare.py: write reports of finished runs.
 
-The reports are made by `mapsage/report/`, which needs neither PyTorch nor the MM packages.
+The reports are made by `mapsage/pictures/report/`, which needs neither PyTorch nor the MM packages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Callable
 
-from mapsage.report import REPORT, ReportError, compare_runs, write_report
+from mapsage.pictures.report import REPORT, ReportError, compare_runs, write_report
 
 
 def report(args: argparse.Namespace) -> int:

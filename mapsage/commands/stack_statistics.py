@@ -8,6 +8,7 @@ from typing import Dict, List, Tuple
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
+from mapsage.base.errors import UserError
 from mapsage.datasets import SceneStackDataset
 from mapsage.datasets.stacks.statistics import (
     format_config,
@@ -16,7 +17,6 @@ from mapsage.datasets.stacks.statistics import (
 )
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import build_dataset, datasets_of_scenes
-from mapsage.errors import UserError
 from mapsage.geo import BandStatistics
 
 

@@ -27,9 +27,9 @@ from mmengine.runner import checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
-from mapsage.errors import UserError
-from mapsage.json_text import parse_json
-from mapsage.stand_ins import Delegate
+from mapsage.base.errors import UserError
+from mapsage.base.json_text import parse_json
+from mapsage.base.stand_ins import Delegate
 
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')

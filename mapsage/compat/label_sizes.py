@@ -12,7 +12,7 @@ from typing import Any, Dict
 
 from mmengine.dataset import Compose
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 
 class LabelSizeError(UserError, ValueError):

@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Tuple
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 EXTENSION = 'mmcv._ext'
 

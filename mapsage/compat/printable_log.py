@@ -11,7 +11,7 @@ import logging
 
 from mmengine.logging.logger import MMFormatter
 
-from mapsage.console import PrintableText, printable
+from mapsage.base.console import PrintableText, printable
 
 _format = MMFormatter.format
 

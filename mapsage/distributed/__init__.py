@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         resolve_backend,
         usable_backends,
     )
-    from .groups.replicas import Replicas, make_replicas
     from .groups.staged import StagedProcessGroup
     from .launcher import (
         LauncherError,
@@ -54,7 +53,6 @@ __all__ = [
     'OrderedSum',
     'RankError',
     'RankLostError',
-    'Replicas',
     'SerialChannel',
     'StagedProcessGroup',
     'Strategy',
@@ -72,7 +70,6 @@ __all__ = [
     'launcher_environment',
     'local_rank',
     'lost_ranks_named',
-    'make_replicas',
     'open_channel',
     'raise_together',
     'resolve_backend',
@@ -91,7 +88,6 @@ _NAMES = {
     'descriptors': 'DescriptorLimitError check_descriptors',
     'groups.process_group': 'DEFAULT_TIMEOUT_SECONDS BackendError init_process_group '
     'resolve_backend usable_backends',
-    'groups.replicas': 'Replicas make_replicas',
     'groups.staged': 'StagedProcessGroup',
     'launcher': 'LauncherError apply_launcher_environment die_with_launcher die_with_parent '
     'launcher_environment local_rank',

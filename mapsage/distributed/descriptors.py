@@ -12,7 +12,7 @@ import os
 import resource
 from pathlib import Path
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 # Folder with an entry for each open descriptor of this process.
 _OPEN = Path('/proc/self/fd')

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 # Slurm jobs that share a node must not share a port, so the default is derived from the job id:
 # 20000 is above the well-known services and the range ends below Linux's ephemeral ports (32768).

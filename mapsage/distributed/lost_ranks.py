@@ -17,6 +17,8 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch.distributed as dist
 
+from mapsage.extras.elastic.heartbeat import lost_by_heartbeat
+
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
 from .channels.main_thread import (
@@ -28,7 +30,6 @@ from .channels.main_thread import (
 )
 from .channels.missing_ranks import describe_pause, describe_position
 from .channels.open_channels import ask_positions, known_ends, known_pause
-from .nodes.heartbeat import lost_by_heartbeat
 from .store import LockedStore
 
 # The reader of the notes waits until no new note has come for this long, in seconds. Ranks in the

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 from mapsage_launcher.shipped import script
 
 from .launcher import launcher_environment

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Tuple
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 
 class VirtualRanksError(UserError, ValueError):

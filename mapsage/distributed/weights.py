@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 from .channels.open_channels import open_channel
 from .ordered_sum import as_bytes, carries, to_host

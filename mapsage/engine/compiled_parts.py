@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from mapsage.accelerator import Accelerator
+from mapsage.base.errors import UserError
 from mapsage.engine.display import CompileReportHook
-from mapsage.errors import UserError
 from mapsage.host.runner import unwrap
 
 from .run_extension import EngineRun

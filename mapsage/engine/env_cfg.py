@@ -11,9 +11,9 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Mapping, Optional
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
-from mapsage.distributed.nodes.heartbeat import DEFAULT_HEARTBEAT_SECONDS
-from mapsage.errors import UserError
+from mapsage.extras.elastic.heartbeat import DEFAULT_HEARTBEAT_SECONDS
 from mapsage_launcher.extras import missing_extra
 
 # Keys of MMEngine, then of MapSage.

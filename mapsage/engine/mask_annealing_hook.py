@@ -17,10 +17,10 @@ from mmengine.hooks import EMAHook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, hooks_of_type
-from mapsage.wrappers.rank_batches import Batch
 
 
 class AnnealingError(UserError, ValueError):

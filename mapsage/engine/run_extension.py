@@ -17,9 +17,9 @@ from mmengine.runner import BaseLoop
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mapsage.extras.elastic.neighbor.copies import NeighborCopies
 from mapsage.host.runner import MapSageRun
 
-from .checkpoints.neighbor.copies import NeighborCopies
 from .checkpoints.resume import Choice
 from .env_cfg import EnvCfg
 

@@ -19,18 +19,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mapsage.distributed import local_rank
+from mapsage.extras.streaming.encoder_rank import EncoderRank, take_role
 from mapsage.host.runner import OptimWrappers
 from mapsage_launcher.hosts import check_distutils
 
-from . import config_mistakes, wrapping
+from . import config_mistakes, startup, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
 from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .extensions.machines import listening_for_stops
 from .loading.build import build_loader
-from .ranks import startup
-from .ranks.encoder_rank import EncoderRank, take_role
 from .run_extension import EngineRun, Phase
 from .runner_parts import (
     build_optimizers,

@@ -15,9 +15,9 @@ from mmengine.registry import HOOKS
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import broadcast_tensors
+from mapsage.distributed.wrappers.fused import watch_fused_steps, without_missing_fusion
+from mapsage.distributed.wrappers.memory_layout import drawn_in_order
 from mapsage.host.runner import HostRunner, OptimWrappers, plain_model
-from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
-from mapsage.wrappers.memory_layout import drawn_in_order
 
 from .config_mistakes import check_clipping, optimizer_mistake
 from .env_cfg import ConfigError

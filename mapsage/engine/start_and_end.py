@@ -1,7 +1,7 @@
 """Start and end of a run: the beginning of its log, its claim on the work dir, its last hook calls.
 
 Two trainings would overwrite each other's checkpoints, so a training claims its work dir by a
-locked file, see ``mapsage/folder_claims.py``. ``end_run`` is a method of
+locked file, see ``mapsage/base/folder_claims.py``. ``end_run`` is a method of
 :class:`mapsage.host.hook.MapSageHook`, not of MMEngine's hooks.
 """
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from mmengine.dist import is_main_process
 
 from mapsage.accelerator import explain
+from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.distributed import RankError, all_ranks_or_none, error_text, lost_ranks_named
-from mapsage.folder_claims import FolderClaimedError, claimed
 from mapsage.host.hook import mapsage_hooks
 from mapsage.host.runner import MapSageRun
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE

@@ -13,10 +13,10 @@ from mmengine.config import Config
 
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.extras.streaming.replica_settings import ranks_per_head
 from mapsage_launcher.nodes.elastic import expected_ranks
 
 from .env_cfg import short_name
-from .replica_settings import ranks_per_head
 
 # A replay leaves these feature sources out: the model computes the same features in its own step.
 COMPUTED_IN_A_REPLAY = ('Streamed', 'Local')

@@ -3,7 +3,7 @@
 :func:`wrap_model` chooses among five ways: the wrapper that the model already has, several devices
 of one process, one device, head replicas, and the ranks' own data parallelism. The choice needs the
 strategy and the virtual ranks of the run, which are settled here too, because they depend on the
-model's size and layers. The wrappers themselves are in ``mapsage/wrappers/``.
+model's size and layers. The wrappers themselves are in ``mapsage/distributed/wrappers/``.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from mapsage.distributed import (
     RankError,
     Strategy,
     local_rank,
-    make_replicas,
     resolve_reduction,
     resolve_strategy,
 )
 from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.wrappers import (
-    HeadReplicas,
+from mapsage.distributed.wrappers import (
     MMDistributedDataParallel,
     VirtualDataParallel,
     place_module,
 )
-from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
-from mapsage.wrappers.placement import has_sync_batchnorm
+from mapsage.distributed.wrappers.batch_counts import gives_counts, names_of_counters
+from mapsage.distributed.wrappers.placement import has_sync_batchnorm
+from mapsage.extras.streaming.replica_settings import check_head_replicas, ranks_per_head
+from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
+from mapsage.extras.streaming.split_head.replicas import make_replicas
 
 from .checkpoints.resume import ResumeError
 from .compiled_parts import CompileError, check_parts
 from .env_cfg import ConfigError, short_name
 from .extensions.resume import choose_for_all_ranks
 from .extensions.virtual_ranks import log_virtual_ranks, settle_ranks_of_run
-from .replica_settings import check_head_replicas, ranks_per_head
 from .run_extension import EngineRun
 from .training_memory import estimate_training_bytes
 

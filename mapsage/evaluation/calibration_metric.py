@@ -17,7 +17,7 @@ from mmengine.logging import print_log
 from mmengine.registry import METRICS
 from prettytable import PrettyTable
 
-from mapsage.drawing import plot_reliability
+from mapsage.pictures import plot_reliability
 
 from .calibration import BINS, calibration_error, count_confidence, reliability
 from .evaluated_images import check_images, is_repeat

@@ -18,7 +18,7 @@ from mmengine.logging import MMLogger, print_log
 from mmengine.registry import METRICS
 from prettytable import PrettyTable
 
-from mapsage.drawing import plot_confusion
+from mapsage.pictures import plot_confusion
 
 from .boundary import boundary_counts, boundary_iou
 from .confusion_matrix import (

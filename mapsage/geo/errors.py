@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Sequence, Tuple, Union
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 PathName = Union[str, 'os.PathLike[str]']
 """Path of a file, or a name that GDAL opens."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Dict, Sequence
 from xml.etree import ElementTree
 
-from mapsage.change_classes import UNCHANGED
-from mapsage.xml_text import xml_text
+from mapsage.base.xml_text import xml_text
+from mapsage.geo.change_classes import UNCHANGED
 
 from .errors import PathName
 

@@ -16,8 +16,8 @@ import torch
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
+from mapsage.geo.stacks import StackLayout
 from mapsage.host.dataset_parts import metainfo_of
-from mapsage.stacks import StackLayout
 
 _RGB = (0, 1, 2)
 Channels = Optional[Tuple[int, ...]]

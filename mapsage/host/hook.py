@@ -12,9 +12,9 @@ from typing import Any, Callable, Iterable, List, Optional
 
 from mmengine.hooks import Hook
 
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.runner import HostRunner, MapSageRun
-from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch
 
 
 class MapSageHook(Hook):

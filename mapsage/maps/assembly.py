@@ -18,8 +18,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 import affine
 import numpy as np
 
-from mapsage.atomic_write import atomic_write
-from mapsage.drawing.map_preview import save_map_preview, shrink_labels, thumbnail
+from mapsage.base.atomic_write import atomic_write
 from mapsage.geo import (
     ClassMapWriter,
     GeoError,
@@ -33,6 +32,7 @@ from mapsage.geo import (
 )
 from mapsage.geo.polygons import write_polygons
 from mapsage.geo.qgis_style import is_own_style, map_style
+from mapsage.pictures.map_preview import save_map_preview, shrink_labels, thumbnail
 
 from .blending import NO_DATA, PROBABILITY_STEPS
 from .description import Classes

@@ -25,7 +25,7 @@ from typing import (
 
 import numpy as np
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 from mapsage_launcher.shipped import program
 
 from .description import ExportedDescription

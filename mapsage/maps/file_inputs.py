@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from mapsage.stacks import StackLayout
+from mapsage.geo.stacks import StackLayout
 
 from .description import Bands, ExportedDescription
 

@@ -18,10 +18,10 @@ from mmengine.registry import DATASETS
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from mapsage.drawing.tiles import class_palette
 from mapsage.models.checkpoint_fit import CheckpointFitError, check_whole, plain_weights
 from mapsage.models.frozen_weights import FrozenWeightsError, restore_left_out
 from mapsage.models.weight_license import describe_restrictions
+from mapsage.pictures.tiles import class_palette
 
 from .blending import NO_DATA
 from .description import Bands, Classes

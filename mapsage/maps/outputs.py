@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from mapsage.atomic_write import atomic_write
-from mapsage.change_classes import UNCHANGED, transition_of
+from mapsage.base.atomic_write import atomic_write
+from mapsage.base.json_text import parse_json
 from mapsage.geo import confidence_path, probabilities_path
+from mapsage.geo.change_classes import UNCHANGED, transition_of
 from mapsage.geo.change_fields import ChangeFields
 from mapsage.geo.polygons import write_polygons
-from mapsage.json_text import parse_json
 
 from .description import Classes
 from .errors import PredictError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from mapsage.geo import GeoError
-from mapsage.places import PairInputs, PlaceInputs
+from mapsage.geo.places import PairInputs, PlaceInputs
 
 from .errors import PredictError
 from .map_model import PlaceSource

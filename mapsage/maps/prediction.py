@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
-from mapsage.change_classes import UNCHANGED
-from mapsage.folder_claims import FolderClaimedError, claimed
+from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.geo import AreaOfInterest
+from mapsage.geo.change_classes import UNCHANGED
 
 from .errors import BrokenInputError, PredictError
 from .inputs import find_inputs, find_members

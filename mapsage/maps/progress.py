@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Type
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from mapsage.terminal_bars import TerminalBars
+    from mapsage.base.terminal_bars import TerminalBars
 
 # Least time between two lines, and between two drawings of the bar.
 _LINE_SECONDS = 5.0
@@ -45,7 +45,7 @@ class ProgressLine:
         self._start = self._last = time.monotonic()
         if self._shown and self._total and sys.stdout.isatty():
             # Rich is imported only where a bar may be drawn.
-            from mapsage.terminal_bars import TerminalBars, can_redraw
+            from mapsage.base.terminal_bars import TerminalBars, can_redraw
 
             if can_redraw(sys.stdout):
                 self._bars = TerminalBars(sys.stdout)

@@ -17,8 +17,8 @@ from typing import List, Mapping
 
 import numpy as np
 
-from mapsage.atomic_write import atomic_write
-from mapsage.json_text import parse_json
+from mapsage.base.atomic_write import atomic_write
+from mapsage.base.json_text import parse_json
 
 from .errors import PredictError
 from .strips import Strip

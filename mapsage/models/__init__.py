@@ -1,7 +1,7 @@
 """Backbones, decode heads, losses, segmentors and adapters, as MMEngine registry classes.
 
 Nothing here communicates with other ranks: where a loss needs a sum over all ranks, the model
-wrapper supplies it (mapsage/wrappers/batch_counts.py). Start with ``backbones/`` and ``losses/``;
+wrapper supplies it (mapsage/distributed/wrappers/batch_counts.py). Start with ``backbones/`` and ``losses/``;
 ``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters.
 """
 

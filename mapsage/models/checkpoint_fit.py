@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 # Prefix of weights that only training uses.
 _TRAINING_ONLY = 'auxiliary_head.'

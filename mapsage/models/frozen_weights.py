@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional
 import torch
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 from .checkpoint_fit import unwrap_model
 

@@ -25,9 +25,9 @@ from typing import (
 
 import torch
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, raise_together
 from mapsage.distributed.virtual_ranks import VirtualRanks
-from mapsage.errors import UserError
 from mapsage_launcher.trust.job_secret import job_secret
 
 from .gloo_channel import default_channel

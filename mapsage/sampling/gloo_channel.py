@@ -13,8 +13,8 @@ from typing import List, Optional, Sequence
 import torch
 import torch.distributed as dist
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, RankLostError, SerialChannel
-from mapsage.errors import UserError
 
 # Seconds that a rank may be late, as in MapSage's runs.
 DEFAULT_TIMEOUT_SECONDS = 1800.0

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from mapsage.random_state import derived_seed
+from mapsage.base.random_state import derived_seed
 
 from .keyed_groups import KeyedVerdict
 from .pool import Group

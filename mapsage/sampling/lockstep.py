@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Sequence, Tuple
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, Consensus, raise_together
 from mapsage.distributed.virtual_ranks import VirtualRanks
-from mapsage.errors import UserError
 
 # Status of a rank after a round: all went well, an exception was raised, its loader has ended.
 OK, FAILED, ENDED = 0, 1, 2

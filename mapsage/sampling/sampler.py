@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Set,
 
 import torch
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, Consensus
 from mapsage.distributed.virtual_ranks import VirtualRanks
-from mapsage.errors import UserError
 
 from .collapse import CollapseWatch
 from .exchange import exchange_blocks, exchange_weights, gather_rows, make_distinct

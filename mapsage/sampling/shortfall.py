@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import List, Sequence, Tuple
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 from .plan import ExchangePlan, plan_exchange
 

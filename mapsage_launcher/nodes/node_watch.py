@@ -13,7 +13,7 @@ every rank of its node; a rank says goodbye before it ends. The watch reports a 
 
 The first report goes to all nodes. Ranks have a grace period in which their collectives may break
 and report the loss with more detail; then they end, or are killed. The ranks' side is in
-`mapsage/distributed/nodes/heartbeat.py`. The process starts in milliseconds, because it imports
+`mapsage/extras/elastic/heartbeat.py`. The process starts in milliseconds, because it imports
 only this package (:func:`watch_command`).
 """
 

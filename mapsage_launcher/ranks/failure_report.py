@@ -3,7 +3,7 @@
 The errors that the ranks wrote decide; if they do not, the way in which the ranks ended. The order
 in which torchrun notices the ends is not enough: it may see the end of a rank that has lost its
 peer before the end of the peer. Ranks write their notes in
-`mapsage/distributed/nodes/launcher_notes.py`.
+`mapsage/distributed/launcher_notes.py`.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from mapsage.accelerator import (
     set_current_accelerator,
 )
 from mapsage.distributed import init_process_group
+from mapsage.distributed.wrappers import MMDistributedDataParallel
 from mapsage.models import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
-from mapsage.wrappers import MMDistributedDataParallel
 
 Check = Callable[[Accelerator], None]
 ONE_PROCESS: Dict[str, Check] = {}

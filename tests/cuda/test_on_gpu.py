@@ -13,7 +13,7 @@ from mapsage.extras.demo import DemoParams, write_demo_data
 
 STAGES = [
     'tests/contract',
-    'tests/unit/wrappers',
+    'tests/unit/distributed/wrappers',
     'all_devices',
     'one_device',
     'step_overhead.py',

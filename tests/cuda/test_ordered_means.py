@@ -13,7 +13,7 @@ from ranks import run_ranks
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed import OrderedSum, init_process_group
 from mapsage.distributed.virtual_ranks import VirtualRanks
-from mapsage.wrappers.ddp import _BucketMeans
+from mapsage.distributed.wrappers.ddp import _BucketMeans
 
 LENGTH = 1000
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from mapsage.accelerator import AcceleratorError
 from mapsage.distributed import local_rank
-from mapsage.engine.ranks.startup import choose_accelerator, identify_process, join_ranks
-from mapsage.wrappers import MMDistributedDataParallel
+from mapsage.distributed.wrappers import MMDistributedDataParallel
+from mapsage.engine.startup import choose_accelerator, identify_process, join_ranks
 
 reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))

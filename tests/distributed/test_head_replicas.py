@@ -16,12 +16,12 @@ from ranks import run_ranks
 from support import ON_MAIN_LEG, on_host
 
 from mapsage.distributed import RankLostError
-from mapsage.features import StreamingError
-from mapsage.features.remote.blocks import BlockPool
-from mapsage.features.remote.state import State
-from mapsage.features.split_head.replica_facts import Agreed, read_agreed
-from mapsage.features.split_head.replica_features import ReplicaFeatures
-from mapsage.features.wire.payload import Layout, pack_levels
+from mapsage.extras.streaming import StreamingError
+from mapsage.extras.streaming.remote.blocks import BlockPool
+from mapsage.extras.streaming.remote.state import State
+from mapsage.extras.streaming.split_head.replica_facts import Agreed, read_agreed
+from mapsage.extras.streaming.split_head.replica_features import ReplicaFeatures
+from mapsage.extras.streaming.wire.payload import Layout, pack_levels
 
 pytestmark = on_host
 # seconds by which a rank is late; the other legs test the same code

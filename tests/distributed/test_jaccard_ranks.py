@@ -20,14 +20,14 @@ from toy_runs import toy_train
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.models.losses import CenterlineDiceLoss, JaccardLoss
-from mapsage.wrappers import (
+from mapsage.distributed.wrappers import (
     AmpOptimWrapper,
     MMDistributedDataParallel,
     OptimWrapper,
     VirtualDataParallel,
 )
-from mapsage.wrappers.rank_batches import pack_rank_batches
+from mapsage.distributed.wrappers.rank_batches import pack_rank_batches
+from mapsage.models.losses import CenterlineDiceLoss, JaccardLoss
 
 SIDE = 10
 SIZES = {3: (1, 3, 2), 5: (2, 1, 3, 1, 2)}  # images of each rank; rank 1 has no label at all

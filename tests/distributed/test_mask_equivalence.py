@@ -15,7 +15,7 @@ from support import ON_MAIN_LEG, on_host
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed import init_process_group
-from mapsage.wrappers import MMDistributedDataParallel
+from mapsage.distributed.wrappers import MMDistributedDataParallel
 
 pytestmark = on_host
 IMAGES, STEPS = 2, 2  # of a rank, and batches of an accumulation

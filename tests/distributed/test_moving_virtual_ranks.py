@@ -21,8 +21,8 @@ from torch.utils.data import BatchSampler
 from toy_runs import ToyRegression, log_of, toy_train
 
 from mapsage.distributed.virtual_ranks import VirtualRanksError
+from mapsage.distributed.wrappers import AmpOptimWrapper, OptimWrapper
 from mapsage.engine import MapSageRunner
-from mapsage.wrappers import AmpOptimWrapper, OptimWrapper
 
 pytestmark = main_leg
 DATA_SAMPLERS.register_module(name='TorchBatches', module=BatchSampler, force=True)
@@ -283,7 +283,7 @@ def fed(folder: Path, name: str, source: Any, processes: int) -> Any:
 def make_cache(folder: Path) -> None:
     torch.set_num_threads(1)
     frozen_config(folder, 'cache', None, 1)
-    from mapsage.commands.programs import cache_features
+    from mapsage.extras.streaming.programs import cache_features
 
     assert (
         cache_features.main(

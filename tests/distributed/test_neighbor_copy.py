@@ -18,10 +18,10 @@ from ranks import run_ranks
 from support import on_host
 
 from mapsage.distributed import open_channel
-from mapsage.engine.checkpoints.neighbor import relay
-from mapsage.engine.checkpoints.neighbor.copies import NeighborCopies, Offer, neighbor_of, newest
-from mapsage.engine.checkpoints.neighbor.store import CopyStore
 from mapsage.engine.checkpoints.resume import ResumeError
+from mapsage.extras.elastic.neighbor import relay
+from mapsage.extras.elastic.neighbor.copies import NeighborCopies, Offer, neighbor_of, newest
+from mapsage.extras.elastic.neighbor.store import CopyStore
 
 pytestmark = on_host
 

@@ -18,10 +18,9 @@ from mmengine.config import Config
 from ranks import run_ranks
 from support import main_leg
 
-from mapsage.distributed.nodes import heartbeat
-from mapsage.distributed.nodes.heartbeat import leave_heartbeat
-from mapsage.engine import node_settings, nodes
-from mapsage.engine.nodes import NodesDifferError, compare_data, meet_nodes
+from mapsage.extras.elastic import heartbeat, node_settings, nodes
+from mapsage.extras.elastic.heartbeat import leave_heartbeat
+from mapsage.extras.elastic.nodes import NodesDifferError, compare_data, meet_nodes
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 pytestmark = main_leg

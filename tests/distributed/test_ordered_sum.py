@@ -30,7 +30,7 @@ from mapsage.distributed import (
     resolve_reduction,
 )
 from mapsage.distributed.virtual_ranks import VirtualRanks
-from mapsage.wrappers import AmpOptimWrapper, MMDistributedDataParallel, OptimWrapper
+from mapsage.distributed.wrappers import AmpOptimWrapper, MMDistributedDataParallel, OptimWrapper
 
 pytestmark = on_host
 SIM = no_simulated_cards()

@@ -16,7 +16,7 @@ from streaming_ranks import encode, item
 from support import main_leg
 from torch import nn
 
-from mapsage.features import (
+from mapsage.extras.streaming import (
     BlockPool,
     ReplicaFeatures,
     Replicated,
@@ -105,7 +105,7 @@ def take_part(replicas: int, size: int, encoders: int, folder: Path) -> Any:
 
 def train(replicas: int, replica: int, source: Replicated, group: Any, peers: Any) -> Any:
     """Return losses, weights, ticks, and whether features are what is computed here."""
-    from mapsage.features import parallelize_head
+    from mapsage.extras.streaming import parallelize_head
 
     head = make_head()
     split = parallelize_head(head, group)

@@ -17,7 +17,7 @@ from ranks import run_ranks
 from support import check_finished, launch, main_leg, why_no_make, write_tiny_config
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.engine.ranks.startup import choose_accelerator, identify_process, join_ranks
+from mapsage.engine.startup import choose_accelerator, identify_process, join_ranks
 from mapsage_launcher import drivers
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_no_make()), reason=why_no_make())]

@@ -25,14 +25,13 @@ from support import main_leg
 
 from mapsage.distributed import RankError, open_channel
 from mapsage.distributed.channels.open_channels import roll_call
-from mapsage.distributed.nodes import heartbeat
-from mapsage.distributed.nodes.heartbeat import WatchSockets, leave_heartbeat
-from mapsage.engine import nodes
-from mapsage.engine.checkpoints.neighbor import copies
-from mapsage.engine.checkpoints.neighbor.link import CopyReceiver
-from mapsage.engine.nodes import meet_nodes
-from mapsage.features.wire.link import LinkError
-from mapsage.features.wire.opening import open_links
+from mapsage.extras.elastic import heartbeat, nodes
+from mapsage.extras.elastic.heartbeat import WatchSockets, leave_heartbeat
+from mapsage.extras.elastic.neighbor import copies
+from mapsage.extras.elastic.neighbor.link import CopyReceiver
+from mapsage.extras.elastic.nodes import meet_nodes
+from mapsage.extras.streaming.wire.link import LinkError
+from mapsage.extras.streaming.wire.opening import open_links
 from mapsage.sampling import plan_exchange
 from mapsage.sampling.packing import pack_samples
 from mapsage_launcher.trust.sealed import BrokenSealError
@@ -322,7 +321,7 @@ def link_in_a_crowd(folder: Path) -> Any:
         links = open_links(store, rank, [1, 2], [0], PATIENT, PATIENT)
         wait_for_others_without_group(folder, rank, 3)
         return len(links)
-    addresses = [json.loads(store.get(f'mapsage/features/at/{each}')) for each in (1, 2)]
+    addresses = [json.loads(store.get(f'mapsage/extras/streaming/at/{each}')) for each in (1, 2)]
     with crowd(addresses):
         links = open_links(store, rank, [1, 2], [0], PATIENT, PATIENT)
         open_many_files()

@@ -29,12 +29,12 @@ from streaming_ranks import (
 )
 from support import main_leg
 
-from mapsage.features.remote.sender import serve
-from mapsage.features.remote.state import State
-from mapsage.features.remote.streamed import Streamed
-from mapsage.features.source import StreamingError
-from mapsage.features.wire.header import Header, Kind, encode_header
-from mapsage.features.wire.link import Link
+from mapsage.extras.streaming.remote.sender import serve
+from mapsage.extras.streaming.remote.state import State
+from mapsage.extras.streaming.remote.streamed import Streamed
+from mapsage.extras.streaming.source import StreamingError
+from mapsage.extras.streaming.wire.header import Header, Kind, encode_header
+from mapsage.extras.streaming.wire.link import Link
 
 pytestmark = main_leg
 COUNT = 8  # items

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from streaming_ranks import BLOCK, CPU, check, encode, fetch, image, item, run_job, serve_well
 from support import main_leg
 
-from mapsage.features.remote.sender import serve
-from mapsage.features.remote.state import State
-from mapsage.features.remote.streamed import Streamed
-from mapsage.features.source import StreamingError
-from mapsage.features.wire.link import Link, LinkError
-from mapsage.features.wire.opening import open_links
+from mapsage.extras.streaming.remote.sender import serve
+from mapsage.extras.streaming.remote.state import State
+from mapsage.extras.streaming.remote.streamed import Streamed
+from mapsage.extras.streaming.source import StreamingError
+from mapsage.extras.streaming.wire.link import Link, LinkError
+from mapsage.extras.streaming.wire.opening import open_links
 
 pytestmark = main_leg
 

@@ -199,7 +199,7 @@ def bytes_of(head: nn.Module) -> int:
 
 
 def compare_heads(names: List[str]) -> Dict[str, Any]:
-    from mapsage.features.split_head.tensor_parallel import parallelize_head
+    from mapsage.extras.streaming.split_head.tensor_parallel import parallelize_head
 
     dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
     rank, told = dist.get_rank(), {}
@@ -265,7 +265,10 @@ def test_a_split_head_trains_as_the_whole_one(name: str, world: int, answers: An
 def be_careful() -> Dict[str, Any]:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from mapsage.features.split_head.tensor_parallel import TensorParallelError, parallelize_head
+    from mapsage.extras.streaming.split_head.tensor_parallel import (
+        TensorParallelError,
+        parallelize_head,
+    )
 
     dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
 
@@ -317,7 +320,7 @@ def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
     import mmseg.models  # noqa: F401  (once, and not on every rank)
     import torch.distributed.tensor.parallel  # noqa: F401
 
-    import mapsage.features.split_head.parallel_styles  # noqa: F401
+    import mapsage.extras.streaming.split_head.parallel_styles  # noqa: F401
 
     return {
         (name, world): fork_ranks(function, world, folder / f'{name} {world}', *args)

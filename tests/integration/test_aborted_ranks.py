@@ -16,7 +16,7 @@ HANG = """
 import os, threading, time
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mapsage.distributed.nodes.launcher_notes import note_for_launcher
+from mapsage.distributed.launcher_notes import note_for_launcher
 
 HANGS = int(os.environ['HANGS'])
 

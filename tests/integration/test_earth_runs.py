@@ -13,8 +13,8 @@ from mmengine.registry import RUNNERS
 from support import ROOT, main_leg
 
 from mapsage.commands import cli
-from mapsage.commands.programs import cache_features
 from mapsage.extras.demo.crop_places import CropParams, write_crop_places
+from mapsage.extras.streaming.programs import cache_features
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 

@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader
 
 from mapsage.commands.predict import PARTIAL
 from mapsage.commands.programs import geotiff_statistics
-from mapsage.drawing.map_preview import thumbnail
 from mapsage.geo import GeoError, Raster, vsi
 from mapsage.geo.errors import RemoteReadError
 from mapsage.maps.errors import PredictError
+from mapsage.pictures.map_preview import thumbnail
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 TILED = dict(tiled=True, blockxsize=64, blockysize=64)

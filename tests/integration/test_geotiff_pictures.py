@@ -19,8 +19,8 @@ from mmengine.runner import load_checkpoint
 from support import write_tiny_config
 
 from mapsage.commands.programs import test as program
-from mapsage.drawing.tiles import display_rgb, resize
 from mapsage.engine import MapSageRunner
+from mapsage.pictures.tiles import display_rgb, resize
 
 SCENES = """
 scenes = dict(

@@ -15,8 +15,8 @@ from rasterio.transform import Affine
 from support import on_host
 
 from mapsage.commands.programs import predict as command
-from mapsage.drawing.tiles import default_palette
 from mapsage.geo import read_classes
+from mapsage.pictures.tiles import default_palette
 
 pytestmark = on_host
 

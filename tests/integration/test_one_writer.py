@@ -14,8 +14,8 @@ from map_runs import read, run
 from rasterio.transform import Affine
 from support import Launch, check_finished, launch, on_host
 
-from mapsage import folder_claims
-from mapsage.folder_claims import claimed
+from mapsage.base import folder_claims
+from mapsage.base.folder_claims import claimed
 from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))

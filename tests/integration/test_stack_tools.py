@@ -38,14 +38,15 @@ from stack_files import (
 from support import ON_MAIN_LEG, ROOT, check_finished, launch, main_leg
 
 from mapsage.commands.checkpoint_model import load_model
-from mapsage.commands.programs import browse_dataset, cache_features, doctor
+from mapsage.commands.programs import browse_dataset, doctor
 from mapsage.commands.programs import predict as predict_command
 from mapsage.engine import MapSageRunner
 from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.extras.demo import CropParams, write_crop_places
 from mapsage.extras.labels.programs import suggest_labels
 from mapsage.extras.labels.window_facts import FileWindow, WindowJudge
-from mapsage.features.cache.shards import CacheError
+from mapsage.extras.streaming.cache.shards import CacheError
+from mapsage.extras.streaming.programs import cache_features
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
 

@@ -214,7 +214,7 @@ MUTANTS = (
     # wrappers
     Mutant(
         'bucket_order',
-        'mapsage/wrappers/ddp.py',
+        'mapsage/distributed/wrappers/ddp.py',
         'the bits of the gradients depend on the place in the bucket',
         'self.reduction = resolve_reduction(reduction, accelerator, self.process_group)',
         "self.reduction = reduction or 'native'",
@@ -222,29 +222,31 @@ MUTANTS = (
     ),
     Mutant(
         'model_not_moved',
-        'mapsage/wrappers/placement.py',
+        'mapsage/distributed/wrappers/placement.py',
         'the model stays where it was built',
         '    module = module.to(device)\n',
         '',
-        ('tests/unit/wrappers/test_placement.py::test_a_model_goes_to_the_device_of_its_rank',),
+        (
+            'tests/unit/distributed/wrappers/test_placement.py::test_a_model_goes_to_the_device_of_its_rank',
+        ),
     ),
     Mutant(
         'whole_backbone',
-        'mapsage/wrappers/device_map.py',
+        'mapsage/distributed/wrappers/device_map.py',
         'a backbone that adds up its children is cut between them',
         'return kind.__name__ not in _WHOLE_BACKBONES',
         'return True',
-        ('tests/unit/wrappers/test_device_map.py',),
+        ('tests/unit/distributed/wrappers/test_device_map.py',),
     ),
     Mutant(
         'gradient_mean',
-        'mapsage/wrappers/ddp.py',
+        'mapsage/distributed/wrappers/ddp.py',
         'ranks train without averaging their gradients',
         '        super().__init__(module, detect_anomalous_params=detect_anomalous_params, '
         '**kwargs)\n',
         '        super().__init__(module, detect_anomalous_params=detect_anomalous_params, '
         '**kwargs)\n        self.require_backward_grad_sync = False\n',
-        ('tests/unit/wrappers/test_ddp.py::test_step_is_that_of_the_mean_gradient',),
+        ('tests/unit/distributed/wrappers/test_ddp.py::test_step_is_that_of_the_mean_gradient',),
     ),
     # sampling
     Mutant(
@@ -341,23 +343,23 @@ MUTANTS = (
     # streaming
     Mutant(
         'lost_flush',
-        'mapsage/features/prefetch.py',
+        'mapsage/extras/streaming/prefetch.py',
         'a lazy device is not told to run the encoder',
         '            self._flush()\n',
         '',
-        ('tests/unit/features/test_prefetch.py',),
+        ('tests/extras/streaming/test_prefetch.py',),
     ),
     Mutant(
         'prefetch_order',
-        'mapsage/features/prefetch.py',
+        'mapsage/extras/streaming/prefetch.py',
         'of the items encoded ahead the latest is fetched first',
         'number, future = self._encoded.popleft()',
         'number, future = self._encoded.pop()',
-        ('tests/unit/features/test_prefetch.py',),
+        ('tests/extras/streaming/test_prefetch.py',),
     ),
     Mutant(
         'wire_checksum',
-        'mapsage/features/wire/connection.py',
+        'mapsage/extras/streaming/wire/connection.py',
         'the checksum of what came over a link is not looked at',
         'if computed == header.checksum:',
         'if header.nbytes == len(payload):',
@@ -365,37 +367,37 @@ MUTANTS = (
     ),
     Mutant(
         'cache_checksum',
-        'mapsage/features/cache/cached.py',
+        'mapsage/extras/streaming/cache/cached.py',
         'the checksum of a cached item is not looked at',
         'if not self._checked[number]:',
         'if self._checked[number]:',
-        ('tests/unit/features/cache/test_cached.py::test_any_byte_that_is_wrong_is_found',),
+        ('tests/extras/streaming/cache/test_cached.py::test_any_byte_that_is_wrong_is_found',),
     ),
     Mutant(
         'cache_key',
-        'mapsage/features/cache/keys.py',
+        'mapsage/extras/streaming/cache/keys.py',
         'the normalization of images is missing in the key of a cache',
         "data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor')",
         "data_preprocessor=cfg.get('data_preprocessor')",
         (
-            'tests/unit/features/cache/test_keys.py'
+            'tests/extras/streaming/cache/test_keys.py'
             '::test_the_settings_that_decide_features_decide_the_key',
         ),
     ),
     Mutant(
         'shard_offset',
-        'mapsage/features/cache/shards.py',
+        'mapsage/extras/streaming/cache/shards.py',
         'all samples of a batch get the features of its first',
         'start = positions[row][at][1]',
         'start = positions[0][at][1]',
         (
-            'tests/unit/features/cache/test_cached.py'
+            'tests/extras/streaming/cache/test_cached.py'
             '::test_features_come_back_bit_equal_from_any_shard',
         ),
     ),
     Mutant(
         'leaked_block',
-        'mapsage/features/remote/item.py',
+        'mapsage/extras/streaming/remote/item.py',
         'an item that is given up keeps the blocks that are still empty',
         'blocks = list(self._grants) + [block for block, _ in self._pieces]',
         'blocks = [block for block, _ in self._pieces]',
@@ -406,23 +408,23 @@ MUTANTS = (
     ),
     Mutant(
         'generation',
-        'mapsage/features/remote/blocks.py',
+        'mapsage/extras/streaming/remote/blocks.py',
         'a block that is freed keeps its generation',
         '                self._generations[block] += 1\n',
         '',
-        ('tests/unit/features/remote/test_blocks.py',),
+        ('tests/extras/streaming/remote/test_blocks.py',),
     ),
     Mutant(
         'header_fields',
-        'mapsage/features/wire/header.py',
+        'mapsage/extras/streaming/wire/header.py',
         'the numbers of a header are read in another order than they are written',
         'dict(zip(_NUMBERS, values[2:]))',
         'dict(zip(sorted(_NUMBERS), values[2:]))',
-        ('tests/unit/features/wire/test_header.py',),
+        ('tests/extras/streaming/wire/test_header.py',),
     ),
     Mutant(
         'credit',
-        'mapsage/features/remote/item.py',
+        'mapsage/extras/streaming/remote/item.py',
         'the credit for the rest of an item counts what was granted before',
         'return Credit(offset, span, blocks)',
         'return Credit(offset, self._progress.granted, blocks)',
@@ -430,11 +432,11 @@ MUTANTS = (
     ),
     Mutant(
         'replica_failure',
-        'mapsage/features/split_head/replica_facts.py',
+        'mapsage/extras/streaming/split_head/replica_facts.py',
         'a replica goes on although one of its ranks failed',
         "failed = facts.min('state') == State.FAILED",
         "failed = facts.max('state') == State.FAILED",
-        ('tests/unit/features/split_head/test_replica_facts.py',),
+        ('tests/extras/streaming/split_head/test_replica_facts.py',),
     ),
     # hooks
     Mutant(
@@ -487,11 +489,11 @@ MUTANTS = (
     ),
     Mutant(
         'cache_of_scenes',
-        'mapsage/features/cache/keys.py',
+        'mapsage/extras/streaming/cache/keys.py',
         'another scene behind the same name has the features of the first',
         'return [size, digest.hexdigest()[:16]]',
         'return []',
-        ('tests/unit/features/cache/test_scene_keys.py',),
+        ('tests/extras/streaming/cache/test_scene_keys.py',),
     ),
     Mutant(
         'calibration_repeats',
@@ -641,7 +643,7 @@ MUTANTS = (
     ),
     Mutant(
         'virtual_buffers',
-        'mapsage/wrappers/virtual_parallel.py',
+        'mapsage/distributed/wrappers/virtual_parallel.py',
         'all virtual ranks of a process share one set of running statistics',
         'self._rank_buffers.place(virtual_rank)\n            for function',
         'for function',
@@ -657,12 +659,12 @@ MUTANTS = (
     ),
     Mutant(
         'accumulation',
-        'mapsage/wrappers/optim_wrapper.py',
+        'mapsage/distributed/wrappers/optim_wrapper.py',
         'with mixed precision ranks average gradients in each batch of an accumulated step',
         'with _OptimWrapper.optim_context(self, model), current_accel',
         'with current_accel',
         (
-            'tests/unit/wrappers/test_optim_wrapper.py'
+            'tests/unit/distributed/wrappers/test_optim_wrapper.py'
             '::test_ranks_average_their_gradients_once_a_step',
         ),
     ),
@@ -787,15 +789,15 @@ MUTANTS = (
     ),
     Mutant(
         'claim',
-        'mapsage/folder_claims.py',
+        'mapsage/base/folder_claims.py',
         'two processes write one map',
         'if holder is None:',
         'if True:',
-        ('tests/unit/test_folder_claims.py',),
+        ('tests/unit/base/test_folder_claims.py',),
     ),
     Mutant(
         'first_pass',
-        'mapsage/wrappers/virtual_parallel.py',
+        'mapsage/distributed/wrappers/virtual_parallel.py',
         'the pass that counts predictions moves the running statistics',
         'with self._rank_buffers.unchanged(), self.counts.collecting()',
         'with self.counts.collecting()',

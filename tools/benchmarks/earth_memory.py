@@ -33,7 +33,7 @@ def _measure(side: int, patch: int, fused: bool, training: bool) -> None:
     import torch
 
     from mapsage.extras.earth import OlmoEarth, attention
-    from mapsage.stacks import StackLayout
+    from mapsage.geo.stacks import StackLayout
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -29,11 +29,11 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from _common import describe_machine  # noqa: E402
 
-from mapsage.features.remote.sender import serve  # noqa: E402
-from mapsage.features.remote.streamed import Streamed  # noqa: E402
-from mapsage.features.source import Item  # noqa: E402
-from mapsage.features.wire.opening import open_links  # noqa: E402
-from mapsage.features.wire.payload import checksum  # noqa: E402
+from mapsage.extras.streaming.remote.sender import serve  # noqa: E402
+from mapsage.extras.streaming.remote.streamed import Streamed  # noqa: E402
+from mapsage.extras.streaming.source import Item  # noqa: E402
+from mapsage.extras.streaming.wire.opening import open_links  # noqa: E402
+from mapsage.extras.streaming.wire.payload import checksum  # noqa: E402
 
 LEVEL = (2, 1024, 32, 32)
 LEVELS, ITEMS, TURNS = 4, 16, 5

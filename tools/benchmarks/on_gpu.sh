@@ -73,7 +73,7 @@ count=$(grep -c '^cuda:' <<<"$devices")
 
 # the contract first: what fails there explains the rest
 stage "$python" -m pytest -rs tests/contract -k cuda
-stage "$python" -m pytest -rs tests/unit/wrappers -k cuda
+stage "$python" -m pytest -rs tests/unit/distributed/wrappers -k cuda
 demo=configs/demo/efficientnet_lite0_fpn_demo.py
 stage train all_devices $demo
 # one device takes the demo's global batch of 16

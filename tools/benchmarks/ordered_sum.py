@@ -34,7 +34,7 @@ from mmseg.structures import SegDataSample  # noqa: E402
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.distributed import OrderedSum, init_process_group  # noqa: E402
 from mapsage.distributed.virtual_ranks import VirtualRanks  # noqa: E402
-from mapsage.wrappers import MMDistributedDataParallel  # noqa: E402
+from mapsage.distributed.wrappers import MMDistributedDataParallel  # noqa: E402
 
 CONFIG = ROOT / 'configs' / 'demo' / 'efficientnet_lite0_fpn_demo.py'
 BUCKET_BYTES, WARM_UP = 25 * 2**20, 2

@@ -32,11 +32,11 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import mapsage  # noqa: E402, F401
 from mapsage.accelerator import Accelerator, resolve_accelerator  # noqa: E402
+from mapsage.distributed.wrappers import place_module  # noqa: E402
+from mapsage.distributed.wrappers.optim_wrapper import AmpOptimWrapper  # noqa: E402
 from mapsage.engine.compiled_parts import compile_parts  # noqa: E402
 from mapsage.engine.display.compile_report_hook import CompileCounter  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
-from mapsage.wrappers import place_module  # noqa: E402
-from mapsage.wrappers.optim_wrapper import AmpOptimWrapper  # noqa: E402
 
 CLASSES = 7
 TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)

@@ -28,10 +28,10 @@ from mapsage.distributed import (
 )
 from mapsage.distributed.device_checks import card_identity, check_device
 from mapsage.distributed.groups.process_group import check_ranks_fit
-from mapsage.distributed.nodes.launcher_notes import note_for_launcher
+from mapsage.distributed.launcher_notes import note_for_launcher
 from mapsage.distributed.strategy import format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
-from mapsage.engine.ranks.startup import identify_process
+from mapsage.engine.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
 from mapsage.version import __version__
 from mapsage_launcher.shipped import script

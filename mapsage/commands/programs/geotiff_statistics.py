@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Iterable, Optional, Sequence
 
-from mapsage.console import accept_any_text
+from mapsage.base.console import accept_any_text
 
 if TYPE_CHECKING:
     from mapsage.geo import BandStatistics

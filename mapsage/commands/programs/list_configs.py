@@ -13,7 +13,7 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.console import accept_any_text, examples
+from mapsage.base.console import accept_any_text, examples
 from mapsage_launcher.shipped import ShippedError, copy_configs, list_configs
 
 

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
-from mapsage.console import accept_any_text, examples
-from mapsage.errors import UserError
+from mapsage.base.console import accept_any_text, examples
+from mapsage.base.errors import UserError
 
 # Exit status if the shift is larger than the bound, or cannot be measured.
 BEYOND_BOUND = 3

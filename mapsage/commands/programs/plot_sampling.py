@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.console import accept_any_text
+from mapsage.base.console import accept_any_text
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -19,7 +19,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('work_dir', help='work dir of a training with DynamicSamplingHook')
     parser.add_argument('--out', help='PNG file to write (default: WORK_DIR/dynamic_sampling.png)')
     args = parser.parse_args(argv)
-    from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling
+    from mapsage.pictures.sampling_plot import SamplingPlotError, plot_sampling
 
     try:
         print(plot_sampling(args.work_dir, args.out))

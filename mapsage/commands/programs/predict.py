@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
+from mapsage.base.console import accept_any_text, examples
 from mapsage.commands import options
-from mapsage.console import accept_any_text, examples
 from mapsage_launcher.extras import extensions_of
 
 # As in mapsage.maps.exported, which imports GDAL.

@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.console import accept_any_text, examples
+from mapsage.base.console import accept_any_text, examples
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -16,7 +16,7 @@ from mapsage.geo import decoded_bytes
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from mapsage.terminal_bars import TerminalBars
+    from mapsage.base.terminal_bars import TerminalBars
 
 # Least seconds between two lines of a log, and between two drawings of a bar.
 _LINE_SECONDS, _DRAW_SECONDS = 10.0, 0.2
@@ -46,7 +46,7 @@ class CopyProgress:
         if self._say is not None:
             if sys.stdout.isatty():
                 # Rich is imported only where a bar may be drawn.
-                from mapsage.terminal_bars import TerminalBars, can_redraw
+                from mapsage.base.terminal_bars import TerminalBars, can_redraw
 
                 if can_redraw(sys.stdout):
                     self._bars = TerminalBars(sys.stdout)

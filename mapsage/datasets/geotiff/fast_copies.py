@@ -3,7 +3,7 @@
 A copy is a folder `NAME-<path>-<content>` with `NAME.tif` and `source.json`. Its name depends on
 path, size and time of change of the source, so a changed source gets a new copy. A copy is written
 under another name and renamed, so whatever has the final name is complete. The processes that need
-copies divide them by claims (`mapsage/folder_claims.py`), which end with their process. How a copy
+copies divide them by claims (`mapsage/base/folder_claims.py`), which end with their process. How a copy
 is written is in `mapsage/geo/fast_copy.py`.
 """
 
@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from mapsage.folder_claims import FolderClaimedError, claimed
+from mapsage.base.folder_claims import FolderClaimedError, claimed
+from mapsage.base.json_text import parse_json
 from mapsage.geo import (
     GeoError,
     NotCopiedError,
@@ -34,7 +35,6 @@ from mapsage.geo import (
     without_secrets,
     write_fast_copy,
 )
-from mapsage.json_text import parse_json
 
 from .copy_progress import CopyProgress
 

@@ -1,7 +1,7 @@
 """Windows of places that several sensors show at several dates.
 
 `SceneStackDataset` is a `GeoTiffDataset` whose scenes are places. The base class does windows,
-splits, areas of interest and labels; only the pixels differ (`mapsage/places/`).
+splits, areas of interest and labels; only the pixels differ (`mapsage/geo/places/`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mmseg.registry import DATASETS
 
 from mapsage.datasets.geotiff import GeoTiffDataset
 from mapsage.geo import GeoError, LabelFiles, Raster, RasterLabels, locate
-from mapsage.places.file_lists import read_list
-from mapsage.places.place_raster import PlaceRaster
-from mapsage.places.places import FIRST_TILE_COUNTS, Place, find_places
-from mapsage.places.sensor_files import read_sensors
-from mapsage.stacks import StackLayout
+from mapsage.geo.places.file_lists import read_list
+from mapsage.geo.places.place_raster import PlaceRaster
+from mapsage.geo.places.places import FIRST_TILE_COUNTS, Place, find_places
+from mapsage.geo.places.sensor_files import read_sensors
+from mapsage.geo.stacks import StackLayout
 
 # Largest number of places or files that a text names.
 _SHOWN = 4
@@ -31,7 +31,7 @@ _SHOWN = 4
 class SceneStackDataset(GeoTiffDataset):
     """Windows of places, each with images of several sensors and dates on one grid.
 
-    * Image: (window, window, channels) as `mapsage/stacks/layout.py` says: the bands of every
+    * Image: (window, window, channels) as `mapsage/geo/stacks/layout.py` says: the bands of every
       sensor and date, then a plane per date that is 1 where the date has data. uint8 if all files
       are, else float32.
     * Grid: of the first image of the sensor with the smallest pixels, and of several such sensors

@@ -14,7 +14,7 @@ import torch
 from mmseg.registry import MODELS
 
 from mapsage.datasets.band_preprocessor import BandDataPreProcessor
-from mapsage.stacks import StackLayout, StackLayoutError
+from mapsage.geo.stacks import StackLayout, StackLayoutError
 
 
 @MODELS.register_module()

@@ -7,7 +7,7 @@ from typing import Dict, Iterator, List, Mapping, Sequence, Union
 import numpy as np
 
 from mapsage.geo import BandStatistics, GeoError, band_wavelengths, tally_bands
-from mapsage.places.place_raster import PlaceRaster, bands_of_files
+from mapsage.geo.places.place_raster import PlaceRaster, bands_of_files
 
 from .dataset import SceneStackDataset
 

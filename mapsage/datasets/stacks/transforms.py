@@ -20,7 +20,7 @@ from mmseg.datasets.transforms import PackSegInputs
 from mmseg.registry import TRANSFORMS
 
 from mapsage.geo import GeoError, suffix_of
-from mapsage.stacks import NO_DAY, StackLayout
+from mapsage.geo.stacks import NO_DAY, StackLayout
 
 
 @TRANSFORMS.register_module()

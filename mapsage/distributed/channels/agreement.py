@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterator, NoReturn, Optional
 import torch
 import torch.distributed as dist
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 from .channel import Channel, RankLostError, bounded, error_text
 

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence
 
 import torch
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 # Limit of an error's text, in bytes of UTF-8.
 _MAX_BYTES = 4000

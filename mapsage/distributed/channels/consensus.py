@@ -14,7 +14,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 from .channel import Channel
 

@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, AcceleratorError
+from mapsage.base.errors import UserError
 from mapsage.distributed.descriptors import check_descriptors
 from mapsage.distributed.host_address import keep_on_loopback, reachable_host
 from mapsage.distributed.job_store import private_store, shared_store
 from mapsage.distributed.launcher import local_rank
-from mapsage.errors import UserError
 from mapsage_launcher.stop_request import StoppedEarly
 
 from .staged import BACKEND as STAGED

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import AcceleratorError, current_accelerator
+from mapsage.base.errors import UserError
 from mapsage.distributed.store import LockedStore, silent_ranks
-from mapsage.errors import UserError
 
 BACKEND = 'staged'
 

@@ -14,9 +14,9 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Callable, List, Mapping, Optional, Tuple
 
-from mapsage.atomic_write import atomic_write
-from mapsage.background_worker import BackgroundWorker
-from mapsage.distributed.nodes.writer_lease import check_writer
+from mapsage.base.atomic_write import atomic_write
+from mapsage.base.background_worker import BackgroundWorker
+from mapsage.engine.checkpoints.writer_lease import check_writer
 
 from .files import SaveError, remove_leftovers, sync_folder, write_checkpoint
 from .host_copy import HostCopies

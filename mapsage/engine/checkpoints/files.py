@@ -19,9 +19,9 @@ from typing import List, Optional, Set, Tuple, Union
 
 import torch
 
-from mapsage.atomic_write import describe_room
-from mapsage.distributed.nodes.writer_lease import check_writer
-from mapsage.errors import UserError
+from mapsage.base.atomic_write import describe_room
+from mapsage.base.errors import UserError
+from mapsage.engine.checkpoints.writer_lease import check_writer
 
 _PARTIAL = re.compile(r'\.[0-9a-f]{8}\.partial$')
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -25,8 +25,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.utils import is_method_overridden
 
+from mapsage.base.stand_ins import Delegate
 from mapsage.host.runner import HostRunner
-from mapsage.stand_ins import Delegate
 
 from .background import Save
 from .clock import SaveClock, parse_minutes

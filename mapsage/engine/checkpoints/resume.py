@@ -20,8 +20,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
 
+from mapsage.base.errors import UserError
 from mapsage.engine.guards.stop_hook import CHECKPOINT as STOPPED
-from mapsage.errors import UserError
 
 # Files that a training writes: CheckpointHook's, and the one of StopHook.
 _NAMES = re.compile(rf'^(?:(iter|epoch)_(\d+)\.pth|({re.escape(STOPPED)}))$')

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.runner import HostRunner
-from mapsage.wrappers.rank_batches import Batch
 
 # Steps without a change after which the first line is written.
 _SETTLED = 2

@@ -1,7 +1,7 @@
 """A picture of samples and predictions, written after every evaluation.
 
 The samples with the most classes are chosen while the evaluation runs, and only their reduced
-images stay in memory, so it does not grow with the dataset. `mapsage/drawing` draws the picture.
+images stay in memory, so it does not grow with the dataset. `mapsage/pictures` draws the picture.
 
 Shapes: H x W pixels.
 """
@@ -20,8 +20,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
 from mmengine.structures import BaseDataElement
 
-from mapsage.drawing import PreviewSample, save_preview
-from mapsage.drawing.tiles import display_rgb, is_class, shrink
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.geo import GeoError, Raster, RasterBlockError
 from mapsage.host.batch_images import (
     Channels,
@@ -33,7 +32,8 @@ from mapsage.host.batch_images import (
     shown_channels,
 )
 from mapsage.host.runner import HostRunner
-from mapsage.wrappers.rank_batches import Batch
+from mapsage.pictures import PreviewSample, save_preview
+from mapsage.pictures.tiles import display_rgb, is_class, shrink
 
 # Longer side, in pixels, of the pictures that are kept in memory between iterations.
 _KEPT_SIDE = 1024

@@ -21,9 +21,9 @@ from mmengine.runner import BaseLoop
 from rich.progress import TaskID
 from torch.utils.data import DataLoader
 
+from mapsage.base.terminal_bars import TerminalBars, can_redraw
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.runner import HostRunner
-from mapsage.terminal_bars import TerminalBars, can_redraw
-from mapsage.wrappers.rank_batches import Batch
 
 _T = TypeVar('_T')
 # Beginning of LoggerHook's lines for single iterations and for a whole evaluation.

@@ -1,7 +1,7 @@
 """Records what a run did and scored, and writes its report when it ends.
 
 The hook writes only what other hooks do not write: scores by class, the confusion matrix, the end
-of the run. `mapsage/report` makes the page from that and from the other files in the work dir. A
+of the run. `mapsage/pictures/report` makes the page from that and from the other files in the work dir. A
 failure to write a report must never end a run, so every step here is guarded.
 """
 
@@ -21,14 +21,14 @@ from mmseg.evaluation import IoUMetric
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import error_text
-from mapsage.distributed.nodes.writer_lease import SupersededError, check_writer
+from mapsage.engine.checkpoints.writer_lease import SupersededError, check_writer
 from mapsage.engine.guards.reproducibility_hook import ReproducibilityHook
 from mapsage.evaluation import scores
 from mapsage.host.hook import MapSageHook
 from mapsage.host.metrics import confusion_matrix, metrics_of
 from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
-from mapsage.report import write_report
-from mapsage.report.record import flat_config, percentages, write_record
+from mapsage.pictures.report import write_report
+from mapsage.pictures.report.record import flat_config, percentages, write_record
 from mapsage.version import __version__
 from mapsage_launcher.stop_request import StoppedEarly
 

@@ -14,10 +14,10 @@ from mmseg.engine.hooks import SegVisualizationHook
 from mmseg.registry import HOOKS
 from mmseg.structures import SegDataSample
 
-from mapsage.drawing.tiles import display_rgb, resize
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.batch_images import image_in_batch, shown_channels
 from mapsage.host.runner import HostRunner
-from mapsage.wrappers.rank_batches import Batch
+from mapsage.pictures.tiles import display_rgb, resize
 
 
 @HOOKS.register_module(name='SegVisualizationHook', force=True)

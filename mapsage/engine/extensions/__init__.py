@@ -9,10 +9,10 @@ all features together.
 from typing import Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
+from mapsage.extras.streaming.run_extensions import EncoderFeatures, SharedHeads
 from mapsage_launcher.extras import run_extensions_of_extras
 
 from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
-from .frozen_encoders import EncoderFeatures, SharedHeads
 from .machines import CheckpointCopies, Nodes, StopRequests
 from .resume import Resume
 from .virtual_ranks import VirtualRankLoading

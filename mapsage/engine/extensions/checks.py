@@ -16,6 +16,7 @@ from torch import nn
 
 from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
+from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
 from mapsage.engine.config_mistakes import misspelling_note
 from mapsage.engine.encoder_rates import encoder_rate_warning
@@ -27,7 +28,6 @@ from mapsage.engine.loading.sensor_checks import compare_sensors
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.host.keyed_samples import keyed_samples
 from mapsage.host.runner import dataset_of, plain_model
-from mapsage.wrappers.memory_layout import put_channels_last
 
 
 class ConfigTypos(RunExtension):

@@ -13,10 +13,10 @@ from typing import ContextManager, Iterator, Optional
 
 from mmengine.runner import BaseLoop
 
-from mapsage.engine.checkpoints.neighbor.copies import copies_for_run
 from mapsage.engine.guards import StopHook
-from mapsage.engine.nodes import compare_data, meet_nodes
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
+from mapsage.extras.elastic.neighbor.copies import copies_for_run
+from mapsage.extras.elastic.nodes import compare_data, meet_nodes
 from mapsage.host.runner import dataset_of, hooks_of_type
 from mapsage_launcher.stop_request import listening
 

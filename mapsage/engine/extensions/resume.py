@@ -16,7 +16,6 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop
 
 from mapsage.distributed import all_ranks_or_none
-from mapsage.distributed.nodes.writer_lease import take_lease
 from mapsage.distributed.virtual_ranks import VirtualRanksError
 from mapsage.engine.checkpoints.resume import (
     Choice,
@@ -26,6 +25,7 @@ from mapsage.engine.checkpoints.resume import (
     not_read_again,
 )
 from mapsage.engine.checkpoints.resume_report import kept_settings, settings_of
+from mapsage.engine.checkpoints.writer_lease import take_lease
 from mapsage.engine.guards import DataRecordHook, ValidationRecordHook
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE

@@ -4,12 +4,13 @@ Most of them raise an error on every rank before a wrong number is saved. Import
 registers them; `engine/runner_parts.py` has those that every run gets.
 """
 
+from mapsage.extras.elastic.nodes_hook import NodesHook
+
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook
 from .data_record_hook import DataRecordHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .equal_buffers_hook import EqualBuffersHook
-from .nodes_hook import NodesHook
 from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
 from .reproducibility_hook import ReproducibilityHook
 from .slowest_rank_hook import SlowestRankHook

@@ -12,10 +12,11 @@ from mmengine.dist import get_rank
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator, seed_generators
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.rank_batches import Batch
+from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, MapSageRun
-from mapsage.wrappers import HeadReplicas, VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch
 
 
 def _seed_step(runner: HostRunner, virtual_rank: int) -> None:

@@ -17,11 +17,12 @@ from torch import nn
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed.ordered_sum import Fold, OrderedSum
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.rank_batches import Batch
+from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
 from mapsage.host.hook import MapSageHook
 from mapsage.host.optim_wrappers import built_wrappers, inside_cycle
 from mapsage.host.runner import HostRunner, MapSageRun, OptimWrappers, plain_model
-from mapsage.wrappers import HeadReplicas, VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch
 
 # Keys in a checkpoint: the gradients by name, and accumulative_counts of the run that saved them.
 _KEY = 'gradients'

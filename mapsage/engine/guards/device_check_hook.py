@@ -19,6 +19,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
+from mapsage.base.errors import UserError
 from mapsage.distributed import error_text, local_rank, open_channel, raise_together
 from mapsage.distributed.device_checks import (
     SELF_TEST_SECONDS,
@@ -38,14 +39,14 @@ from mapsage.distributed.weights import (
     weight_digests,
     weight_samples,
 )
+from mapsage.distributed.wrappers import MMModelParallel
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossHook
 from mapsage.engine.loading.loader_workers import LoaderWorkerError
-from mapsage.errors import UserError
+from mapsage.extras.streaming.split_head.replica_parallel import whole_model
 from mapsage.host.hook import mapsage_hooks
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
 from mapsage.host.segmentors import padded_size
-from mapsage.wrappers import MMModelParallel, whole_model
-from mapsage.wrappers.rank_batches import Batch
 
 
 class DeviceCheckError(UserError, RuntimeError):

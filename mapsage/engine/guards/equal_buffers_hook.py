@@ -14,9 +14,9 @@ from mmengine.hooks import EMAHook, SyncBuffersHook
 from mmengine.registry import HOOKS
 
 from mapsage.distributed import broadcast_tensors
+from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
-from mapsage.wrappers import VirtualDataParallel
 
 
 @HOOKS.register_module()

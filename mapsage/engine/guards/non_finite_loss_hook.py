@@ -20,9 +20,11 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
+from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, RankLostError, SerialChannel, open_channel
 from mapsage.distributed.device_checks import not_finite_tensors
-from mapsage.errors import UserError
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.hook import MapSageHook
 from mapsage.host.optim_wrappers import built_wrappers, enabled_scaler
 from mapsage.host.runner import (
@@ -32,8 +34,6 @@ from mapsage.host.runner import (
     hooks_of_type,
     plain_model,
 )
-from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch
 
 from .gradient_watch import GradientWatch
 from .step_numbers import (

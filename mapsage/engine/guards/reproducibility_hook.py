@@ -16,6 +16,7 @@ from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank, open_channel
+from mapsage.distributed.wrappers import MMDistributedDataParallel, VirtualDataParallel
 from mapsage.host.runner import HostRunner, MapSageRun
 from mapsage.models.weight_license import (
     LICENSES_KEY,
@@ -23,7 +24,6 @@ from mapsage.models.weight_license import (
     find_licenses,
     recorded_licenses,
 )
-from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 
 from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_warning, unlike_ranks
 

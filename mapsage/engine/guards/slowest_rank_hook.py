@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import open_channel
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.runner import HostRunner, plain_model
-from mapsage.wrappers.rank_batches import Batch
 
 
 @HOOKS.register_module()

@@ -14,9 +14,9 @@ from mmengine.dist import get_rank, is_main_process
 from mmengine.hooks import SyncBuffersHook
 
 from mapsage.distributed.device_checks import is_statistic
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.rank_batches import Batch, unpack_rank_batches
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
-from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch, unpack_rank_batches
 
 # Number of images of a batch that an error names.
 _MAX_PATHS = 16

@@ -15,7 +15,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
-from mapsage.atomic_write import atomic_write
+from mapsage.base.atomic_write import atomic_write
 from mapsage.distributed import (
     Channel,
     SerialChannel,
@@ -23,10 +23,10 @@ from mapsage.distributed import (
     error_text,
     open_channel,
 )
-from mapsage.distributed.nodes.writer_lease import check_writer
+from mapsage.distributed.wrappers.rank_batches import Batch
+from mapsage.engine.checkpoints.writer_lease import check_writer
 from mapsage.host.optim_wrappers import inside_cycle
 from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
-from mapsage.wrappers.rank_batches import Batch
 from mapsage_launcher.stop_request import STATUS, StoppedEarly, asked, leave
 
 # One name for every stop, so that a run that is stopped repeatedly keeps only one such file.

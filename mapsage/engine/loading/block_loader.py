@@ -3,7 +3,7 @@
 A process that carries out virtual ranks 4 to 7 builds four samplers, each as if the process were
 that rank (:func:`as_rank`). One loader then reads a batch of every sampler in round robin and packs
 the four batches into one, so the training loop sees an ordinary loader. The model wrapper unpacks
-them: `mapsage/wrappers/rank_batches.py`.
+them: `mapsage/distributed/wrappers/rank_batches.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from mapsage.base.stand_ins import Delegate, replaced
 from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.stand_ins import Delegate, replaced
-from mapsage.wrappers.rank_batches import pack_rank_batches
+from mapsage.distributed.wrappers.rank_batches import pack_rank_batches
 
 from .data_order import ResumableSampler
 from .keyed_loader import KeyedLoader
@@ -52,7 +52,7 @@ class BlockLoader(KeyedLoader):
 
     It looks like the loader of its first virtual rank: ``batch_size``, ``sampler`` and length are
     that loader's. So is each batch, which also carries the batches of the other virtual ranks, see
-    :func:`~mapsage.wrappers.rank_batches.unpack_rank_batches`. The same workers read all of them.
+    :func:`~mapsage.distributed.wrappers.rank_batches.unpack_rank_batches`. The same workers read all of them.
     """
 
     _loaders: List[DataLoader]

@@ -39,8 +39,8 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import DATASETS
 from torch import nn
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import error_text
-from mapsage.errors import UserError
 from mapsage.host.batch_images import packed_mask
 from mapsage.host.dataset_parts import (
     ignored_label,

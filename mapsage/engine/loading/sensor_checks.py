@@ -10,8 +10,8 @@ from typing import Dict, Iterator, Optional, Tuple
 
 from torch import nn
 
+from mapsage.geo.stacks import SensorLayout, StackLayout, canonical_band
 from mapsage.host.dataset_parts import parts
-from mapsage.stacks import SensorLayout, StackLayout, canonical_band
 
 from .data_checks import DataError
 

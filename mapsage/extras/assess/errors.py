@@ -1,6 +1,6 @@
 """The error of an assessment that cannot be made; commands print it without a traceback."""
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 
 class AssessError(UserError, ValueError):

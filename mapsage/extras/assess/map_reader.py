@@ -20,12 +20,12 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence
 import numpy as np
 import shapely
 
+from mapsage.base.xml_text import xml_text
 from mapsage.geo import CONFIDENCE_NODATA, Raster, read_classes, same_crs, to_map
 from mapsage.geo.ellipsoid import EllipsoidArea
 from mapsage.geo.errors import Box
 from mapsage.geo.gdal_files import open_file
 from mapsage.geo.outlines import walk
-from mapsage.xml_text import xml_text
 
 from .errors import AssessError
 

@@ -13,11 +13,11 @@ import math
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from mapsage.atomic_write import atomic_write
-from mapsage.drawing.area_plot import AreaLine, render_areas
-from mapsage.report.charts import text
-from mapsage.report.page import page
-from mapsage.report.sections import section, table
+from mapsage.base.atomic_write import atomic_write
+from mapsage.pictures.area_plot import AreaLine, render_areas
+from mapsage.pictures.report.charts import text
+from mapsage.pictures.report.page import page
+from mapsage.pictures.report.sections import section, table
 
 from .assessment import AREA, LABELS_ONLY, OVERALL, PRODUCERS, USERS, Assessment, Result
 from .comparison import FigureDifference

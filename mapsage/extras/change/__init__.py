@@ -1,9 +1,9 @@
 """Pairs of two dates: Open-CD's folders, labels of change, and augmentation of pairs.
 
-A pair is a stack (`mapsage/stacks/`) of one sensor with two dates. `dataset.py` lists pairs of
+A pair is a stack (`mapsage/geo/stacks/`) of one sensor with two dates. `dataset.py` lists pairs of
 files, `labels.py` turns files of change or of classes into labels, `augment.py` works on any stack
 of two dates, whoever has loaded it. `siamese_backbone.py` compares the features of both dates, and
-`metric.py` scores what has changed. Names of classes of change are in `mapsage/change_classes.py`,
+`metric.py` scores what has changed. Names of classes of change are in `mapsage/geo/change_classes.py`,
 which maps of pairs need too.
 """
 

@@ -16,8 +16,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmseg.registry import TRANSFORMS
 
-from mapsage.change_classes import CHANGED, UNCHANGED, ChangeClassError, reversed_classes
-from mapsage.stacks import StackLayout
+from mapsage.geo.change_classes import CHANGED, UNCHANGED, ChangeClassError, reversed_classes
+from mapsage.geo.stacks import StackLayout
 
 
 class TwoDates:

@@ -1,6 +1,6 @@
 """Pairs of images of two dates with labels of change, in the folders of Open-CD.
 
-A sample is a stack of one sensor with two dates (`mapsage/stacks/layout.py`). This dataset reads
+A sample is a stack of one sensor with two dates (`mapsage/geo/stacks/layout.py`). This dataset reads
 whole files, GeoTIFFs too, and its label belongs to a pair. Windows of large scenes are read by
 `SceneStackDataset` with the same sensors, whose label belongs to a place.
 """
@@ -15,16 +15,16 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 
-from mapsage.change_classes import (
+from mapsage.base.errors import UserError
+from mapsage.geo import Raster
+from mapsage.geo.change_classes import (
     ChangeClassError,
     transition_palette,
 )
-from mapsage.drawing.tiles import class_palette
-from mapsage.errors import UserError
-from mapsage.geo import Raster
+from mapsage.geo.places import shift_note
 from mapsage.geo.registration import ShiftReport, check_same_grid, pair_shifts, summarize_shifts
-from mapsage.places import shift_note
-from mapsage.stacks import NO_DAY, StackLayout, day_number
+from mapsage.geo.stacks import NO_DAY, StackLayout, day_number
+from mapsage.pictures.tiles import class_palette
 
 from .labels import LabelFolders, check_label_grid, read_change
 

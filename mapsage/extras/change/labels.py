@@ -10,14 +10,14 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.change_classes import (
+from mapsage.geo import GeoError, Raster
+from mapsage.geo.change_classes import (
     CHANGED,
     UNCHANGED,
     ChangeClassError,
     from_to_classes,
     transition_name,
 )
-from mapsage.geo import GeoError, Raster
 from mapsage.geo.registration import check_same_grid
 
 # As format_seg_map='to_binary' of Open-CD.

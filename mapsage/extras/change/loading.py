@@ -2,7 +2,7 @@
 
 Shapes:
     img         (height, width, 2 bands + 2): bands of the first date, of the second date,
-                then the valid pixels of both dates as 1 (`mapsage/stacks/layout.py`)
+                then the valid pixels of both dates as 1 (`mapsage/geo/stacks/layout.py`)
     gt_seg_map  (height, width) uint8
 """
 

@@ -2,7 +2,7 @@
 
 All of them are computed from one confusion matrix of the change classes, which
 `ConfusionMatrixMetric` sums exactly over the images of all ranks. The classes are explained in
-`mapsage/change_classes.py`.
+`mapsage/geo/change_classes.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mmengine.logging import MMLogger, print_log
 from mmengine.registry import METRICS
 from prettytable import PrettyTable
 
-from mapsage.change_classes import UNCHANGED, ChangeClassError, transition_of
 from mapsage.evaluation.confusion_matrix import scores
 from mapsage.evaluation.confusion_matrix_metric import ConfusionMatrixMetric
+from mapsage.geo.change_classes import UNCHANGED, ChangeClassError, transition_of
 
 
 def change_scores(matrix: np.ndarray, unchanged: int = 0) -> Dict[str, float]:

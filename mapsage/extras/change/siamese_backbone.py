@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 from mmengine.registry import MODELS
 
+from mapsage.geo.stacks import StackLayoutError
 from mapsage.models.backbones.stack_backbone import StackBackbone
-from mapsage.stacks import StackLayoutError
 
 # Channels of a fused level, as a multiple of the encoder's.
 FUSIONS: Dict[str, int] = dict(concat=2, abs_diff=1, concat_abs_diff=3)

@@ -1,6 +1,6 @@
 """Encoders for satellite images of several bands, sensors and dates, in plain PyTorch.
 
-``encoder.py`` has what they share; every encoder has a file. They read stacks (``mapsage/stacks``).
+``encoder.py`` has what they share; every encoder has a file. They read stacks (``mapsage/geo/stacks``).
 """
 
 from .dofa import DOFA

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.geo.stacks import SensorLayout, StackLayout, canonical_band
 from mapsage.models.backbones.attention import join_heads, split_heads, vit_block, with_class_token
 from mapsage.models.backbones.weight_files import State, WeightsError
 from mapsage.models.weight_license import WeightsLicense
-from mapsage.stacks import SensorLayout, StackLayout, canonical_band
 
 from .encoder import (
     EarthEncoder,

@@ -1,6 +1,6 @@
 """What the encoders for satellite images share: input, normalization, weights and freezing.
 
-An encoder takes a stack of sensors and dates (``mapsage/stacks``) or plain images of one date, and
+An encoder takes a stack of sensors and dates (``mapsage/geo/stacks``) or plain images of one date, and
 returns feature maps of one map per place: dates and sensors are merged inside. The data
 preprocessor must not normalize, because mean and std belong to the weights.
 
@@ -30,12 +30,12 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import nn
 
+from mapsage.geo.stacks import NO_DAY, SceneStack, SensorImages, StackLayout
 from mapsage.models.backbones.pixels import BackboneInputError
 from mapsage.models.backbones.weight_files import State, read_tensors
 from mapsage.models.frozen_weights import initializer_name
 from mapsage.models.lora import is_adapter
 from mapsage.models.weight_license import WeightsLicense
-from mapsage.stacks import NO_DAY, SceneStack, SensorImages, StackLayout
 
 from .published_weights import PublishedNames, fit_published
 from .sensors import MatchedSensor, UnitCheck
@@ -49,7 +49,7 @@ class PreparedSensor(NamedTuple):
         pixels: Normalized pixels with all published bands in published order, float (N, T, C, H,
             W); 0 where a pixel or a band is missing.
         valid: bool (N, T, H, W), False where a pixel is missing.
-        days: Day numbers of ``mapsage.stacks``, float (N, T); 0 if unknown.
+        days: Day numbers of ``mapsage.geo.stacks``, float (N, T); 0 if unknown.
     """
 
     name: str

@@ -15,6 +15,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.geo.stacks import StackLayout, calendar
 from mapsage.models.backbones.attention import (
     PreNormBlock,
     attend,
@@ -25,7 +26,6 @@ from mapsage.models.backbones.attention import (
 from mapsage.models.backbones.dinov3_blocks import Mlp
 from mapsage.models.backbones.weight_files import State, WeightsError
 from mapsage.models.weight_license import WeightsLicense
-from mapsage.stacks import StackLayout, calendar
 
 from .encoder import (
     EarthEncoder,

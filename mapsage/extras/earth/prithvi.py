@@ -11,10 +11,10 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.geo.stacks import NO_DAY, StackLayout, calendar, day_of_year
 from mapsage.models.backbones.attention import vit_block, with_class_token
 from mapsage.models.backbones.weight_files import State
 from mapsage.models.weight_license import WeightsLicense
-from mapsage.stacks import NO_DAY, StackLayout, calendar, day_of_year
 
 from .encoder import EarthEncoder, PreparedStack, mean_over_valid, parse_arch, valid_cells
 from .published_weights import PublishedNames

@@ -10,9 +10,9 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
+from mapsage.geo.stacks import SensorLayout, StackLayout, canonical_band
 from mapsage.models.backbones.pixels import BackboneInputError
-from mapsage.stacks import SensorLayout, StackLayout, canonical_band
 
 # Units of pixel values.
 REFLECTANCE = 'reflectance x 10000, or digital numbers of this size'

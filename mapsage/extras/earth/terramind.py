@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.geo.stacks import StackLayout
 from mapsage.models.backbones.attention import Attention, PreNormBlock, attend_to_any
 from mapsage.models.backbones.weight_files import State
 from mapsage.models.weight_license import WeightsLicense
-from mapsage.stacks import StackLayout
 
 from .encoder import (
     EarthEncoder,

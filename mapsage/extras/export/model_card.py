@@ -23,7 +23,6 @@ from torch import nn
 
 from mapsage.accelerator import current_accelerator
 from mapsage.commands import cli
-from mapsage.drawing.preview import PreviewSample, render_preview
 from mapsage.evaluation.confusion_matrix import scores as score_matrix
 from mapsage.evaluation.confusion_matrix_metric import ConfusionMatrixMetric
 from mapsage.extras.export.card import (
@@ -42,6 +41,7 @@ from mapsage.maps.description import ExportedDescription
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
 from mapsage.models.weight_license import LICENSES_KEY, find_licenses, recorded_licenses
+from mapsage.pictures.preview import PreviewSample, render_preview
 
 FILES = (README, CONFIG, WEIGHTS, PREVIEW, LICENSE)
 # Number of windows in the preview.

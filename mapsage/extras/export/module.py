@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from mapsage.geo.stacks import NO_DAY, StackLayout
 from mapsage.maps.description import Bands, ExportedDescription
 from mapsage.maps.file_inputs import FileInputs, ImageInputs, StackInputs, layout_of
-from mapsage.stacks import NO_DAY, StackLayout
 
 from .errors import ExportError
 

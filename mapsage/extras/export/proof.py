@@ -19,9 +19,9 @@ import onnx
 import torch
 from torch import nn
 
+from mapsage.geo.stacks import StackLayout
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.file_inputs import inputs_of
-from mapsage.stacks import StackLayout
 
 from .errors import ExportError
 from .graph import open_session, traced_bytes

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from mapsage.base.stand_ins import replaced
 from mapsage.models.backbones import attention, rope
 from mapsage.models.lora import adapted
-from mapsage.stand_ins import replaced
 
 # The C++ base class of tensors owns `shape` and `size`. Older versions of PyTorch call it
 # _TensorBase.

@@ -48,6 +48,8 @@ from mmengine.optim import OptimWrapperDict
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, SerialChannel, all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.weights import first_difference, total_digest, weight_digests
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards.device_check_hook import DeviceCheckError
 from mapsage.engine.guards.reproducibility import facts_of_process, promises_bits
@@ -55,8 +57,6 @@ from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, MapSageRun, plain_model
 from mapsage.sampling.exchange import exchange
 from mapsage.sampling.plan import ExchangePlan, Move
-from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch
 
 from .gradient_prints import (
     LARGEST_BOUND,

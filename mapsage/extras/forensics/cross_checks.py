@@ -7,12 +7,12 @@ from typing import Any, Dict, Iterator, List
 
 from mmengine.model import BaseModel
 
+from mapsage.distributed.wrappers import MMDistributedDataParallel, VirtualDataParallel
 from mapsage.engine.compiled_parts import compiled_parts
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage.host.runner import hooks_of_type, plain_model
 from mapsage.sampling.hooks import DynamicSamplingHook
-from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 
 from .cross_check_hook import CrossCheckHook
 

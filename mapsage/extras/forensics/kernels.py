@@ -16,11 +16,11 @@ from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.commands.configs import build_model, read_config
+from mapsage.distributed.wrappers import place_module
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics.operators.bisection import Bisection
 from mapsage.extras.forensics.operators.comparison import ComparedOperator, OperatorComparison
 from mapsage.extras.forensics.operators.dispatch import require_dispatch_mode
-from mapsage.wrappers import place_module
 
 from .operator_report import accelerator_of, without_weights
 from .synthetic_step import IMAGES, SyntheticStep, build_step

@@ -21,12 +21,12 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmengine.utils import is_method_overridden
 from torch.utils.data import DataLoader
 
+from mapsage.base.errors import UserError
 from mapsage.engine.checkpoints.resume import candidates_in, folders_of
 from mapsage.engine.display import PreviewHook
 from mapsage.engine.guards import ReproducibilityHook
 from mapsage.engine.guards.reproducibility import META_KEY, differences
 from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
-from mapsage.errors import UserError
 from mapsage.extras.forensics.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.host.dataset_parts import metainfo_of
 

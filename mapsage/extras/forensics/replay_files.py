@@ -14,9 +14,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from mapsage.atomic_write import atomic_write
-from mapsage.drawing import PreviewSample, save_preview
+from mapsage.base.atomic_write import atomic_write
 from mapsage.extras.forensics.step_recorder import RankStep
+from mapsage.pictures import PreviewSample, save_preview
 
 # Number of gradients of a virtual rank in the table.
 _LARGEST = 5

@@ -21,10 +21,10 @@ from torch import nn
 from mapsage.accelerator import generator_states, restore_generators
 from mapsage.distributed.nested_tensors import move
 from mapsage.distributed.weights import tensor_digest
+from mapsage.distributed.wrappers.batch_counts import counters_of
+from mapsage.distributed.wrappers.rank_batches import Batch, RankDict, RankList
+from mapsage.distributed.wrappers.rank_buffers import Buffers, RankBuffers
 from mapsage.host.optim_wrappers import enabled_scaler
-from mapsage.wrappers.batch_counts import counters_of
-from mapsage.wrappers.rank_batches import Batch, RankDict, RankList
-from mapsage.wrappers.rank_buffers import Buffers, RankBuffers
 
 from .gradient_prints import GradientPrint, PrintReader
 

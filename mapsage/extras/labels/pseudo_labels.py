@@ -20,7 +20,7 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 
-from mapsage.atomic_write import atomic_write
+from mapsage.base.atomic_write import atomic_write
 from mapsage.commands.configs import LOADERS, read_config
 from mapsage.commands.predict import map_options, open_model, run_prediction
 from mapsage.engine.loading.build import build_dataset
@@ -28,13 +28,13 @@ from mapsage.engine.loading.data_checks import build_checked
 from mapsage.extras.labels import joined_config
 from mapsage.extras.labels.known_labels import KnownLabels
 from mapsage.extras.labels.pseudo_masks import Kept, MapPair, table, write_masks
+from mapsage.geo.places import PlaceInputs
 from mapsage.host.dataset_parts import metainfo_of
 from mapsage.maps.errors import PredictError
 from mapsage.maps.map_model import PlaceSource
 from mapsage.maps.model import check_labeling
 from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction, find_map_inputs
-from mapsage.places import PlaceInputs
 from mapsage_launcher.shipped import program
 
 REPORT, CONFIG = 'pseudo_labels.json', 'pseudo_labels.py'

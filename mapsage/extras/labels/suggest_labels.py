@@ -27,7 +27,7 @@ from mapsage.commands.checkpoint_model import (
 )
 from mapsage.commands.configs import LOADERS, read_config
 from mapsage.distributed import local_rank
-from mapsage.drawing.tiles import resize
+from mapsage.distributed.wrappers import place_module
 from mapsage.engine.loading.data_checks import DataError
 from mapsage.extras.labels.exclusions import Exclusions, split_reviews
 from mapsage.extras.labels.known_labels import UNKNOWN, KnownLabels
@@ -45,7 +45,7 @@ from mapsage.maps.model import check_labeling, place_settings
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.progress import ProgressLine
-from mapsage.wrappers import place_module
+from mapsage.pictures.tiles import resize
 
 from .pseudo_labels import build_labeled_dataset
 

@@ -10,8 +10,8 @@ from typing import Callable, List, Sequence
 
 import numpy as np
 
-from mapsage.drawing import LabeledImage, render_contact_sheet
-from mapsage.drawing.canvas import save_png
+from mapsage.pictures import LabeledImage, render_contact_sheet
+from mapsage.pictures.canvas import save_png
 
 from .suggestions import Suggestion
 from .window_source import WindowSource

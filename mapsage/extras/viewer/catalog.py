@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from mapsage.base.json_text import parse_json
 from mapsage.geo import (
     SCENE_SUFFIXES,
     VECTOR_SUFFIXES,
@@ -27,7 +28,6 @@ from mapsage.geo import (
     server_in,
     without_secrets,
 )
-from mapsage.json_text import parse_json
 from mapsage_launcher.shipped import program
 
 from .errors import ViewError

@@ -26,7 +26,8 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 from rasterio.vrt import WarpedVRT
 from rasterio.windows import Window
 
-from mapsage.atomic_write import atomic_write
+from mapsage.base.atomic_write import atomic_write
+from mapsage.base.json_text import parse_json
 from mapsage.geo import (
     VECTOR_SUFFIXES,
     ClassMapWriter,
@@ -40,7 +41,6 @@ from mapsage.geo import (
 )
 from mapsage.geo.cog import disk_errors, temporary_beside
 from mapsage.geo.gdal_files import open_file
-from mapsage.json_text import parse_json
 
 from .catalog import NO_DATA, MapEntry
 from .errors import ViewError

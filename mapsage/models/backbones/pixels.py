@@ -12,7 +12,7 @@ from typing import Set
 import torch
 from mmengine.logging import print_log
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 # Reading values waits for the device, so only the first batches are checked.
 _CHECKED_BATCHES = 8

@@ -17,7 +17,7 @@ from mmengine.registry import MODELS
 from torch import nn
 from torch.nn import functional
 
-from mapsage.stacks import StackLayout, StackLayoutError, day_of_year
+from mapsage.geo.stacks import StackLayout, StackLayoutError, day_of_year
 
 
 @MODELS.register_module()

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Mapping
 import torch
 from mmengine.runner import CheckpointLoader
 
-from mapsage.errors import UserError
-from mapsage.json_text import parse_json
+from mapsage.base.errors import UserError
+from mapsage.base.json_text import parse_json
 
 State = Dict[str, torch.Tensor]
 

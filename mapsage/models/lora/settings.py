@@ -10,7 +10,7 @@ import difflib
 from dataclasses import dataclass, fields
 from typing import Any, Mapping, Optional, Tuple
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 
 class LoRAError(UserError, ValueError):

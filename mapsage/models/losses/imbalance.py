@@ -22,7 +22,7 @@ class _ImbalanceLoss(nn.Module):
     """Base class: a weighted mean whose divisor is summed over all ranks.
 
     The divisor, the sum of weights, depends on the labels only, so the wrapper can sum it over the
-    ranks before the forward pass (mapsage/wrappers/batch_counts.py). The averaged gradient of
+    ranks before the forward pass (mapsage/distributed/wrappers/batch_counts.py). The averaged gradient of
     several ranks then equals the gradient of one process with the whole batch, even if some ranks
     have fewer labels.
 

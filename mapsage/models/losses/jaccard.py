@@ -30,7 +30,7 @@ class JaccardLoss(nn.Module):
     from the band's pixels only.
 
     The wrapper sums the counts over all ranks (``counts_predictions`` in
-    mapsage/wrappers/batch_counts.py explains how and at what cost). The averaged gradient of the
+    mapsage/distributed/wrappers/batch_counts.py explains how and at what cost). The averaged gradient of the
     ranks therefore equals the gradient of one process with the whole batch, however it is split.
     With ``accumulative_counts``, every iteration computes a separate index, and the gradients are
     averaged.

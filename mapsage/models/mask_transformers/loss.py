@@ -39,7 +39,7 @@ class MaskClassLoss(nn.Module):
     Every class in an image is one mask, matched to one query; all other queries should predict 'no
     object'. Pixels and images without a label are ignored; in the published code, such pixels are
     negatives of every mask. The terms are averaged over the masks and queries of all ranks, whose
-    numbers depend on the labels only (mapsage/wrappers/batch_counts.py).
+    numbers depend on the labels only (mapsage/distributed/wrappers/batch_counts.py).
 
     For fully labeled images, the terms equal those in transformers' ``EomtDinov3Loss``, except that
     they cover all cells of the masks instead of sampled points.

@@ -18,7 +18,7 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 from mapsage.models.backbones.dinov3_blocks import NORM_EPS, Block
 from mapsage.models.backbones.dinov3_weights import Arch, WeightsError, read_checkpoint
 from mapsage.models.backbones.rope import RotaryPositions

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mapsage.stacks import StackLayoutError
+from mapsage.geo.stacks import StackLayoutError
 
 # Score of a date without data before the softmax; exp(-1e4) is 0, and 16 bits can hold it.
 _NO_SCORE = -1e4

@@ -16,7 +16,7 @@ from mmengine.registry import MODELS
 from torch import nn
 from torch.nn import functional
 
-from mapsage.stacks import StackLayout, StackLayoutError
+from mapsage.geo.stacks import StackLayout, StackLayoutError
 
 from .temporal_attention import TemporalAttention
 

@@ -21,18 +21,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mapsage.accelerator import current_accelerator
-from mapsage.background_worker import BackgroundWorker
+from mapsage.base.background_worker import BackgroundWorker
 from mapsage.distributed import check_descriptors, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.distributed.wrappers import VirtualDataParallel
+from mapsage.distributed.wrappers.batch_counts import names_of_counters
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.hook import MapSageHook
 from mapsage.host.keyed_samples import keyed_samples
 from mapsage.host.loop_stage import LoopStage, insert_stage
 from mapsage.host.runner import HostRunner, MapSageRun
 from mapsage.sampling import BatchShare, BlockSampler, Validity
 from mapsage.sampling.lockstep import check_equal_settings
-from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.batch_counts import names_of_counters
-from mapsage.wrappers.rank_batches import Batch
 
 from .sample_weights import PixelWeights, check_asked, weigh_heads
 from .sampled_steps import LoaderError, LoaderStream, SampledEpochs, SampledSteps, Step

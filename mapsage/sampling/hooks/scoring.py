@@ -15,8 +15,8 @@ from mmengine.registry import TASK_UTILS
 from torch import nn
 
 from mapsage.accelerator import seed_generators
+from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.sampling import Candidate, Scorer, Scores, TileHistory, WeightedRewards, as_scorer
-from mapsage.wrappers import VirtualDataParallel
 
 
 def build_scorer(score: Any) -> Scorer:

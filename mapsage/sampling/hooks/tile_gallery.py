@@ -15,10 +15,10 @@ from typing import Any, Deque, Dict, NamedTuple, Sequence
 import numpy as np
 import torch
 
-from mapsage.atomic_write import atomic_write
+from mapsage.base.atomic_write import atomic_write
 from mapsage.datasets.label_score import label_map
-from mapsage.drawing.tiles import display_rgb
 from mapsage.host.batch_images import Channels, choose_channels
+from mapsage.pictures.tiles import display_rgb
 from mapsage.sampling import Candidate
 
 # Side of a picture in pixels.

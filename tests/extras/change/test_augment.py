@@ -7,9 +7,9 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-from mapsage.change_classes import ChangeClassError, from_to_classes
 from mapsage.extras.change import ExchangeDates, JitterDates, ShiftDate
-from mapsage.stacks import StackLayout
+from mapsage.geo.change_classes import ChangeClassError, from_to_classes
+from mapsage.geo.stacks import StackLayout
 
 LAYOUT = StackLayout.of_config(dict(image=dict(bands=[1, 2], max_dates=2)))
 NAMES = from_to_classes(['field', 'house'])

@@ -12,10 +12,10 @@ import pytest
 import rasterio
 from mmengine.dataset import RepeatDataset
 
-from mapsage.change_classes import ChangeClassError
 from mapsage.engine.loading.build import notes_on_scenes
 from mapsage.extras.change import ChangeDataError, ChangeDataset, LoadChangeLabels, LoadChangePair
 from mapsage.geo import GeoError
+from mapsage.geo.change_classes import ChangeClassError
 
 SENSORS = dict(image=dict(bands=[1, 2, 3], max_dates=2))
 LAND = ('field', 'house', 'water')

@@ -15,9 +15,9 @@ from forked import fork_scenarios
 from mmengine.logging import MMLogger
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.change_classes import ChangeClassError, from_to_classes, transition_of
 from mapsage.distributed import init_process_group
 from mapsage.extras.change.metric import ChangeMetric
+from mapsage.geo.change_classes import ChangeClassError, from_to_classes, transition_of
 
 LAND = ('field', 'house', 'water', 'wood')
 NAMES = from_to_classes(LAND)

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mapsage.extras.change import SiameseBackbone
-from mapsage.stacks import StackLayoutError
+from mapsage.geo.stacks import StackLayoutError
 
 PAIR = dict(image=dict(bands=[1, 2, 3], max_dates=2))
 

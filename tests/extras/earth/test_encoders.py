@@ -14,9 +14,9 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
 from mapsage.extras.earth import DOFA, OlmoEarth, PrithviEO, TerraMind
+from mapsage.geo.stacks import StackLayout
 from mapsage.models.backbones import WeightsError
 from mapsage.models.lora import merge_lora
-from mapsage.stacks import StackLayout
 
 S2 = ('B02', 'B03', 'B04', 'B8A')
 DATES = ((2023, 3, 15), (2023, 6, 1), (2024, 12, 31))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mapsage.extras.earth import DOFA, EarthSensorError, OlmoEarth, PrithviEO, TerraMind
+from mapsage.geo.stacks import StackLayoutError
 from mapsage.models.backbones.pixels import BackboneInputError
-from mapsage.stacks import StackLayoutError
 
 TINY_OE = dict(embed_dims=32, num_layers=2, num_heads=2, pixel_channels=4)
 TINY = dict(embed_dims=32, num_layers=2, num_heads=2)

@@ -21,10 +21,10 @@ from mapsage.extras.export.graph import most_opset, open_session, trace  # noqa:
 from mapsage.extras.export.module import StackToScores, with_gaps  # noqa: E402
 from mapsage.extras.export.proof import Tile, prove  # noqa: E402
 from mapsage.extras.export.targets import TARGETS, choose_opset, choose_target  # noqa: E402
+from mapsage.geo.stacks import StackLayout  # noqa: E402
 from mapsage.maps.description import Bands, ExportedDescription  # noqa: E402
 from mapsage.maps.file_inputs import StackInputs  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
-from mapsage.stacks import StackLayout  # noqa: E402
 
 SIDE = 32
 DIMS = 32

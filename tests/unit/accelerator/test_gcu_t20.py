@@ -33,7 +33,7 @@ from mapsage.distributed import (
     check_equal_weights,
     init_process_group,
 )
-from mapsage.wrappers import MMDistributedDataParallel, OptimWrapper
+from mapsage.distributed.wrappers import MMDistributedDataParallel, OptimWrapper
 
 pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg runs this')
 

@@ -17,9 +17,9 @@ from support import on_host
 from mapsage.commands import cli
 from mapsage.commands.browse_dataset import browse
 from mapsage.commands.programs import browse_dataset
-from mapsage.drawing.preview import TILE_WIDTH
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.data_checks import DataError
+from mapsage.pictures.preview import TILE_WIDTH
 
 pytestmark = on_host
 LEFT, TOP, STEP = 28, 70, TILE_WIDTH + 14  # of the tiles in a sheet, in pixels

@@ -11,8 +11,8 @@ import torch
 from mmengine.runner import Runner
 from toy_runs import log_of, same_weights, toy_train
 
-from mapsage.distributed.nodes import writer_lease
 from mapsage.engine import MapSageRunner
+from mapsage.engine.checkpoints import writer_lease
 from mapsage.engine.extensions import resume
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 

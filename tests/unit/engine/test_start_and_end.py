@@ -12,9 +12,9 @@ from forked import fork_ranks
 from ranks import run_ranks
 from support import on_host
 
-from mapsage import folder_claims
+from mapsage.base import folder_claims
+from mapsage.base.folder_claims import claimed
 from mapsage.engine.start_and_end import alone_in_work_dir
-from mapsage.folder_claims import claimed
 
 pytestmark = on_host
 

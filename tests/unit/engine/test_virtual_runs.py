@@ -21,16 +21,16 @@ from toy_runs import ToyNumbers, ToyRegression, log_of, toy_runner, toy_train
 
 from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.distributed.wrappers import MMModelParallel
+from mapsage.distributed.wrappers.gradient_mean import GradientMean
+from mapsage.distributed.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
+from mapsage.distributed.wrappers.rank_buffers import RankBuffers
 from mapsage.engine.checkpoints.resume import ResumeError
 from mapsage.engine.guards.accelerator_hook import AcceleratorHook
 from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
 from mapsage.engine.loading.block_loader import as_rank
 from mapsage.extras.forensics.step_recorder import StepRecorder
 from mapsage.sampling.hooks import DynamicSamplingHook
-from mapsage.wrappers import MMModelParallel
-from mapsage.wrappers.gradient_mean import GradientMean
-from mapsage.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
-from mapsage.wrappers.rank_buffers import RankBuffers
 
 FOUR: Dict[str, Any] = {'env_cfg.virtual_ranks': 4}
 Pair = collections.namedtuple('Pair', 'inputs data_samples')

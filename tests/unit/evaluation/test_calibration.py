@@ -15,13 +15,13 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from support import main_leg
 
-from mapsage.drawing.reliability_plot import render_reliability
 from mapsage.evaluation import (
     CalibrationError,
     calibration_error,
     calibration_metric,
     count_confidence,
 )
+from mapsage.pictures.reliability_plot import render_reliability
 
 CLASSES = 4
 

@@ -13,7 +13,7 @@ import rasterio
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
-from mapsage.change_classes import transition_of
+from mapsage.geo.change_classes import transition_of
 from mapsage.geo.change_fields import ChangeFields
 from mapsage.geo.polygons import write_polygons
 from mapsage.geo.qgis_style import map_style

@@ -17,6 +17,7 @@ from mapsage.commands.programs import measure_shift as measure_shift_program
 from mapsage.extras.demo import draw_scene
 from mapsage.extras.demo.change_ground import draw_change
 from mapsage.geo import GeoError
+from mapsage.geo.places import shift_note
 from mapsage.geo.registration import (
     BlockShift,
     block_shift,
@@ -24,7 +25,6 @@ from mapsage.geo.registration import (
     pair_shifts,
     summarize_shifts,
 )
-from mapsage.places import shift_note
 
 
 def write(

@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import Config
 from support import ROOT
 
-from mapsage.engine.node_settings import code_digest
+from mapsage.extras.elastic.node_settings import code_digest
 from mapsage_launcher import shipped
 from mapsage_launcher.shipped import ShippedError, copy_configs, find_config, list_configs
 

@@ -10,7 +10,7 @@ from typing import Iterator, List, Tuple
 import pytest
 from fake_terminal import BAR, FakeTerminal
 
-from mapsage.console import accept_any_text
+from mapsage.base.console import accept_any_text
 from mapsage.maps import progress
 from mapsage.maps.progress import ProgressLine
 

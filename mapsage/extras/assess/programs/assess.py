@@ -12,8 +12,8 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.console import accept_any_text, examples
-from mapsage.errors import UserError
+from mapsage.base.console import accept_any_text, examples
+from mapsage.base.errors import UserError
 
 # As in mapsage.extras.assess.allocation, which imports NumPy.
 _ALLOCATIONS = ('balanced', 'proportional', 'neyman')

@@ -20,8 +20,8 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import cv2
 import numpy as np
 
-from mapsage.atomic_write import atomic_write
-from mapsage.json_text import parse_json
+from mapsage.base.atomic_write import atomic_write
+from mapsage.base.json_text import parse_json
 
 from .layouts import LAYOUTS, ArchiveLayout, SourceImage
 from .source_files import EXTRACTED, PrepareError, SourceFile, list_files

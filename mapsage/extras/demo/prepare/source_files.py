@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Pattern, Sequence, Tuple
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 # Number of names that an error message lists.
 _SHOWN = 5

@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 
-from mapsage.console import accept_any_text
+from mapsage.base.console import accept_any_text
 
 # Fields of DemoParams, and of NeighborParams if they differ, in mapsage.datasets, which imports
 # PyTorch.

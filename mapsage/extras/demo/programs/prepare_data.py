@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mapsage.console import accept_any_text, examples
+from mapsage.base.console import accept_any_text, examples
 
 # As in mapsage.extras.demo.prepare.layouts and fast_copies, which import PyTorch.
 _LAYOUTS = ('isaid', 'loveda', 'potsdam', 'vaihingen')

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Tuple
 
 import torch
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 if TYPE_CHECKING:
     # Operators are objects of this class since torch 1.12.

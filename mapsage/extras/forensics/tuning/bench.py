@@ -22,8 +22,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope
 
 from mapsage.accelerator import Accelerator
+from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.engine.runner_parts import build_optimizers
-from mapsage.wrappers.memory_layout import put_channels_last
 
 from .memory import PeakMemory
 from .options import Variant

@@ -15,9 +15,9 @@ from mmengine.registry import OPTIMIZERS
 from torch import nn
 
 from mapsage.accelerator import Accelerator
+from mapsage.distributed.wrappers.fused import why_not_fused
 from mapsage.engine.compiled_parts import CompileError, check_parts
 from mapsage.engine.env_cfg import short_name
-from mapsage.wrappers.fused import why_not_fused
 
 # Modules of a segmentor that take most of a step.
 COMPILED_MODULES = ('backbone', 'decode_head')

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, Sequence, Tuple
 import torch
 from torch import nn
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 Levels = Tuple[torch.Tensor, ...]
 

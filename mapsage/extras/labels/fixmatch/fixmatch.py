@@ -15,7 +15,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 import torch
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 from mapsage.extras.labels.unlabeled.transforms import OUTSIDE, UNKNOWN
 
 from .cut_mix import draw_boxes, paste

@@ -19,22 +19,23 @@ from mmengine.runner import EpochBasedTrainLoop
 from mmseg.models import BaseSegmentor
 from torch import nn
 
+from mapsage.base.errors import UserError
 from mapsage.distributed import broadcast_tensors, open_channel
-from mapsage.errors import UserError
+from mapsage.distributed.wrappers import MMModelParallel
+from mapsage.distributed.wrappers.batch_counts import gives_counts
+from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.extras.labels.fixmatch.fixmatch import VIEWS, FixMatchStep
 from mapsage.extras.labels.fixmatch.strong_view import StrongView
 from mapsage.extras.labels.fixmatch.teacher import Teacher
 from mapsage.extras.labels.fixmatch.unlabeled_loss import UnlabeledLoss
 from mapsage.extras.labels.unlabeled.joined import SemiSupervisedDataset
 from mapsage.extras.labels.unlabeled.sampler import LabeledUnlabeledSampler
-from mapsage.features.encoder_gate import FeatureSourceError, check_frozen
+from mapsage.extras.streaming.encoder_gate import FeatureSourceError, check_frozen
+from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
 from mapsage.host.optim_wrappers import inside_cycle
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
 from mapsage.host.segmentors import gives_scores, is_segmentor
 from mapsage.sampling.hooks.dynamic_sampling_hook import DynamicSamplingHook, log_interval
-from mapsage.wrappers import HeadReplicas, MMModelParallel
-from mapsage.wrappers.batch_counts import gives_counts
-from mapsage.wrappers.rank_batches import Batch
 
 from .pseudo_label_report import PseudoLabelReport
 

@@ -23,7 +23,7 @@ class UnlabeledLoss(nn.Module):
     ``sum CE(s, argmax t) [max t >= threshold] / #valid``. The valid pixels are the pixels of the
     unlabeled images of all ranks, except padding and no-data areas, before boxes are mixed. Their
     number depends on the data samples only, and the wrapper sums it over the ranks
-    (mapsage/wrappers/batch_counts.py).
+    (mapsage/distributed/wrappers/batch_counts.py).
 
     Sohn et al. 2020 (FixMatch), https://arxiv.org/abs/2001.07685; the divisor as in UniMatch V2,
     Yang et al. 2024, https://arxiv.org/abs/2410.10777.

@@ -17,8 +17,8 @@ from mmengine.logging import print_log
 from mmseg.registry import DATASETS
 from torch.utils.data import ConcatDataset
 
+from mapsage.base.random_state import same_random_numbers
 from mapsage.datasets.geotiff import GeoTiffDataset
-from mapsage.random_state import same_random_numbers
 
 from .transforms import MARK
 

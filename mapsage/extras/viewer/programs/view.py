@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mapsage.console import accept_any_text, examples
+from mapsage.base.console import accept_any_text, examples
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

@@ -18,11 +18,11 @@ from geo_scenes import write_raster
 from geotiff_data import build_dataset, load_window, write_scene
 from support import PATIENT
 
+from mapsage.base.errors import UserError
+from mapsage.base.folder_claims import claimed
 from mapsage.datasets.geotiff import copy_progress, fast_copies
 from mapsage.datasets.geotiff.fast_copies import FastCopies, FastCopyError
-from mapsage.errors import UserError
 from mapsage.extras.demo.programs import prepare_data
-from mapsage.folder_claims import claimed
 from mapsage.geo import Raster, match
 
 FORK = multiprocessing.get_context('fork')

@@ -13,7 +13,7 @@ from geotiff_data import build_dataset, load_window, write_scene
 from mmengine.logging import MMLogger
 from rasterio.features import geometry_mask
 
-from mapsage.features.cache.keys import sample_hashes
+from mapsage.extras.streaming.cache.keys import sample_hashes
 from mapsage.geo import GeoError
 
 AREA = shapely.Point(500060, 4099960).buffer(30)

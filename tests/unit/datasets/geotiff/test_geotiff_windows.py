@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from mapsage.datasets.geotiff import windows
 from mapsage.engine.loading.block_loader import as_rank
 from mapsage.engine.loading.build import build_keyed_loader, set_test_mode
-from mapsage.features.cache.keys import sample_hashes
+from mapsage.extras.streaming.cache.keys import sample_hashes
 from mapsage.geo import GeoError, write_polygons
 
 

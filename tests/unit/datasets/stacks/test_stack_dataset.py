@@ -28,9 +28,9 @@ from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.stacks.dataset import describe_stacks
 from mapsage.geo import GeoError
 from mapsage.geo.gdal_files import open_file
-from mapsage.places.file_lists import list_text
-from mapsage.places.sensor_files import read_sensors
-from mapsage.stacks import StackLayoutError, calendar
+from mapsage.geo.places.file_lists import list_text
+from mapsage.geo.places.sensor_files import read_sensors
+from mapsage.geo.stacks import StackLayoutError, calendar
 
 
 def batch_of(dataset, *indices, **settings):

@@ -31,10 +31,10 @@ from mapsage.datasets.stacks.statistics import (
     sensor_statistics,
     sensor_wavelengths,
 )
-from mapsage.features.cache.keys import sample_hashes
+from mapsage.extras.streaming.cache.keys import sample_hashes
 from mapsage.geo import GeoError
-from mapsage.places.dates import parse_date, spread_evenly
-from mapsage.stacks import day_number
+from mapsage.geo.places.dates import parse_date, spread_evenly
+from mapsage.geo.stacks import day_number
 
 
 @pytest.mark.parametrize(

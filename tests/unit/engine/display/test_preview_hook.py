@@ -13,9 +13,9 @@ import rasterio
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 
-from mapsage.drawing import PreviewSample
 from mapsage.engine.display import PreviewHook, preview_hook
 from mapsage.host.batch_images import channels_of_dates
+from mapsage.pictures import PreviewSample
 
 
 @pytest.fixture

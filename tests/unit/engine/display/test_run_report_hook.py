@@ -21,8 +21,8 @@ from mmengine.registry import DATASETS, METRICS, MODELS
 from support import UNDECODABLE, on_host
 from toy_runs import log_of, toy_train
 
-from mapsage.report import write_report
-from mapsage.report.runs import read_runs
+from mapsage.pictures.report import write_report
+from mapsage.pictures.report.runs import read_runs
 
 pytestmark = on_host
 

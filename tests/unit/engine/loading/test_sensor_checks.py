@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from mapsage.engine.loading.data_checks import DataError
 from mapsage.engine.loading.sensor_checks import compare_sensors
-from mapsage.stacks import StackLayout
+from mapsage.geo.stacks import StackLayout
 
 SENSORS: Dict[str, Any] = dict(
     s2=dict(bands=['B02', 'B03', 'B04'], max_dates=2), s1=dict(bands=[1, 2])

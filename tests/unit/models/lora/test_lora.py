@@ -12,7 +12,7 @@ from mmengine.runner.activation_checkpointing import turn_on_activation_checkpoi
 from mmseg.utils import register_all_modules
 from torch import nn
 
-from mapsage.features.encoder_gate import FeatureSourceError, check_frozen
+from mapsage.extras.streaming.encoder_gate import FeatureSourceError, check_frozen
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
 from mapsage.models.lora import LoRAError, add_lora, is_adapter, merge_lora
 

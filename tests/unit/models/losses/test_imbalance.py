@@ -12,8 +12,8 @@ from mmengine.registry import MODELS, DefaultScope
 from torch.nn import functional
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.distributed.wrappers.batch_counts import BatchCounts
 from mapsage.models import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
-from mapsage.wrappers.batch_counts import BatchCounts
 
 KINDS = {
     'SegDiceLoss': {},

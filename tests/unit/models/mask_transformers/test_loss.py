@@ -13,11 +13,11 @@ from scipy.optimize import linear_sum_assignment
 from torch.nn import functional
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.distributed.wrappers.batch_counts import BatchCounts
 from mapsage.models import MaskClassLoss
 from mapsage.models.mask_transformers.loss import QueryPrediction
 from mapsage.models.mask_transformers.matching import match_costs, match_hungarian
 from mapsage.models.mask_transformers.targets import build_mask_targets
-from mapsage.wrappers.batch_counts import BatchCounts
 
 
 def bound(**options: Any) -> MaskClassLoss:

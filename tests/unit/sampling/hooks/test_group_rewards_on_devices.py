@@ -13,9 +13,9 @@ from small_segmentors import batch, resnet_fcn
 from support import main_leg, no_simulated_cards
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.distributed.wrappers import MMModelParallel, OptimWrapper
 from mapsage.evaluation import PolygonCount
 from mapsage.sampling.hooks import GroupRewardTuning
-from mapsage.wrappers import MMModelParallel, OptimWrapper
 
 pytestmark = [
     main_leg,

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 
-from mapsage.drawing.reward_sheet import RewardedTile, render_reward_sheet
+from mapsage.pictures.reward_sheet import RewardedTile, render_reward_sheet
 from mapsage.sampling.hooks.reward_pictures import RewardPictures
 
 METAINFO: Dict[str, Any] = dict(classes=('ground', 'road'), palette=[[90, 160, 90], [40, 40, 40]])

@@ -11,8 +11,8 @@ from geotiff_data import METAINFO, build_dataset, write_scene
 from mmengine.config import Config
 from support import write_tiny_config
 
-from mapsage.drawing.tiles import display_rgb
 from mapsage.engine import MapSageRunner
+from mapsage.pictures.tiles import display_rgb
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 
