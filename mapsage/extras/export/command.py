@@ -22,7 +22,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmseg.models.segmentors import BaseSegmentor
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.commands.configs import build_model, read_config
 from mapsage.distributed import error_text
 from mapsage.extras.export.errors import ExportError
