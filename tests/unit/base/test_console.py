@@ -17,7 +17,7 @@ from mapsage.base.console import accept_any_text, printable, raw_stream
 from mapsage.commands.programs import list_configs
 from mapsage.distributed.launcher_notes import note_for_launcher
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAME = 'a\x1b]0;owned\x07\x1b[2J\x9b31m\u202eb.tif'
 SHOWN = r'a\x1b]0;owned\x07\x1b[2J\x9b31m\u202eb.tif'
 
