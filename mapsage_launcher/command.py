@@ -118,7 +118,7 @@ def program_modules() -> Dict[str, str]:
     }
     for extra in EXTRAS.values():
         modules.update(extra.programs)
-    return {**modules, 'rendezvous': 'mapsage_launcher.rendezvous'}
+    return modules
 
 
 def run_program(name: str, arguments: List[str]) -> None:

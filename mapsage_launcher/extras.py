@@ -6,11 +6,14 @@ which the core finds it:
     commands        words of the command line, each with "program", "about" and, if it runs without
                     PyTorch and the MM packages, "without_hosts": true
     without_hosts   further programs that run without them
+    programs        modules of programs that lie elsewhere, by the program's name
     registers       modules that ``import mapsage`` imports, because they register classes
     extends         module that adds options to a program, by the program's name
     accelerators    classes of accelerators that are chosen by their names, as "module:class"
     run_extensions  classes of `RunExtension`, as "module:class"
-    settings        keys of a config that have no effect without the extra
+    default_hooks   default hooks of a run: name of the class by its key in ``default_hooks``
+    settings        keys of a config that have no effect without the extra; what is not a key,
+                    such as a variable of the launcher, is checked where it is read
 
 `mapsage/extras/known.json` lists the words, programs and registered names of all extras, so that
 an error can say which extra is missing.
@@ -44,6 +47,7 @@ class Extra(NamedTuple):
         accelerators: Classes of accelerators, as ``'module:class'``.
         run_extensions: Classes of run extensions, likewise.
         settings: Keys of a config, such as ``'env_cfg.cross_check'``.
+        default_hooks: Names of classes of hooks by their keys in ``default_hooks``.
     """
 
     commands: Dict[str, Dict[str, Any]]
@@ -54,6 +58,7 @@ class Extra(NamedTuple):
     accelerators: List[str]
     run_extensions: List[str]
     settings: List[str]
+    default_hooks: Dict[str, str]
 
 
 @lru_cache(maxsize=None)
@@ -66,6 +71,7 @@ def list_extras() -> Dict[str, Extra]:
             file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
             for file in sorted(path.parent.glob('programs/[!_]*.py'))
         }
+        programs.update(table.get('programs', {}))
         extras[name] = Extra(
             table.get('commands', {}),
             programs,
@@ -73,6 +79,7 @@ def list_extras() -> Dict[str, Extra]:
             table.get('registers', []),
             table.get('extends', {}),
             *(table.get(kind, []) for kind in ('accelerators', 'run_extensions', 'settings')),
+            table.get('default_hooks', {}),
         )
     return extras
 
@@ -94,6 +101,13 @@ def accelerators_of_extras() -> List[Any]:
 def run_extensions_of_extras() -> List[Any]:
     """Return the classes of run extensions that extras have."""
     return _classes([name for extra in list_extras().values() for name in extra.run_extensions])
+
+
+def default_hooks_of_extras() -> Dict[str, str]:
+    """Return the names of the default hooks that extras have, by their keys."""
+    return {
+        key: name for extra in list_extras().values() for key, name in extra.default_hooks.items()
+    }
 
 
 def _classes(names: List[str]) -> List[Any]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Callable, List
 from mapsage_launcher import shipped, stop_request
 from mapsage_launcher.addresses import wait_explained
 from mapsage_launcher.drivers import no_plugins_loaded
-from mapsage_launcher.nodes import elastic, elastic_agent
+from mapsage_launcher.extras import missing_extra
 from mapsage_launcher.ranks.failure_report import describe_failure
 from mapsage_launcher.ranks.leftover_encoders import EncoderWatch
 from mapsage_launcher.ranks.rank_count import RankCount, RankCountError
@@ -118,6 +118,9 @@ def _arrange_meeting(args: argparse.Namespace) -> None:
     if args.standalone or args.nnodes in ('1', '1:1'):
         keep_on_this_machine(args)
         return
+    missing = missing_extra('names', 'NNODES=MIN:MAX')
+    if ':' in args.nnodes and missing:
+        sys.exit(f'error: NNODES={args.nnodes}: {missing}')
     try:
         print(job_secret.describe_secret(os.environ), flush=True)
     except job_secret.SecretError as error:
@@ -144,6 +147,8 @@ def _prepare_job(
         if args.rdzv_backend == 'static':
             _explain_meeting()
         return torchrun.run
+    from mapsage_launcher.nodes import elastic, elastic_agent
+
     try:
         settings = elastic.read_settings(
             args.nnodes, os.environ, elastic.job_name(args.training_script_args)

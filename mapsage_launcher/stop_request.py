@@ -34,7 +34,7 @@ END = signal.SIGUSR2
 # Variable with the folder of the launcher's notes.
 _FOLDER = 'MAPSAGE_ERROR_NOTES'
 # Files in it: a rank handles the signals; the launcher or a rank was asked; a rank has left.
-_LISTENS, _ASKED, _LEFT = 'listens', 'stop', 'left'
+_LISTENS, ASKED, LEFT = 'listens', 'stop', 'left'
 
 # Signals that this process has received, and when.
 _received: Dict[int, float] = {}
@@ -100,7 +100,7 @@ def asked_launcher() -> str:
     """
     folder = os.environ.get(_FOLDER)
     try:
-        text = Path(folder, _ASKED).read_text(encoding='utf-8') if folder else ''
+        text = Path(folder, ASKED).read_text(encoding='utf-8') if folder else ''
     except OSError:  # there is no request
         return ''
     return text.strip() or ('a signal' if folder else '')
@@ -119,7 +119,7 @@ def leave() -> StoppedEarly:
             signal.signal(number, signal.SIG_IGN)
     folder = os.environ.get(_FOLDER, '')
     on_other_machine = bool(folder) and not os.path.isdir(folder)
-    return StoppedEarly(0 if _write_note(_LEFT) or on_other_machine else STATUS)
+    return StoppedEarly(0 if _write_note(LEFT) or on_other_machine else STATUS)
 
 
 def spare_worker() -> None:
@@ -137,7 +137,7 @@ def _receive(number: int, _: Optional[FrameType]) -> None:
     if now - _received.setdefault(number, now) >= REPEATED_SECONDS:
         _end_by(number)
     # Through the launcher the request reaches encoders, which take no part in the ranks' agreement.
-    _write_note(_ASKED, signal.Signals(number).name)
+    _write_note(ASKED, signal.Signals(number).name)
 
 
 def _receive_in_worker(number: int, _: Optional[FrameType]) -> None:
@@ -206,7 +206,7 @@ def take_requests(torchrun: Any, folder: Path, nodes_leave: bool) -> None:
         ):
             raise_signal(number, frame)
         name = signal.Signals(number).name
-        (folder / _ASKED).write_text(name, encoding='utf-8')
+        (folder / ASKED).write_text(name, encoding='utf-8')
         os.write(
             2,
             f'\n{name}: the ranks save a checkpoint at the end of their step and leave; '
@@ -225,4 +225,4 @@ def take_requests(torchrun: Any, folder: Path, nodes_leave: bool) -> None:
 
 def has_left(folder: Path) -> bool:
     """Return whether the ranks have left after a request, with a checkpoint saved."""
-    return (folder / _LEFT).exists()
+    return (folder / LEFT).exists()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mapsage.extras.streaming.wire.header import Header
 from mapsage.extras.streaming.wire.link import Link, Receiver
 from mapsage.extras.streaming.wire.opening import open_links
-from mapsage_launcher.nodes import liveness
+from mapsage_launcher import liveness
 
 TIMEOUT = 30.0  # seconds; a deadline for a test that hangs, nothing waits so long
 

@@ -15,7 +15,7 @@ def run(module: str) -> None:
 
         program = import_program(module)
     except ModuleNotFoundError as error:
-        if (error.name or '').startswith('mapsage.extras.'):
+        if (error.name or '').startswith(('mapsage.extras.', 'mapsage_launcher.nodes')):
             sys.exit(
                 f'problem: this program is in {error.name.replace(".", "/")}, which is not '
                 f'installed here. Install the whole package of mapsage.'

@@ -45,6 +45,11 @@ def atomic_write(path: Union[str, Path], data: bytes, durable: bool = False) -> 
             partial.unlink()
 
 
+def megabytes(size: int) -> str:
+    """Format a number of bytes, such as ``'9.4 MB'``."""
+    return f'{size / 1e6:,.1f} MB'
+
+
 def describe_room(folder: Union[str, Path], error: BaseException, partial: int = 0) -> str:
     """Return what was lacking where a write failed: space, inodes or a quota.
 

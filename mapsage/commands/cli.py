@@ -38,11 +38,11 @@ from mapsage.distributed.launcher_notes import (
     keep_descriptor,
     note_for_launcher,
 )
+from mapsage.distributed.lost_ranks import leave_watches
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import DeviceCheckError
-from mapsage.extras.elastic.heartbeat import leave_heartbeat
-from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
+from mapsage_launcher.rank_notes import BROKEN_FILE, FINAL_FILE
 from mapsage_launcher.ranks.fork_server import freeze_imports
 from mapsage_launcher.ranks.leftover_encoders import note_finished
 from mapsage_launcher.shipped import ShippedError, find_config
@@ -207,11 +207,11 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
     try:
         with lost_ranks_named('this command'):
             status = main(None)
-        leave_heartbeat()
+        leave_watches()
         if not status:
             note_finished()
     except StoppedEarly as stopped:
-        leave_heartbeat()
+        leave_watches()
         note_finished()
         status = int(stopped.code or 0)
     except KeyboardInterrupt:

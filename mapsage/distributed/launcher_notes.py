@@ -14,7 +14,6 @@ from mapsage.base.errors import UserError
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
 from mapsage.distributed.channels.open_channels import tell_why
-from mapsage_launcher.nodes.elastic import MET_FILE
 from mapsage_launcher.ranks.failure_report import NOBODY
 
 _JOINING = 'joining.'  # with the rank: names of the signs of ranks that come to the meeting
@@ -103,11 +102,3 @@ def absent_ranks() -> List[int]:
         for rank in range(first, first + int(environ['LOCAL_WORLD_SIZE']))
         if not (folder / f'{_JOINING}{rank}').exists()
     ]
-
-
-def note_met() -> None:
-    """Tell the launcher that the ranks have met the others, and notice by themselves who is lost."""
-    folder = os.environ.get('MAPSAGE_ERROR_NOTES')
-    if folder:
-        with contextlib.suppress(OSError):  # it is on another machine, or the disk is full
-            Path(folder, MET_FILE).touch()

@@ -13,11 +13,9 @@ import itertools
 import json
 import time
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Protocol, Tuple
 
 import torch.distributed as dist
-
-from mapsage.extras.elastic.heartbeat import lost_by_heartbeat
 
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
@@ -41,6 +39,27 @@ _PAUSE_SECONDS = 0.05
 
 # How NCCL and eccl name a call that they refuse.
 _REFUSALS = ('ncclInvalidArgument', 'ecclInvalidArgument')
+
+
+class LossWatch(Protocol):
+    """Notices lost ranks outside of collectives, as a heartbeat between machines does."""
+
+    def lost_ranks(self) -> Dict[int, str]:
+        """Return the ranks that were found to be lost, each with a text about it or ''."""
+
+    def leave(self) -> None:
+        """Say that this process ends as it should, so that its end is not taken for a loss."""
+
+
+# Watches of this process. An extra adds the one that it starts.
+watches: List[LossWatch] = []
+
+
+def leave_watches() -> None:
+    """Say goodbye to all watches."""
+    for watch in watches:
+        watch.leave()
+
 
 # Numbers of the blocks, for their keys in the store; equal on all ranks.
 _blocks = itertools.count()
@@ -116,13 +135,17 @@ def _find_cause(prefix: str, error: Exception, activity: str) -> Optional[Except
         return _make_lost_error(ended, error, activity) if ended else None
     if finding.failed is not None:
         return RankError(*finding.failed, activity)
-    # The heartbeat names the ranks that broke the collective; other ranks without a note were late.
-    return _make_lost_error(lost_by_heartbeat() or finding.lost, error, activity)
+    # A watch names the ranks that broke the collective; other ranks without a note were late.
+    return _make_lost_error(_watched_losses() or finding.lost, error, activity)
+
+
+def _watched_losses() -> Dict[int, str]:
+    return next(filter(None, (watch.lost_ranks() for watch in watches)), {})
 
 
 def _ended_ranks() -> Dict[int, str]:
     """Return the ranks that have ended, as this process knows without the store."""
-    return lost_by_heartbeat() or known_ends()
+    return _watched_losses() or known_ends()
 
 
 def _make_lost_error(ranks: Dict[int, str], error: Exception, activity: str) -> RankLostError:

@@ -13,7 +13,6 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 
 from mapsage.base.errors import UserError
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
-from mapsage.extras.elastic.heartbeat import DEFAULT_HEARTBEAT_SECONDS
 
 # Keys of MMEngine, then of MapSage.
 _KEYS = (
@@ -32,6 +31,7 @@ _KEYS = (
     'accept_other_data',
 )
 _DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend', 'heartbeat_timeout')
+DEFAULT_HEARTBEAT_SECONDS = 15.0
 _REDUCTIONS = ('ordered', 'native')
 # Values of torch.set_float32_matmul_precision.
 _PRECISIONS = ('highest', 'high', 'medium')

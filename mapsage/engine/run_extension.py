@@ -18,7 +18,6 @@ from mmengine.runner import BaseLoop
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mapsage.extras.elastic.neighbor.copies import NeighborCopies
 from mapsage.host.runner import MapSageRun
 
 from .checkpoints.resume import Choice
@@ -40,9 +39,6 @@ class EngineRun(MapSageRun):
         env: Parsed ``env_cfg``.
         extensions: Features of the run, in the order of their effects.
         launcher: Launcher of the process: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
-        neighbor_copies: Copies of checkpoints in other machines' memory, or None without them.
-        machines_share_work_dir: Whether every machine can read rank 0's work dir. The ranks find
-            out when they meet; a job on one machine has True.
         resume_choice: Checkpoint that the run resumes from; None before it is chosen.
         computes_sync_bn: Whether the model has SyncBN layers, and the accelerator supports them.
     """
@@ -50,8 +46,6 @@ class EngineRun(MapSageRun):
     env: EnvCfg
     extensions: List[RunExtension]
     launcher: str
-    neighbor_copies: Optional[NeighborCopies]
-    machines_share_work_dir: bool = True
     resume_choice: Optional[Choice] = None
     computes_sync_bn: bool = False
 
@@ -82,7 +76,12 @@ class RunExtension:
     """One feature of MapSageRunner; each method is a moment of a run and does nothing by default.
 
     The runner makes one instance per run, so an extension may keep state between its moments.
+
+    Attributes:
+        acts_first: Whether an extension of an extra acts before those of the core; else after them.
     """
+
+    acts_first = False
 
     @classmethod
     def take_process(cls, cfg: Config) -> Optional[Any]:
@@ -141,6 +140,24 @@ class RunExtension:
             run: The run.
             phase: Phase of the run to which the loop belongs.
             loop: The loop.
+        """
+
+    def choose_checkpoint(self, run: EngineRun) -> Optional[Choice]:
+        """Return the checkpoint that a run resumes from, the same on all ranks. Collective.
+
+        None leaves the choice to rank 0, which looks in the work dir. Not called if ``load_from``
+        names the checkpoint.
+        """
+        return None
+
+    def copy_checkpoint(self, run: EngineRun, path: str) -> None:
+        """Copy a checkpoint of ``CheckpointHook(neighbor_copy=True)`` that is on the disk.
+
+        Called on rank 0, also in the thread that writes checkpoints. Must not raise or wait.
+
+        Args:
+            run: The run.
+            path: Path of the checkpoint.
         """
 
     @contextmanager

@@ -27,7 +27,6 @@ from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
 from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
-from .extensions.machines import listening_for_stops
 from .loading.build import build_loader
 from .run_extension import EngineRun, Phase
 from .runner_parts import (
@@ -36,7 +35,7 @@ from .runner_parts import (
     initialize_weights,
     split_default_hooks,
 )
-from .start_and_end import alone_in_work_dir, end_reported, log_start
+from .start_and_end import alone_in_work_dir, end_reported, listening_for_stops, log_start
 
 
 @RUNNERS.register_module()
@@ -152,6 +151,11 @@ class MapSageRunner(SavingRunner, EngineRun):
         for extension in self.extensions:
             for config in extension.hook_configs(self):
                 self.register_hook(HOOKS.build(config))
+
+    def copy_checkpoint(self, path: str) -> None:
+        """Let extensions copy a checkpoint of ``CheckpointHook(neighbor_copy=True)``."""
+        for extension in self.extensions:
+            extension.copy_checkpoint(self, path)
 
     # --- tasks
 

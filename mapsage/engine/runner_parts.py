@@ -18,6 +18,7 @@ from mapsage.distributed import broadcast_tensors
 from mapsage.distributed.wrappers.fused import watch_fused_steps, without_missing_fusion
 from mapsage.distributed.wrappers.memory_layout import drawn_in_order
 from mapsage.host.runner import HostRunner, OptimWrappers, plain_model
+from mapsage_launcher.extras import default_hooks_of_extras, missing_extra
 
 from .config_mistakes import check_clipping, optimizer_mistake
 from .env_cfg import ConfigError
@@ -34,9 +35,9 @@ _HOOKS = dict(
     accumulated_gradients='AccumulatedGradientsHook',
     equal_buffers='EqualBuffersHook',
     stop='StopHook',
-    nodes='NodesHook',
     slowest_rank='SlowestRankHook',
     report='RunReportHook',
+    **default_hooks_of_extras(),
 )
 
 HookSetting = Union[Hook, Dict[str, Any], None]
@@ -52,7 +53,13 @@ def split_default_hooks(
     """
     settings = dict(default_hooks or {})
     return (
-        {key: hook for key, hook in settings.items() if key not in _HOOKS},
+        {
+            key: hook
+            for key, hook in settings.items()
+            # A hook of an extra that is not installed is left out anyway.
+            if key not in _HOOKS
+            and (hook is not None or missing_extra('names', f'default_hooks.{key}') is None)
+        },
         {key: hook for key, hook in settings.items() if key in _HOOKS},
     )
 

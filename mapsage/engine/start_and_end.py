@@ -1,8 +1,9 @@
-"""Start and end of a run: the beginning of its log, its claim on the work dir, its last hook calls.
+"""Start and end of a run: its log's beginning, its work dir, requests to stop, its last hook calls.
 
 Two trainings would overwrite each other's checkpoints, so a training claims its work dir by a
 locked file, see ``mapsage/base/folder_claims.py``. ``end_run`` is a method of
-:class:`mapsage.host.hook.MapSageHook`, not of MMEngine's hooks.
+:class:`mapsage.host.hook.MapSageHook`, not of MMEngine's hooks. Requests to stop are in
+``mapsage_launcher/stop_request.py``, the answer in ``guards/stop_hook.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack, contextmanager
-from typing import Iterable, Iterator, Optional
+from typing import ContextManager, Iterable, Iterator, Optional
 
 import torch.distributed as dist
 from mmengine.dist import is_main_process
@@ -19,11 +20,13 @@ from mapsage.accelerator import explain
 from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.distributed import RankError, all_ranks_or_none, error_text, lost_ranks_named
 from mapsage.host.hook import mapsage_hooks
-from mapsage.host.runner import MapSageRun
-from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage.host.runner import MapSageRun, hooks_of_type
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
+from mapsage_launcher.stop_request import listening
 
 from .config_report import config_report
-from .run_extension import EngineRun
+from .guards import StopHook
+from .run_extension import EngineRun, RunExtension
 
 _ADVICE = 'Wait for its end, stop it, or choose another --work-dir.'
 
@@ -83,6 +86,21 @@ def alone_in_work_dir(work_dir: str, logger: logging.Logger) -> Iterator[None]:
                 raise
             # Raised again without the rank, because no rank is to blame.
             raise FolderClaimedError(text) from error
+        yield
+
+
+def listening_for_stops(run: EngineRun) -> ContextManager[None]:
+    """Take SIGTERM and SIGUSR1 for requests while the context is open, if a StopHook answers them."""
+    return listening(bool(hooks_of_type(run, StopHook)))
+
+
+class StopRequests(RunExtension):
+    """Hooks that can end the run are sorted last, after hooks that were registered later."""
+
+    @contextmanager
+    def training(self, run: EngineRun) -> Iterator[None]:
+        """Sort the hooks before the training begins."""
+        run._hooks.sort(key=lambda hook: isinstance(hook, StopHook))
         yield
 
 

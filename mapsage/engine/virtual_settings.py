@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage_launcher.nodes.elastic import expected_ranks
+from mapsage_launcher.rank_notes import expected_ranks
 
 from .env_cfg import short_name
 

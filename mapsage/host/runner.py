@@ -149,13 +149,6 @@ class HostRunner(Protocol):
         """Save a checkpoint on the main process."""
 
 
-class SendsCheckpoints(Protocol):
-    """Keeper of a checkpoint's copy on another machine."""
-
-    def send(self, path: str) -> None:
-        """Send the checkpoint at a path to the neighbor machine."""
-
-
 # MapSageRunner inherits the members of HostRunner from MMEngine's class. The base is for mypy only,
 # because in Python 3.8 a Protocol among the bases replaces the `__init__` of a class.
 if TYPE_CHECKING:
@@ -180,10 +173,6 @@ class MapSageRun(_Host):
     strategy: Strategy
     virtual_ranks: VirtualRanks
     save_timeout: float
-
-    @property
-    def neighbor_copies(self) -> Optional[SendsCheckpoints]:
-        """Copies of checkpoints in other machines' memory, or None without them."""
 
     @abstractmethod
     def can_replay(self) -> bool:

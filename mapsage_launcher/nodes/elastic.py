@@ -5,7 +5,7 @@ of all machines meet at a rendezvous store, which `rendezvous.py` runs outside o
 any machine may be lost. After a change every launcher ends its ranks, the launchers meet again, and
 the ranks start from the last checkpoint. The agent that does this is in `elastic_agent.py`.
 
-Ranks import the names of variables and files from here, so this module does not import torch.
+Ranks import names of variables and files from here, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Tuple
 
 from mapsage_launcher import addresses
 from mapsage_launcher.errors import UserError
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE, VIRTUAL_RANKS_VARIABLE
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -51,21 +52,11 @@ _RESTARTS = 5
 # An iteration, and the time at which it was done.
 _STEP = struct.Struct('<qd')
 
-# Files in the folder of the launcher's notes, see also stop_request.py:
-STEP_FILE = 'step'
-ASKED, LEFT = 'stop', 'left'
-# Written by ranks: their error comes from the settings or the data; from a device of this machine;
-# they have met all others and notice lost ones by themselves.
-FINAL_FILE, BROKEN_FILE, MET_FILE = 'final', 'broken', 'met'
-# Variables that the launcher sets for its ranks. RESTART_VARIABLE holds a JSON object of times.
+# Files in the folder of the launcher's notes, see also rank_notes.py. Ranks write their last step, and
+# that they have met all others and notice lost ones by themselves.
+STEP_FILE, MET_FILE = 'step', 'met'
+# Set by the launcher for its ranks: a JSON object of times.
 RESTART_VARIABLE = 'MAPSAGE_RESTART'
-# Number of virtual ranks of a run whose config does not say it: the ranks of the largest number of
-# machines, even if some of them come later.
-VIRTUAL_RANKS_VARIABLE = 'MAPSAGE_VIRTUAL_RANKS'
-# MIN:MAX machines; only an elastic job has this variable.
-ELASTIC_VARIABLE = 'MAPSAGE_ELASTIC'
-# How often the machines have met; the same number on all machines.
-ROUND_VARIABLE = 'MAPSAGE_ROUND'
 
 
 class ElasticError(UserError, ValueError):
@@ -225,12 +216,6 @@ def apply(settings: Settings, args: argparse.Namespace, ranks_per_node: int) -> 
         f'elastic: {least} to {most} machines meet at {args.rdzv_endpoint} as '
         f'{settings.run_id!r}; this one is {address}{split_warning}'
     )
-
-
-def expected_ranks(environ: Mapping[str, str]) -> Optional[int]:
-    """Return the number of ranks with the largest number of machines; None in other jobs."""
-    text = environ.get(VIRTUAL_RANKS_VARIABLE, '')
-    return int(text) if text.isdigit() else None
 
 
 def own_address(settings: Settings) -> str:

@@ -17,14 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
 
+from mapsage_launcher.rank_notes import BROKEN_FILE, FINAL_FILE, ROUND_VARIABLE
+from mapsage_launcher.stop_request import ASKED, LEFT
+
 from .elastic import (
-    ASKED,
-    BROKEN_FILE,
-    FINAL_FILE,
-    LEFT,
     MET_FILE,
     RESTART_VARIABLE,
-    ROUND_VARIABLE,
     STEP_FILE,
     ElasticError,
     Settings,

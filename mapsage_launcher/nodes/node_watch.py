@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
+from mapsage_launcher.liveness import Liveness
 from mapsage_launcher.nodes.line import MAX_LINE_BYTES, Line, Message
-from mapsage_launcher.nodes.liveness import Liveness
 from mapsage_launcher.trust import handshake
 from mapsage_launcher.trust.guard import Guard
 

@@ -18,10 +18,10 @@ from mmengine.config import Config
 from ranks import run_ranks
 from support import main_leg
 
+from mapsage.distributed.lost_ranks import leave_watches
 from mapsage.extras.elastic import heartbeat, node_settings, nodes
-from mapsage.extras.elastic.heartbeat import leave_heartbeat
 from mapsage.extras.elastic.nodes import NodesDifferError, compare_data, meet_nodes
-from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 pytestmark = main_leg
 TIMEOUT, GRACE = 6.0, 0.5  # seconds
@@ -98,7 +98,7 @@ def be_busy() -> str:
         ctypes.PyDLL(None).usleep(6_500_000)  # keeps the interpreter's lock
     else:
         time.sleep(TIMEOUT + 1)
-    leave_heartbeat()
+    leave_watches()
     return 'alive'
 
 
@@ -119,7 +119,7 @@ def be_late() -> str:
     enough = time.monotonic() + TIMEOUT + 2
     meet()
     time.sleep(max(0.0, enough - time.monotonic()))
-    leave_heartbeat()
+    leave_watches()
     return 'alive'
 
 
@@ -128,7 +128,7 @@ def leave_early() -> str:
     meet()
     if dist.get_rank() != 1:
         time.sleep(TIMEOUT + 1)
-    leave_heartbeat()
+    leave_watches()
     return 'alive'
 
 

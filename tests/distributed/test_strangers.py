@@ -25,8 +25,9 @@ from support import main_leg
 
 from mapsage.distributed import RankError, open_channel
 from mapsage.distributed.channels.open_channels import roll_call
+from mapsage.distributed.lost_ranks import leave_watches, watches
 from mapsage.extras.elastic import heartbeat, nodes
-from mapsage.extras.elastic.heartbeat import WatchSockets, leave_heartbeat
+from mapsage.extras.elastic.heartbeat import WatchSockets
 from mapsage.extras.elastic.neighbor import copies
 from mapsage.extras.elastic.neighbor.link import CopyReceiver
 from mapsage.extras.elastic.nodes import meet_nodes
@@ -258,8 +259,8 @@ def join_in_a_crowd(folder: Path) -> str:
     nodes._FOLDER_SECONDS = 0.5  # type: ignore[attr-defined]
     meet_nodes(Config(dict(model=dict(depth=18))), '/', 6.0)
     time.sleep(7.0)  # in which each would be missed that has not joined
-    finding = heartbeat._heartbeats[-1].finding
-    leave_heartbeat()
+    finding = watches[-1].finding  # type: ignore[attr-defined]
+    leave_watches()
     for attack in attacks:
         attack.__exit__(None, None, None)
     wait_for_others(folder, range(3))

@@ -20,7 +20,7 @@ from typing import List, Optional, Set, Tuple, Union
 import torch
 
 from mapsage.base.errors import UserError
-from mapsage.base.files import describe_room
+from mapsage.base.files import describe_room, megabytes
 from mapsage.engine.checkpoints.writer_lease import check_writer
 
 _PARTIAL = re.compile(r'\.[0-9a-f]{8}\.partial$')
@@ -188,7 +188,7 @@ def _explain(error: OSError, path: str, folder: str, partial: str, size: int) ->
         with contextlib.suppress(OSError):
             room = describe_room(folder, error, written)
         # Without a size, the file could not even be made.
-        needs = f'it needs {_megabytes(size)}, and ' if size else ''
+        needs = f'it needs {megabytes(size)}, and ' if size else ''
         cause = ', since the disk is full' * (error.errno == errno.ENOSPC)
         text = (
             f'the checkpoint {path} was not written{cause}: {needs}{room} '
@@ -198,7 +198,3 @@ def _explain(error: OSError, path: str, folder: str, partial: str, size: int) ->
         f'{text} Earlier checkpoints are kept. Make room there, or give CheckpointHook '
         f'another out_dir or max_keep_ckpts, and continue with --resume.'
     )
-
-
-def _megabytes(size: int) -> str:
-    return f'{size / 1e6:,.1f} MB'

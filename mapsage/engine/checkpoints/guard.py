@@ -26,7 +26,9 @@ from mmengine.logging import MMLogger
 from mmengine.utils import is_method_overridden
 
 from mapsage.base.stand_ins import Delegate
+from mapsage.engine.env_cfg import ConfigError
 from mapsage.host.runner import HostRunner
+from mapsage_launcher.extras import missing_extra
 
 from .background import Save
 from .clock import SaveClock, parse_minutes
@@ -58,7 +60,7 @@ def guard_saves(hook: CheckpointHook) -> None:
       CheckpointHook saves: such a class may read the file that it has just saved.
     - ``interval_minutes``: Minutes between two checkpoints, in addition to ``interval``.
     - ``neighbor_copy``: Whether another machine also keeps the newest checkpoint in its memory, for
-      machines that share no disk. See :class:`~.neighbor.copies.NeighborCopies`.
+      machines that share no disk. The extra ``elastic`` makes the copy.
 
     Args:
         hook: Hook that is registered with a :class:`SavingRunner`.
@@ -66,6 +68,7 @@ def guard_saves(hook: CheckpointHook) -> None:
     Raises:
         ValueError: If a decorator such as ``master_only`` wraps one of the hook's methods, or one
             of the three arguments has an invalid value.
+        ConfigError: If ``neighbor_copy`` is set and the extra ``elastic`` is not installed.
     """
     for name in (*_HOOK_POINTS, *_SAVE_METHODS):
         method = getattr(hook, name)
@@ -169,6 +172,9 @@ def _take_neighbor_copy(hook: CheckpointHook) -> bool:
             f'file backend (out_dir, backend_args), so its checkpoints survive the '
             f'loss of any machine of the training. Remove the argument.'
         )
+    missing = missing_extra('names', 'default_hooks.checkpoint.neighbor_copy')
+    if value and missing:
+        raise ConfigError(missing)
     return value
 
 
@@ -183,10 +189,6 @@ def _uses_backend(hook: CheckpointHook) -> bool:
 def _guard(
     hook: CheckpointHook, save: Callable[..., None], background: bool, copies_to_neighbor: bool
 ) -> Callable[..., None]:
-    def send_copy(runner: SavingRunner, path: str) -> None:
-        if runner.neighbor_copies is not None:
-            runner.neighbor_copies.send(path)
-
     def guarded(runner: SavingRunner, *args: Any, **kwargs: Any) -> None:
         if save.__name__ == '_save_best_checkpoint' and not hook.save_best:
             return
@@ -201,7 +203,7 @@ def _guard(
                 ) as view:
                     save(view, *args, **kwargs)
             if copies_to_neighbor:
-                pending.afterwards.append(functools.partial(send_copy, runner, hook.last_ckpt))
+                pending.afterwards.append(functools.partial(runner.copy_checkpoint, hook.last_ckpt))
             if background_save is None:
                 pending.carry_out()
 

@@ -40,7 +40,6 @@ from mapsage.base.errors import UserError
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none, error_text
 from mapsage.distributed.groups.process_group import kept_when_interrupted
 from mapsage.distributed.wrappers.split_model import whole_model
-from mapsage.extras.elastic.neighbor.copies import NeighborCopies
 from mapsage.host.hook import MapSageHook, mapsage_hooks
 from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out
@@ -60,11 +59,9 @@ class SavingRunner(Runner):
     Attributes:
         save_timeout: Longest wait for a disk, in seconds. The other ranks wait a little longer for
             rank 0, so that it can tell them the reason.
-        neighbor_copies: Copies of checkpoints on another machine, if the machines share no disk.
     """
 
     save_timeout: float = 0.9 * DEFAULT_TIMEOUT_SECONDS
-    neighbor_copies: Optional[NeighborCopies] = None
     # Whether all ranks are inside saving_together().
     _saves_together = False
     # The save that saving_together() collects for the background, if any.
@@ -94,6 +91,9 @@ class SavingRunner(Runner):
                 the beginning of the next iteration, whichever comes first.
         """
         self._background.wait(self.save_timeout)
+
+    def copy_checkpoint(self, path: str) -> None:
+        """Copy a checkpoint of ``CheckpointHook(neighbor_copy=True)``. Never raises or waits."""
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call all hooks. The first iteration after a failed save raises the save's error."""

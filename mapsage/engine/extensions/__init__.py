@@ -6,19 +6,20 @@ needs another, a comment says so. The moments are in ``engine/run_extension.py``
 all features together.
 """
 
-from typing import Tuple, Type
+from typing import List, Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
+from mapsage.engine.start_and_end import StopRequests
 from mapsage_launcher.extras import run_extensions_of_extras
 
 from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
-from .machines import CheckpointCopies, Nodes, StopRequests
 from .resume import Resume
 from .virtual_ranks import VirtualRankLoading
 
+_OF_EXTRAS: List[Type[RunExtension]] = run_extensions_of_extras()
 EXTENSIONS: Tuple[Type[RunExtension], ...] = (
+    *(extension for extension in _OF_EXTRAS if extension.acts_first),
     ModelInputs,
-    Nodes,
     DataChecks,
     ConfigTypos,
     VirtualRankLoading,
@@ -26,11 +27,8 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     Resume,
     StartChecks,
     Determinism,
-    *run_extensions_of_extras(),
+    *(extension for extension in _OF_EXTRAS if not extension.acts_first),
     StopRequests,
-    # After Nodes, which learns whether the machines share a disk, and after Resume, because copies
-    # of a run that starts over are removed.
-    CheckpointCopies,
 )
 
 __all__ = ['EXTENSIONS']

@@ -28,7 +28,7 @@ from mapsage.engine.checkpoints.resume_report import kept_settings, settings_of
 from mapsage.engine.checkpoints.writer_lease import take_lease
 from mapsage.engine.guards import DataRecordHook, ValidationRecordHook
 from mapsage.engine.run_extension import EngineRun, RunExtension
-from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 from .virtual_ranks import log_virtual_ranks, settle_ranks_of_run
 
@@ -83,11 +83,12 @@ def choose_for_all_ranks(run: EngineRun) -> Choice:
             if is_main_process():
                 take_lease(run.work_dir)
     # With resume=True, load_from may name an earlier checkpoint of rank 0's machine.
-    if run.neighbor_copies and not (run._resume is True and run._load_from):
-        newest = run.neighbor_copies.choose()
-        if newest is not None:
-            newest.notes.extend(not_read_again(run._load_from, newest))
-            return newest
+    if not (run._resume is True and run._load_from):
+        for extension in run.extensions:
+            newest = extension.choose_checkpoint(run)
+            if newest is not None:
+                newest.notes.extend(not_read_again(run._load_from, newest))
+                return newest
     # Rank 0 chooses for all, so that no two ranks resume from different files.
     shared: List[Optional[Choice]] = [None]
     with all_ranks_or_none('choosing the checkpoint'):

@@ -4,8 +4,6 @@ Most of them raise an error on every rank before a wrong number is saved. Import
 registers them; `engine/runner_parts.py` has those that every run gets.
 """
 
-from mapsage.extras.elastic.nodes_hook import NodesHook
-
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook
 from .data_record_hook import DataRecordHook
@@ -25,7 +23,6 @@ __all__ = [
     'DeviceCheckError',
     'DeviceCheckHook',
     'EqualBuffersHook',
-    'NodesHook',
     'NonFiniteLossError',
     'NonFiniteLossHook',
     'ReproducibilityHook',

@@ -32,9 +32,9 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.base.errors import UserError
+from mapsage.base.files import megabytes
 from mapsage.distributed import error_text
 from mapsage.distributed.nested_tensors import tensors_in
-from mapsage.extras.elastic.neighbor.store import megabytes
 
 # How long after a broken connection the end of the worker may be noticed, in seconds.
 _END_SECONDS = 2.0

@@ -21,12 +21,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional
 from mapsage.distributed.channels.channel import RankLostError
 from mapsage.distributed.host_address import reachable_host
 from mapsage.distributed.launcher_notes import end_process
+from mapsage.distributed.lost_ranks import watches
 from mapsage_launcher.nodes.node_watch import Line, watch_command
 from mapsage_launcher.trust.guard import bind_listener
 from mapsage_launcher.trust.handshake import new_listener
 from mapsage_launcher.trust.job_secret import job_secret
 
-DEFAULT_HEARTBEAT_SECONDS = 15.0
 # How long ranks have for their own report after one of them has ended, in seconds: it takes a roll
 # call, and then names the error of the rank at fault.
 GRACE_SECONDS = 10.0
@@ -163,6 +163,15 @@ class Heartbeat:
         """Tell the watch that this rank ends as it should."""
         self._line.send(bye=self._rank)
 
+    def lost_ranks(self) -> Dict[int, str]:
+        """Return the ranks that the watch has found to be lost; the first has the text about them."""
+        if self.finding is None:
+            return {}
+        return {
+            rank: '' if place else self.finding['text']
+            for place, rank in enumerate(self.finding['ranks'])
+        }
+
     def _leave_at_exit(self) -> None:
         if not hasattr(sys, 'last_type'):  # no error has ended the interpreter
             self.leave()
@@ -190,32 +199,13 @@ class Heartbeat:
         end_process(error)
 
 
-_heartbeats: List[Heartbeat] = []
-
-
 def start_heartbeat(name: str, rank: int, timeout: float) -> None:
     """Connect this rank with the watch of its node, and wait until all nodes watch each other."""
-    _heartbeats.append(Heartbeat(name, rank, timeout))
-    _heartbeats[-1].wait()
+    heartbeat = Heartbeat(name, rank, timeout)
+    watches.append(heartbeat)
+    heartbeat.wait()
 
 
 def has_heartbeat() -> bool:
     """Return whether this rank is connected with the watch of its node."""
-    return bool(_heartbeats)
-
-
-def lost_by_heartbeat() -> Dict[int, str]:
-    """Return the ranks that the heartbeat has found to be lost, each with words about it."""
-    for heartbeat in _heartbeats:
-        if heartbeat.finding is not None:
-            return {
-                rank: heartbeat.finding['text'] if not place else ''
-                for place, rank in enumerate(heartbeat.finding['ranks'])
-            }
-    return {}
-
-
-def leave_heartbeat() -> None:
-    """Say goodbye, so that the end of this process is not taken for a loss."""
-    for heartbeat in _heartbeats:
-        heartbeat.leave()
+    return any(isinstance(watch, Heartbeat) for watch in watches)

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.host.dataset_parts import innermost, lists_samples
 from mapsage.version import __version__
-from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 # Largest number of config keys, and of machines, that an error names.
 MAX_NAMED = 4

@@ -23,7 +23,6 @@ from torch.utils.data import Dataset
 
 from mapsage.base.errors import UserError
 from mapsage.distributed import local_rank, open_channel
-from mapsage.distributed.launcher_notes import note_met
 from mapsage.extras.elastic.heartbeat import (
     NodePlace,
     WatchSockets,
@@ -31,7 +30,8 @@ from mapsage.extras.elastic.heartbeat import (
     node_place,
     start_heartbeat,
 )
-from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage_launcher.nodes.elastic import MET_FILE
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 from .neighbor.copies import asks_for_copies
 from .node_settings import MAX_NAMED, describe_data, describe_settings, different_settings
@@ -107,8 +107,17 @@ def meet_nodes(cfg: Config, work_dir: str, heartbeat_timeout: float) -> str:
         raise NodesDifferError(difference)
     if watches:
         _watch_each_other(node, by_rank, channel.rank, sockets, heartbeat_timeout)
-    note_met()
+    _note_met()
     return _warn_of_unseen_folder(work_dir, by_rank, asks_for_copies(cfg))
+
+
+def _note_met() -> None:
+    """Tell the launcher that the ranks have met the others, and notice by themselves who is lost."""
+    folder = os.environ.get('MAPSAGE_ERROR_NOTES')
+    if folder:
+        # The folder is on another machine, or the disk is full.
+        with contextlib.suppress(OSError):
+            Path(folder, MET_FILE).touch()
 
 
 def _warn_of_unseen_folder(

@@ -22,12 +22,8 @@ from mapsage.distributed import local_rank, open_channel
 from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.engine.checkpoints.writer_lease import take_lease
 from mapsage.host.runner import HostRunner
-from mapsage_launcher.nodes.elastic import (
-    ELASTIC_VARIABLE,
-    RESTART_VARIABLE,
-    STEP_FILE,
-    write_step,
-)
+from mapsage_launcher.nodes.elastic import RESTART_VARIABLE, STEP_FILE, write_step
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 # Stages of a restart, in the order of NodesHook._stage_seconds.
 _STAGES = (

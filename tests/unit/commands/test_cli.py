@@ -20,7 +20,7 @@ from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import DeviceCheckError
 from mapsage.evaluation import ConfusionMatrixMetric
 from mapsage.extras.forensics.cross_check_hook import CrossCheckError
-from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
+from mapsage_launcher.rank_notes import BROKEN_FILE, FINAL_FILE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -198,7 +198,7 @@ FAIL = """
 from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
 from mapsage.distributed import RankError
-from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
+from mapsage_launcher.rank_notes import BROKEN_FILE, FINAL_FILE
 from mapsage.engine import ConfigError
 def main(argv):
     raise {error}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mapsage.distributed.launcher_notes import note_for_launcher
-from mapsage_launcher.nodes.elastic import FINAL_FILE
+from mapsage_launcher.rank_notes import FINAL_FILE
 from mapsage_launcher.ranks.failure_report import read_notes
 
 

@@ -14,7 +14,7 @@ from toy_runs import log_of, same_weights, toy_train
 from mapsage.engine import MapSageRunner
 from mapsage.engine.checkpoints import writer_lease
 from mapsage.engine.extensions import resume
-from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),

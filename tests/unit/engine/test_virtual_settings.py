@@ -15,7 +15,7 @@ from mapsage.engine.virtual_settings import (
     obstacle,
     settle_virtual_ranks,
 )
-from mapsage_launcher.nodes.elastic import VIRTUAL_RANKS_VARIABLE
+from mapsage_launcher.rank_notes import VIRTUAL_RANKS_VARIABLE
 
 
 @pytest.mark.parametrize(

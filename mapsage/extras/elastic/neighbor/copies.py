@@ -32,6 +32,7 @@ from typing import (
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 
+from mapsage.base.files import megabytes
 from mapsage.distributed import all_ranks_or_none, error_text, open_channel
 from mapsage.engine.checkpoints.resume import (
     UNREADABLE,
@@ -45,7 +46,7 @@ from mapsage.extras.elastic.heartbeat import node_place
 
 from .link import Address, CopyReceiver, CopySender
 from .relay import pass_along
-from .store import Arrival, CopyStore, checksum_of, megabytes
+from .store import Arrival, CopyStore, checksum_of
 
 # Purpose of the channel.
 _PURPOSE = 'neighbor copy'

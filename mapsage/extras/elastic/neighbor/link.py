@@ -30,6 +30,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.logging import MMLogger
 
+from mapsage.base.files import megabytes
 from mapsage.base.process import BackgroundWorker
 from mapsage.distributed import error_text
 from mapsage.distributed.host_address import reachable_host
@@ -43,7 +44,7 @@ from mapsage_launcher.trust.handshake import (
 )
 from mapsage_launcher.trust.job_secret import job_secret
 
-from .store import CHUNK_BYTES, CopyStore, megabytes
+from .store import CHUNK_BYTES, CopyStore
 
 # Host, port and the listener's number in hexadecimal digits; a list, since it travels as JSON.
 Address = List[Union[str, int]]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import List, Optional, Union
 
 from mapsage.base.errors import UserError
-from mapsage.base.files import atomic_write
+from mapsage.base.files import atomic_write, megabytes
 
 # In the work dir. A copy in memory counts only as long as this folder names it.
 FOLDER = '.neighbor_copy'
@@ -238,11 +238,6 @@ def checksum_of(path: Union[str, Path]) -> int:
             if not data:
                 return crc
             crc = zlib.crc32(data, crc)
-
-
-def megabytes(size: int) -> str:
-    """Format a number of bytes, such as ``'9.4 MB'``."""
-    return f'{size / 1e6:,.1f} MB'
 
 
 def _free(folder: Path) -> int:

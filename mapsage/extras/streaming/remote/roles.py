@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from mapsage.base.errors import UserError
 from mapsage.distributed.job_store import private_store
-from mapsage_launcher.nodes.elastic import ROUND_VARIABLE
+from mapsage_launcher.rank_notes import ROUND_VARIABLE
 
 ENCODER, HEAD = 'encoder', 'head'
 

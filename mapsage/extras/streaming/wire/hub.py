@@ -18,7 +18,7 @@ from collections import deque
 from functools import partial
 from typing import Callable, Deque, List, Tuple
 
-from mapsage_launcher.nodes.liveness import Liveness
+from mapsage_launcher.liveness import Liveness
 
 Call = Callable[[], None]
 

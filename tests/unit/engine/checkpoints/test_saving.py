@@ -16,6 +16,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from mapsage.compat.checkpoint_loading import load_from_local
+from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage.engine.runner import MapSageRunner
 
 TINY_RUN = Path(__file__).resolve().parents[3] / 'tiny_run.py'
@@ -135,13 +136,13 @@ def test_a_checkpoint_saved_again_under_its_name_stays(
     assert files(tmp_path) == ['best_mIoU_same.pth']
 
 
-class Sent:
-    """Takes the place of NeighborCopies, and notes what is on the disk when it is called."""
+class Sent(RunExtension):
+    """Notes what is on the disk when a checkpoint is to be copied."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls = folder, []  # type: Path, List[Any]
 
-    def send(self, path: str) -> None:
+    def copy_checkpoint(self, run: EngineRun, path: str) -> None:
         self.calls.append(
             (
                 Path(path).name,
@@ -149,9 +150,6 @@ class Sent:
                 Path((self.folder / 'last_checkpoint').read_text()).name,
             )
         )
-
-    def __bool__(self) -> bool:
-        return False  # nothing is looked for at the start
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,8 @@ def test_a_checkpoint_is_copied_once_it_is_whole(
         dict(settings, type='CheckpointHook', by_epoch=False, interval=3),
         monkeypatch,
     )
-    runner.neighbor_copies = sent = Sent(tmp_path)
+    sent = Sent(tmp_path)
+    runner.extensions.append(sent)
     runner.train()
     assert sorted(set(sent.calls)) == [
         (f'iter_{step}.pth', True, f'iter_{step}.pth') for step in steps

@@ -8,7 +8,7 @@ from typing import Any, List, Tuple
 
 import pytest
 
-from mapsage_launcher.nodes.liveness import Liveness
+from mapsage_launcher.liveness import Liveness
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 A beat proves that a process and its interpreter run, not that it makes progress. The time in which
 this process was itself stopped does not count against its peers. It is used by the watch of a node
-(`node_watch.py`) and between encoders and heads (`mapsage/extras/streaming/wire/`).
+(`nodes/node_watch.py`) and between encoders and heads (`mapsage/extras/streaming/wire/`).
 """
 
 from __future__ import annotations

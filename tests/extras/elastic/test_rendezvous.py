@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from socket_table import listening
 
-from mapsage_launcher.rendezvous import open_store
+from mapsage_launcher.nodes.rendezvous import open_store
 
 
 @pytest.mark.skipif(
