@@ -9,9 +9,9 @@ which the core finds it:
     programs        modules of programs that lie elsewhere, by the program's name
     registers       modules that ``import mapsage`` imports, because they register classes
     extends         module that adds options to a program, by the program's name
+    default_hooks   default hooks of a run: name of the class by its key in ``default_hooks``
     accelerators    classes of accelerators that are chosen by their names, as "module:class"
     run_extensions  classes of `RunExtension`, as "module:class"
-    default_hooks   default hooks of a run: name of the class by its key in ``default_hooks``
     settings        keys of a config that have no effect without the extra; what is not a key,
                     such as a variable of the launcher, is checked where it is read
 
@@ -44,10 +44,10 @@ class Extra(NamedTuple):
             command line for which that is true, ``run(args)`` in place of the program's own work;
             of ``train``, ``run(args, cfg)``, which may change the config and returns whether it took
             the place of the training.
+        default_hooks: Names of classes of hooks by their keys in ``default_hooks``.
         accelerators: Classes of accelerators, as ``'module:class'``.
         run_extensions: Classes of run extensions, likewise.
         settings: Keys of a config, such as ``'env_cfg.cross_check'``.
-        default_hooks: Names of classes of hooks by their keys in ``default_hooks``.
     """
 
     commands: Dict[str, Dict[str, Any]]
@@ -55,10 +55,10 @@ class Extra(NamedTuple):
     without_hosts: List[str]
     registers: List[str]
     extends: Dict[str, str]
+    default_hooks: Dict[str, str]
     accelerators: List[str]
     run_extensions: List[str]
     settings: List[str]
-    default_hooks: Dict[str, str]
 
 
 @lru_cache(maxsize=None)
@@ -78,8 +78,8 @@ def list_extras() -> Dict[str, Extra]:
             table.get('without_hosts', []),
             table.get('registers', []),
             table.get('extends', {}),
-            *(table.get(kind, []) for kind in ('accelerators', 'run_extensions', 'settings')),
             table.get('default_hooks', {}),
+            *(table.get(kind, []) for kind in ('accelerators', 'run_extensions', 'settings')),
         )
     return extras
 

@@ -8,16 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Iterator, List, Set
 
 import mmengine.registry
 import pytest
 from mmengine.registry import Registry
+from ranks import free_port
 from support import main_leg, write_tiny_config, write_tiny_data
 
 from mapsage import compat_paths
 from mapsage_launcher.extras import FOLDER, accelerators_of_extras, list_extras
+from mapsage_launcher.trust.job_secret import SECRET_VARIABLE
 
 pytestmark = main_leg
 
@@ -129,9 +132,29 @@ def needing(extra: str) -> List[str]:
     ]
 
 
+def elsewhere(extras: List[str]) -> List[str]:
+    """Return the folders of extras that the launcher has, which may not import mapsage."""
+    return ['mapsage_launcher/nodes'] if 'elastic' in extras else []
+
+
+@contextmanager
+def deleted(extras: List[str], checkout: Path, folder: Path) -> Iterator[None]:
+    """Move the folders of extras out of the copy while the block runs."""
+    paths = [*(f'mapsage/extras/{extra}' for extra in extras), *elsewhere(extras)]
+    for path in paths:
+        shutil.move(str(checkout / path), str(folder / Path(path).name))
+    try:
+        yield
+    finally:
+        for path in paths:
+            shutil.move(str(folder / Path(path).name), str(checkout / path))
+
+
 def contracts_without(extras: List[str]) -> str:
     """Return pyproject.toml without what its contracts say of extras."""
     text = re.sub(rf'"mapsage\.extras\.(?:{"|".join(extras)})\b[^"]*"(, )?', '', CONTRACTS)
+    for folder in elsewhere(extras):
+        text = text.replace(f'"{folder.replace("/", ".")}", ', '')
     head, *contracts = text.split('[[tool.importlinter.contracts]]')
     kept = [contract for contract in contracts if 'source_modules = []' not in contract]
     return '[[tool.importlinter.contracts]]'.join([head, *kept])
@@ -140,9 +163,7 @@ def contracts_without(extras: List[str]) -> str:
 @pytest.mark.parametrize('extra', EXTRAS)
 def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -> None:
     removed = needing(extra)
-    for name in removed:
-        shutil.move(str(checkout / 'mapsage/extras' / name), str(tmp_path / name))
-    try:
+    with deleted(removed, checkout, tmp_path):
         (checkout / 'pyproject.toml').write_text(contracts_without(removed))
         known: Dict[str, Any] = json.loads((FOLDER / 'known.json').read_text())
         config = write_tiny_config(tmp_path / 'tiny.py', write_tiny_data(tmp_path / 'data'))
@@ -191,9 +212,79 @@ def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -
             cwd=str(checkout),
         )
         assert linted.returncode == 0, linted.stdout
-    finally:
-        for name in removed:
-            shutil.move(str(tmp_path / name), str(checkout / 'mapsage/extras' / name))
+
+
+# Builds the config of argv[2] with each setting of argv[3:] in turn.
+SETTINGS = """import sys
+sys.path.insert(0, sys.argv[1])
+from mmengine.config import Config
+from mapsage.engine import MapSageRunner
+for setting in sys.argv[3:]:
+    cfg = Config.fromfile(sys.argv[2])
+    cfg.merge_from_dict({setting: True})
+    try:
+        MapSageRunner.from_cfg(cfg)
+    except ValueError as error:
+        print(f'{type(error).__name__}: {error}')
+"""
+
+
+def test_jobs_of_a_fixed_size_start_without_elastic(checkout: Path, tmp_path: Path) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', write_tiny_data(tmp_path / 'data'))
+    settings = ['env_cfg.dist_cfg.heartbeat_timeout', 'default_hooks.checkpoint.neighbor_copy']
+    with deleted(['elastic'], checkout, tmp_path):
+        built = subprocess.run(
+            [sys.executable, '-c', SETTINGS, str(checkout), str(config), *settings],
+            stdout=subprocess.PIPE,
+            universal_newlines=True,
+            cwd=str(checkout),
+        )
+        for line, setting in zip(built.stdout.splitlines()[-2:], settings):
+            assert line.startswith(f"ConfigError: {setting} belongs to the extra 'elastic'"), line
+        launch = [sys.executable, 'tools/launch.py', '--nproc_per_node', '1']
+        elastic = subprocess.run(
+            [*launch, '--nnodes', '2:4', 'tools/train.py', str(config)],
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            cwd=str(checkout),
+        )
+        assert elastic.returncode == 1
+        assert "NNODES=2:4: NNODES=MIN:MAX belongs to the extra 'elastic'" in elastic.stderr
+        store = subprocess.run(
+            [sys.executable, 'tools/rendezvous.py'],
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            cwd=str(checkout),
+        )
+        assert store.returncode == 1 and 'mapsage_launcher/nodes' in store.stderr
+        work_dir = tmp_path / 'work'
+        environ = {
+            **os.environ,
+            SECRET_VARIABLE: 'ab' * 32,
+            'MASTER_ADDR': '127.0.0.1',
+            'MASTER_PORT': str(free_port()),
+        }
+        nodes = [
+            subprocess.Popen(
+                [
+                    *launch,
+                    *('--nnodes', '2', '--node_rank', str(node)),
+                    *('--master_addr', '127.0.0.1', '--master_port', environ['MASTER_PORT']),
+                    *('tools/train.py', str(config), '--launcher', 'pytorch'),
+                    *('--accelerator', 'cpu', '--work-dir', str(work_dir)),
+                    *('--cfg-options', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2'),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                universal_newlines=True,
+                cwd=str(checkout),
+                env=environ,
+            )
+            for node in range(2)
+        ]
+        texts = [node.communicate(timeout=300)[0] for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0], texts[0][-3000:] + texts[1][-3000:]
+        assert 'world size 2' in texts[0] and (work_dir / 'iter_2.pth').is_file()
 
 
 def mapsage(checkout: Path, *arguments: str) -> 'subprocess.CompletedProcess[str]':

@@ -14,9 +14,14 @@ from mapsage.engine import MapSageRunner, runner
 from mapsage.engine.extensions import EXTENSIONS
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 
-# A run of one process with one virtual rank has no wrapper, and advises no replay.
-_ELSEWHERE = {'wrap_model', 'prepare_replay'}
-_MOMENTS = {name for name in vars(RunExtension) if not name.startswith('_')} - _ELSEWHERE
+# A run of one process with one virtual rank has no wrapper, and advises no replay. The hook of the toy
+# runs asks for no copies of its checkpoints (tests/unit/engine/checkpoints/test_saving.py).
+_ELSEWHERE = {'wrap_model', 'prepare_replay', 'copy_checkpoint'}
+_NO_MOMENTS = {'acts_first'}
+_MOMENTS = {name for name in vars(RunExtension) if not name.startswith('_')} - {
+    *_ELSEWHERE,
+    *_NO_MOMENTS,
+}
 
 
 def recording(label: str, calls: List[str]) -> Type[RunExtension]:
@@ -47,6 +52,9 @@ def recording(label: str, calls: List[str]) -> Type[RunExtension]:
         def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
             note('hook_configs')
             return [dict(type='EmptyCacheHook')]
+
+        def choose_checkpoint(self, run: EngineRun) -> None:
+            note('choose_checkpoint')
 
         @contextmanager
         def building_train_loop(self, run: EngineRun, loop: Any) -> Iterator[None]:
@@ -120,7 +128,12 @@ def test_a_resumed_run_has_one_more_moment(tmp_path: Path, monkeypatch: pytest.M
     seen = {call[2:].split()[0] for call in calls}
     assert _MOMENTS <= seen
     order = [call[2:] for call in calls if call.startswith('a ')]
-    assert order.index('resuming') < order.index('resumed') < order.index('after_load')
+    assert (
+        order.index('choose_checkpoint')
+        < order.index('resuming')
+        < order.index('resumed')
+        < order.index('after_load')
+    )
 
 
 def test_extensions_keep_no_state_from_another_run(tmp_path: Path) -> None:
