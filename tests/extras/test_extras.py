@@ -93,7 +93,7 @@ sys.path.insert(0, sys.argv[1])
 import mapsage
 assert mapsage.__file__.startswith(sys.argv[1])
 from mapsage.commands import cli, options
-from mapsage.commands.programs import train
+from mapsage.commands import train
 from mapsage.engine.config_mistakes import explain_config_error
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS, DATA_SAMPLERS
 train.main([sys.argv[2], '--work-dir', sys.argv[3], '--accelerator', 'cpu',

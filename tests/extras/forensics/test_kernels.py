@@ -9,7 +9,7 @@ import pytest
 from support import ROOT, no_simulated_cards
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.commands.programs import doctor
+from mapsage.commands import doctor
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics.operators.dispatch import OperatorError
 

@@ -10,7 +10,7 @@ import torch
 from mmengine.config import Config
 from support import ROOT
 
-from mapsage.commands.programs import doctor
+from mapsage.commands import doctor
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics.operator_report import conclusion, record_config
 from mapsage.extras.forensics.operators.dispatch import HAS_DISPATCH_MODE, OperatorError

@@ -16,10 +16,9 @@ from mmseg.registry import MODELS
 from support import main_leg, no_simulated_cards, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.commands import cli
+from mapsage.commands import cli, train
+from mapsage.commands import doctor as program
 from mapsage.commands.configs import build_model
-from mapsage.commands.programs import doctor as program
-from mapsage.commands.programs import train
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics.tuning import bench, workers
 from mapsage.extras.forensics.tuning.bench import StepBench, Visit

@@ -14,7 +14,7 @@ import pytest
 from mmengine.logging.logger import MMFormatter
 
 from mapsage.base.console import accept_any_text, printable, raw_stream
-from mapsage.commands.programs import list_configs
+from mapsage.commands import list_configs
 from mapsage.distributed.launcher_notes import note_for_launcher
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from mapsage.commands.programs import check_weights, predict
-from mapsage.extras.assess.programs import assess
-from mapsage.extras.demo.programs import make_demo_data, prepare_data
+from mapsage.commands import check_weights, predict
+from mapsage.extras.assess import assess
+from mapsage.extras.demo import make_demo_data, prepare_data
 from mapsage_launcher import command
 from mapsage_launcher.only_help import is_only_help
 from mapsage_launcher.program_start import asks_for_help, import_program
@@ -120,7 +120,7 @@ def test_who_asks_for_help(words: Any, expected: bool) -> None:
 def test_a_mistake_beside_help_is_still_a_usage_error(monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, 'argv', ['mapsage train', '--launcher', 'nobody', '--help'])
     with pytest.raises(SystemExit) as ended:
-        import_program('mapsage.commands.programs.train')()
+        import_program('mapsage.commands.train')()
     assert ended.value.code == 2
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from mmengine.registry import DATASETS, DefaultScope
 
+from mapsage.extras.demo import prepare_data
 from mapsage.extras.demo.prepare.archives import LEDGER, PrepareOptions, prepare_dataset
 from mapsage.extras.demo.prepare.source_files import PrepareError
-from mapsage.extras.demo.programs import prepare_data
 
 CLASS = dict(
     loveda='LoveDADataset', potsdam='PotsdamDataset', vaihingen='ISPRSDataset', isaid='iSAIDDataset'

@@ -22,7 +22,7 @@ from mapsage.base.errors import UserError
 from mapsage.base.folder_claims import claimed
 from mapsage.datasets.geotiff import copy_progress, fast_copies
 from mapsage.datasets.geotiff.fast_copies import FastCopies, FastCopyError
-from mapsage.extras.demo.programs import prepare_data
+from mapsage.extras.demo import prepare_data
 from mapsage.geo import Raster, match
 
 FORK = multiprocessing.get_context('fork')

@@ -7,7 +7,7 @@ from typing import Any, List
 import pytest
 from mmengine.config import Config
 
-from mapsage.commands.mirrored_test import use_tta
+from mapsage.commands.test import use_tta
 from mapsage.engine.env_cfg import ConfigError
 
 PACK = dict(type='PackSegInputs')

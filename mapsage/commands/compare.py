@@ -33,9 +33,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help='file to write (default: compare.html in the current folder)',
     )
     args = parser.parse_args(argv)
-    from mapsage.commands.report import compare
+    from mapsage.pictures.report import ReportError, compare_runs
 
-    return compare(args)
+    try:
+        comparison = compare_runs(args.runs, args.out)
+    except (OSError, ReportError) as error:
+        print(f'{type(error).__name__}: {error}', file=sys.stderr)
+        return 1
+    print(f'{comparison.table}\n\n{comparison.page}')
+    return 0
 
 
 def run() -> None:

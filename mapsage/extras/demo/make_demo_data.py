@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Optional, Sequence
 
 from mapsage.base.console import accept_any_text
 
@@ -20,8 +21,8 @@ _TILES = dict(seed=0, train_scenes=24, val_scenes=8, scene_size=640, tile_size=1
 _NEIGHBOR_SIZE = 1000
 
 
-def parse_args() -> argparse.Namespace:
-    """Parse the command line; options that are not on it are None."""
+def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Parse a command line (default: ``sys.argv``); options that are not on it are None."""
     parser = argparse.ArgumentParser(
         description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
         'a larger georeferenced scene, scene.tif. Or, with --geotiff, six neighboring scenes of '
@@ -53,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     tiles.add_argument(
         '--tile-size', type=int, metavar='PIXELS', help=f'default: {_TILES["tile_size"]}'
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     tile_options = {
         '--train-scenes': args.train_scenes,
         '--val-scenes': args.val_scenes,
@@ -72,10 +73,10 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    """Run the program."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
     accept_any_text()
-    options = vars(parse_args())
+    options = vars(parse_args(argv))
     from mapsage.extras.demo import (
         ChangeParams,
         CropParams,
