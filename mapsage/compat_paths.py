@@ -126,7 +126,8 @@ def keep_old_paths() -> None:
         sys.meta_path.insert(0, _MovedModules())
     for package, names in NAMES.items():
         if package in sys.modules:
-            vars(sys.modules[package])['__getattr__'] = _attributes(package, names)
+            module = vars(sys.modules[package])
+            module['__getattr__'] = _attributes(package, names, module.get('__getattr__'))
 
 
 class _MovedModules(MetaPathFinder, Loader):
@@ -163,9 +164,13 @@ def _new_name(name: str) -> Optional[str]:
     return None
 
 
-def _attributes(package: str, names: Dict[str, str]) -> Any:
+def _attributes(package: str, names: Dict[str, str], lazy: Any) -> Any:
+    """Return a package's ``__getattr__`` that knows moved names, and leaves others to its ``lazy`` one."""
+
     def __getattr__(name: str) -> Any:
         if name not in names:
+            if lazy is not None:
+                return lazy(name)
             raise AttributeError(f'module {package!r} has no attribute {name!r}')
         _warn(f'{package}.{name}', f'{names[name]}.{name}')
         return getattr(importlib.import_module(names[name]), name)
