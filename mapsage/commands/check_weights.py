@@ -28,16 +28,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         '--arch', choices=_ARCHS, help='variant of the model (default: recognized from the file)'
     )
-    parser.add_argument('--prefix', default='', help="prefix of the keys, for example 'backbone.'")
     parser.add_argument('--image', help=f'path of {_IMAGE}, to compare its features')
     args = parser.parse_args(argv)
     from mapsage.models.backbones import dinov3_reference as reference
     from mapsage.models.backbones import dinov3_weights as weights
 
-    state = weights.read_checkpoint(args.checkpoint, args.prefix)
+    state = weights.read_checkpoint(args.checkpoint)
     arch = args.arch or weights.variant_of(weights.convert(state))
     data, source = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
-    cfg = dict(type='Pretrained', checkpoint=args.checkpoint, prefix=args.prefix)
+    cfg = dict(type='Pretrained', checkpoint=args.checkpoint)
     model = reference.DINOv3ViT(
         arch,
         out_indices=(weights.ARCHS[arch].num_layers - 1,),

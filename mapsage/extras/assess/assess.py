@@ -17,8 +17,8 @@ from mapsage.base.console import accept_any_text, examples
 from mapsage.base.errors import UserError
 
 if TYPE_CHECKING:
+    from mapsage.base.progress import ProgressLine
     from mapsage.extras.assess.map_reader import MapReader
-    from mapsage.maps.progress import ProgressLine
 
 # As in mapsage.extras.assess.allocation, which imports NumPy.
 _ALLOCATIONS = ('balanced', 'proportional', 'neyman')
@@ -188,13 +188,13 @@ def plan(args: argparse.Namespace) -> None:
         AssessError: If the map or the options do not allow a plan.
         GeoError: If a file cannot be read.
     """
+    from mapsage.base.progress import ProgressLine
     from mapsage.extras.assess.errors import AssessError
     from mapsage.extras.assess.map_reader import MapReader, default_companion
     from mapsage.extras.assess.plan import PlanOptions, make_plan
     from mapsage.extras.assess.points_file import write_plan
     from mapsage.extras.assess.tables import print_plan, say
     from mapsage.geo import confidence_path, probabilities_path
-    from mapsage.maps.progress import ProgressLine
 
     if Path(args.out).exists():
         raise AssessError(
@@ -229,6 +229,7 @@ def report(args: argparse.Namespace) -> None:
         AssessError: If points and map do not allow an estimate.
         GeoError: If the map cannot be read.
     """
+    from mapsage.base.progress import ProgressLine
     from mapsage.extras.assess.assessment import assess
     from mapsage.extras.assess.labeled_sample import (
         LabelOptions,
@@ -241,7 +242,6 @@ def report(args: argparse.Namespace) -> None:
     from mapsage.extras.assess.page import AreaUnit, write_assessment
     from mapsage.extras.assess.points_file import read_labeled_plan
     from mapsage.extras.assess.tables import print_report, say
-    from mapsage.maps.progress import ProgressLine
 
     labeled = read_labeled_plan(args.points)
     options = LabelOptions(args.skip_unlabeled, args.extra_class)

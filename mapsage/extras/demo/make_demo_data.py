@@ -17,7 +17,7 @@ from mapsage.base.console import accept_any_text
 
 # Fields of DemoParams, and of NeighborParams if they differ, in mapsage.datasets, which imports
 # PyTorch.
-_TILES = dict(seed=0, train_scenes=24, val_scenes=8, scene_size=640, tile_size=128)
+_TILES = dict(seed=0, train_scenes=24, val_scenes=8, scene_size=640)
 _NEIGHBOR_SIZE = 1000
 
 
@@ -51,14 +51,10 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     tiles = parser.add_argument_group('tiles')
     tiles.add_argument('--train-scenes', type=int, help=f'default: {_TILES["train_scenes"]}')
     tiles.add_argument('--val-scenes', type=int, help=f'default: {_TILES["val_scenes"]}')
-    tiles.add_argument(
-        '--tile-size', type=int, metavar='PIXELS', help=f'default: {_TILES["tile_size"]}'
-    )
     args = parser.parse_args(argv)
     tile_options = {
         '--train-scenes': args.train_scenes,
         '--val-scenes': args.val_scenes,
-        '--tile-size': args.tile_size,
     }
     unused = [
         option

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
@@ -61,27 +60,6 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class ImageCounter:
-    """Prints the number of finished images: one line on a terminal, a line every 10 s in a log."""
-
-    def __init__(self) -> None:
-        self.start = self.shown = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Print the number, unless the last line was printed a moment ago."""
-        now, terminal = time.monotonic(), sys.stderr.isatty()
-        if done < total and now - self.shown < (0.2 if terminal else 10):
-            return
-        self.shown = now
-        line = f'{done} of {total} images, {now - self.start:.0f} s'
-        print(
-            f'\r{line}' if terminal else line,
-            end='' if terminal and done < total else '\n',
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     accept_any_text()
@@ -95,7 +73,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
     try:
         result = prepare_dataset(
-            args.dataset, args.source, args.out, options, args.workers, ImageCounter()
+            args.dataset,
+            args.source,
+            args.out,
+            options,
+            args.workers,
+            partial(print, file=sys.stderr, flush=True),
         )
     except (OSError, PrepareError) as error:
         print(f'error: {error}', file=sys.stderr)

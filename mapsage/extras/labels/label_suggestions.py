@@ -17,6 +17,7 @@ import numpy as np
 import shapely
 from mmengine.model import revert_sync_batchnorm
 
+from mapsage.base.progress import ProgressLine
 from mapsage.commands.checkpoint_model import (
     choose_batch,
     choose_precision,
@@ -43,7 +44,6 @@ from mapsage.maps.inputs import find_inputs
 from mapsage.maps.model import check_labeling, place_settings
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import WindowPredictor
-from mapsage.maps.progress import ProgressLine
 from mapsage.pictures.tiles import resize
 
 from .pseudo_labels import build_labeled_dataset

@@ -10,9 +10,9 @@ from typing import Iterator, List, Tuple
 import pytest
 from fake_terminal import BAR, FakeTerminal
 
+from mapsage.base import progress
 from mapsage.base.console import accept_any_text
-from mapsage.maps import progress
-from mapsage.maps.progress import ProgressLine
+from mapsage.base.progress import ProgressLine
 
 
 @pytest.fixture
