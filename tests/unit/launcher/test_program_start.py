@@ -33,6 +33,8 @@ for name in sys.argv[2:]:
         raise AssertionError(f'{name} --help goes on')
     assert text.getvalue().startswith(f'usage: mapsage {name} '), text.getvalue()
     assert 'options' in text.getvalue() or 'optional arguments' in text.getvalue(), name
+    if name in ('train', 'test', 'predict', 'doctor', 'report', 'view', 'tune'):
+        assert f'examples:\\n  python tools/{name}.py ' in text.getvalue(), text.getvalue()
     foreign = {module.split('.')[0] for module in sys.modules} & {
         'torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'rasterio', 'shapely', 'cv2', 'PIL',
         'matplotlib', 'pyogrio', 'pyproj'}
