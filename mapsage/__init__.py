@@ -22,7 +22,6 @@ if not is_only_help() and not absent_hosts():
     from . import datasets, engine, evaluation, models  # noqa: F401
     from .distributed import wrappers  # noqa: F401
     from .extras import register_extras
-    from .extras.streaming import hooks as _feature_hooks  # noqa: F401
     from .sampling import hooks as _sampling_hooks  # noqa: F401
 
     register_extras()

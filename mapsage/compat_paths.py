@@ -102,9 +102,9 @@ NAMES: Dict[str, Dict[str, str]] = {
     'mapsage.distributed': dict.fromkeys(
         ('Replicas', 'make_replicas'), 'mapsage.extras.streaming.split_head.replicas'
     ),
-    'mapsage.distributed.wrappers': dict.fromkeys(
-        ('HeadReplicas', 'whole_model'), 'mapsage.extras.streaming.split_head.replica_parallel'
-    ),
+    'mapsage.distributed.wrappers': {
+        'HeadReplicas': 'mapsage.extras.streaming.split_head.replica_parallel'
+    },
     'mapsage.datasets': {
         **dict.fromkeys(_CHANGE, 'mapsage.extras.change'),
         **dict.fromkeys(_DEMO, 'mapsage.extras.demo'),
@@ -149,18 +149,18 @@ class _MovedModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module back its own spec, which Python has replaced by that of the old name."""
+        """Restore the spec of a module; Python has replaced it with the spec of the old name."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 def _new_name(name: str) -> Optional[str]:
     """Return the new name of a moved module or of a module in a moved package, else None."""
-    parts = name.split('.')
-    for length in range(len(parts), 1, -1):
-        new = MODULES.get('.'.join(parts[:length]))
+    names = name.split('.')
+    for length in range(len(names), 1, -1):
+        new = MODULES.get('.'.join(names[:length]))
         if new is not None:
-            return '.'.join([new, *parts[length:]])
+            return '.'.join([new, *names[length:]])
     return None
 
 

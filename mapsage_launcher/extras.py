@@ -36,7 +36,8 @@ class Extra(NamedTuple):
         extends: Module by the name of the program to which it adds options. It has the functions
             ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
             command line for which that is true, ``run(args)`` in place of the program's own work;
-            of ``train``, ``run(args, cfg)`` with the config that the command line has changed.
+            of ``train``, ``run(args, cfg)``, which may change the config and returns whether it took
+            the place of the training.
         accelerators: Classes of accelerators, as ``'module:class'``.
         run_extensions: Classes of run extensions, likewise.
         settings: Keys of a config, such as ``'env_cfg.cross_check'``.
@@ -89,6 +90,17 @@ def _classes(names: List[str]) -> List[Any]:
     return [getattr(importlib.import_module(module), kind) for module, kind in parts]
 
 
+def names_of_missing_extras() -> List[str]:
+    """Return the registered names and the settings of all extras that are not there."""
+    known = json.loads((FOLDER / 'known.json').read_text(encoding='utf-8'))['names']
+    return [name for extra, names in known.items() if not is_installed(extra) for name in names]
+
+
+def is_installed(extra: str) -> bool:
+    """Return whether the folder of an extra is there."""
+    return (FOLDER / extra / 'extra.json').is_file()
+
+
 def missing_extra(kind: str, name: str) -> Optional[str]:
     """Return a sentence if something belongs to an extra that is not there, else None.
 
@@ -98,7 +110,7 @@ def missing_extra(kind: str, name: str) -> Optional[str]:
     """
     known = json.loads((FOLDER / 'known.json').read_text(encoding='utf-8'))[kind]
     extra = next((extra for extra, names in known.items() if name in names), None)
-    if extra is None or (FOLDER / extra / 'extra.json').is_file():
+    if extra is None or is_installed(extra):
         return None
     return (
         f'{name} belongs to the extra {extra!r}, which is not installed here: the folder '

@@ -14,9 +14,9 @@
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
-# pytest runs them in one process. Without arguments of pytest, tests/long, tests/cluster,
-# tests/browser and tests/trl are left out, which .ci/run runs by themselves, the main leg also runs
-# ruff, mypy, import-linter and check_wording.py, and the cuda leg runs the tests that use a device.
+# pytest runs them in one process. Without arguments of pytest, the main leg leaves out tests/long,
+# tests/cluster, tests/browser and tests/trl, which .ci/run runs by themselves, and also runs ruff,
+# mypy, import-linter and check_wording.py; each other leg runs the tests that can differ on it.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -84,18 +84,40 @@ few() {
     [ "$(wc -l <<<"$1")" -le 10 ] || [ "$(sed 's/::.*//' <<<"$1" | uniq | wc -l)" -eq 1 ]
 }
 
-paths=("$@")
-if [ $# -eq 0 ]; then  # they take minutes; tests/cluster also wants the machine alone
-    paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser --ignore tests/trl)
-    case "${legs[*]}" in
+# Set `paths` to the tests that can differ on a leg (docs/testing.md, "Legs"). $1: leg.
+choose_paths() {
+    case "$1" in
+        # tests/long takes minutes, and tests/cluster wants the machine alone
+        main) paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser --ignore tests/trl) ;;
         browser) paths=(tests/browser) ;;
         trl) paths=(tests/trl) ;;
-        # and what trains, resumes and fails on one device or several: equal losses with another torch
+        # what trains, resumes and fails on one device or several: equal losses with another torch
         cuda) paths=(tests/cuda tests/contract tests/distributed/test_{equivalence,metric_ranks,ordered_sum}.py
-                     tests/distributed/test_{resume,sampling_exchange,simulated_cards}.py
+                     tests/distributed/test_{resume,sampling_exchange}.py
+                     tests/extras/simulator/test_simulated_cards.py
                      tests/integration/test_{device_faults,golden_losses,lazy_device}.py) ;;
+        # another Python, PyTorch, gloo, NumPy and GDAL
+        t20) paths=(tests/contract tests/conformance
+                    tests/unit/{accelerator,compat,evaluation,geo,host,models}
+                    tests/unit/datasets/geotiff tests/unit/distributed tests/unit/launcher
+                    tests/unit/engine/{checkpoints,guards,loading}
+                    tests/extras/{change,earth,export}
+                    tests/distributed/test_{equivalence,metric_ranks,ordered_sum,resume}.py
+                    tests/distributed/test_{sampling_exchange,sampling_faults,t20_line}.py
+                    tests/integration/test_{entry_points,files_of_before,golden_losses,launchers}.py
+                    tests/integration/test_{lazy_device,predict,shipped_vits}.py) ;;
+        # a lazy device
+        xla) paths=(tests/contract tests/conformance tests/unit/{accelerator,compat,evaluation}
+                    tests/unit/distributed/{groups,wrappers} tests/unit/engine/guards
+                    tests/unit/models/{losses,mask_transformers} tests/unit/datasets/test_batch_preprocessor.py
+                    tests/unit/sampling/hooks/test_group_reward{_settings,s_on_devices}.py
+                    tests/extras/{export,streaming/hooks}
+                    tests/distributed/test_{equivalence,metric_ranks,ordered_sum,resume,sampling_exchange}.py
+                    tests/integration/test_{golden_losses,lazy_device,predict}.py) ;;
     esac
-fi
+}
+
+paths=("$@")
 if [ "${legs[*]}" = browser ] && ! command -v chromium >/dev/null; then
     echo '=== SKIPPED: leg browser: no Chromium here (as root: apt-get install chromium)'
     exit 0
@@ -114,6 +136,7 @@ for leg in "${legs[@]}"; do
     [ $status -eq 0 ] || { failed+=("$leg: environment"); continue; }
     # the devices of the process of pytest; a test sets those of the processes that it starts
     [ "$leg" != cuda ] || export CUDA_DOUBLE_DEVICES=${CUDA_DOUBLE_DEVICES:-2}
+    [ $# -gt 0 ] || choose_paths "$leg"
     SECONDS=0  # bash counts up from here, so that a leg's time does not include its environment
     checks=
     if [ "$leg" = main ] && [ $# -eq 0 ]; then

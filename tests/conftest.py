@@ -46,7 +46,7 @@ import quick_host  # noqa: E402, F401
 import torch  # noqa: E402
 from mmengine.registry import DefaultScope  # noqa: E402
 from range_server import IMPATIENT, RangeServer  # noqa: E402
-from support import main_leg, no_simulated_cards, on_host, write_tiny_config, write_tiny_data  # noqa: E402
+from support import no_simulated_cards, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
@@ -74,101 +74,6 @@ elif no_simulated_cards() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
 
-# Besides files that say so themselves by `pytestmark`: folders and files that not every leg runs.
-# No device makes these different, and the xla leg has the Python of the main leg.
-NOT_ON_XLA = tuple(
-    str(ROOT / 'tests' / name)
-    for name in (
-        'unit/geo',
-        'unit/sampling',
-        'unit/features',
-        'unit/datasets/geotiff',
-        'unit/launcher',
-        'unit/maps',
-        'unit/test_configs.py',
-        'unit/distributed/test_launcher.py',
-        'unit/models/backbones/test_dinov3_parity.py',
-        'distributed/test_sampling_runs.py',
-        'distributed/test_jaccard_ranks.py',
-        'integration/test_wheel.py',
-    )
-)
-# Of these folders: hooks, which train on the device.
-ON_XLA_TOO = tuple(
-    str(ROOT / 'tests' / name)
-    for name in (
-        'unit/features/hooks',
-        'unit/sampling/hooks/test_group_reward_settings.py',
-        'unit/sampling/hooks/test_group_rewards_on_devices.py',
-    )
-)
-# Neither device nor the version of torch or Python makes these different: pages, pictures, the text
-# of the repository, and commands whose model and device other tests of a leg try.
-ON_MAIN_LEG_ALONE = tuple(
-    str(ROOT / 'tests' / name)
-    for name in (
-        'extras/assess',
-        'extras/demo',
-        'extras/forensics/test_',
-        'extras/labels/test_',
-        'extras/viewer',
-        'unit/commands',
-        'unit/drawing',
-        'unit/places',
-        'unit/report',
-        'unit/features/remote',
-        'unit/launcher/nodes/test_membership.py',
-        'unit/engine/checkpoints/test_saving.py',
-        'unit/engine/test_resumed_validations.py',
-        'unit/sampling/hooks/test_dynamic_sampling_hook.py',
-        'unit/test_check_wording.py',
-        'unit/test_docker_files.py',
-        'unit/test_docs.py',
-        'unit/test_errors.py',
-        'unit/test_mutants.py',
-        'unit/test_notebooks_kept.py',
-        'unit/test_page_blocks.py',
-        'unit/test_rooms.py',
-        'unit/test_scripts.py',
-        'distributed/test_calibration_ranks.py',
-        'distributed/test_fixmatch_runs.py',
-        'distributed/test_group_reward_ranks.py',
-        'distributed/test_head_replicas.py',
-        'distributed/test_late_ranks.py',
-        'distributed/test_lora_runs.py',
-        'distributed/test_mask_equivalence.py',
-        'distributed/test_mask_ranks.py',
-        'distributed/test_neighbor_copy.py',
-        'distributed/test_mixed_waits.py',
-        'distributed/test_sampling_runs.py',
-        'distributed/test_saving_alone.py',
-        'integration/test_accept_machine.py',
-        'integration/test_bad_input.py',
-        'integration/test_doctor_on_ranks.py',
-        'integration/test_stack_maps.py',
-        'integration/test_cache_features.py',
-        'integration/test_cache_of_scenes.py',
-        'integration/test_change_configs.py',
-        'integration/test_change_maps.py',
-        'integration/test_earth_runs.py',
-        'integration/test_geotiff_pictures.py',
-        'integration/test_map_colors.py',
-        'integration/test_mask_maps.py',
-        'integration/test_model_card.py',
-        'integration/test_one_writer.py',
-        'integration/test_predict_aoi.py',
-        'integration/test_predict_broken.py',
-        'integration/test_predict_companions.py',
-        'integration/test_predict_full_disk.py',
-        'integration/test_predict_mosaic.py',
-        'integration/test_predict_probabilities.py',
-        'integration/test_pseudo_label',
-        'integration/test_stack_tools.py',
-        'integration/test_suggest_label',
-        'integration/test_windows_of_scenes.py',
-    )
-)
-
 # What takes minutes: each run of CI takes a part of it, by the date.
 LONG = tuple(str(ROOT / 'tests' / name) for name in ('long', 'cuda/test_on_gpu.py'))
 
@@ -188,11 +93,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         }
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        if str(item.path).startswith(NOT_ON_XLA) and not str(item.path).startswith(ON_XLA_TOO):
-            item.add_marker(on_host)
-        if str(item.path).startswith(ON_MAIN_LEG_ALONE):
-            item.add_marker(main_leg)
     items[:] = spread_waiting_files(items)
 
 

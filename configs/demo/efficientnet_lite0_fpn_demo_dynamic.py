@@ -12,6 +12,7 @@ custom_hooks = [
     dict(
         type='DynamicSamplingHook',
         score=dict(type='LabelScore', metric='class_entropy'),
+        # in nats; a second class on 5 % of the tile gives 0.2
         validity=dict(low=0.2),
-    )  # in nats; a second class on 5 % of the tile gives 0.2
+    )
 ]

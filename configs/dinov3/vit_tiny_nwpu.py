@@ -53,8 +53,9 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
     constructor='DINOv3LayerDecayConstructor',
+    # 1: equal rates, but groups without weight decay
     paramwise_cfg=dict(decay_rate=1.0),
-)  # 1: equal rates, but groups without weight decay
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
     dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Set, TextIO, Tuple, Union
 
 from mapsage.base.errors import UserError
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 _PREFIX = '.claim-'
 # Number of characters of a claim that are read.

@@ -85,17 +85,6 @@ def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
     cfg.env_cfg = dict(env_cfg, accelerator=name)
 
 
-def stream_features(cfg: Config, encoders: int) -> None:
-    """Set ``feature_source`` to ``'Streamed'`` with this number of encoder ranks; 0 removes it."""
-    source = dict(cfg.get('feature_source') or {})
-    if encoders == 0:
-        if source.get('type') == 'Streamed':
-            cfg.pop('feature_source')
-        return
-    settings = source if source.get('type', 'Streamed') == 'Streamed' else {}
-    cfg.feature_source = dict(settings, type='Streamed', encoders=encoders)
-
-
 def build_runner(cfg: Config) -> Runner:
     """Build the runner that a config names in ``runner_type``."""
     return RUNNERS.build(cfg)

@@ -18,13 +18,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = options.build_parser('Train a segmentation model.', doc=__doc__)
     options.add_resume(parser)
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
-    parser.add_argument(
-        '--encoders',
-        type=int,
-        metavar='N',
-        help='number of ranks that only compute the features of the frozen '
-        "backbone (feature_source of type 'Streamed')",
-    )
     extensions = extensions_of('train')
     for extension in extensions:
         extension.add_options(parser)
@@ -34,15 +27,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     from mapsage.commands import cli
 
     cfg = cli.load_config(args)
-    if args.encoders is not None:
-        cli.stream_features(cfg, args.encoders)
     cfg.resume = args.resume or cfg.get('resume', False)
     if args.amp and cfg.optim_wrapper.get('type') != 'AmpOptimWrapper':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
     for extension in extensions:
-        if extension.is_asked(args):
-            extension.run(args, cfg)
+        if extension.is_asked(args) and extension.run(args, cfg):
             return
     # A signal to stop waits until the model is built, unless the config has no StopHook.
     with listening((cfg.get('default_hooks') or {}).get('stop', {}) is not None):

@@ -28,7 +28,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
 from mapsage.base.errors import UserError
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 from mapsage.base.stand_ins import Delegate
 
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.

@@ -21,7 +21,7 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 from rasterio.features import rasterize
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 # A polygon's point further from the corner of the image than this, in pixels, is malformed.
 _FARTHEST = 1e9

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 _OBJECT = re.compile(r'<p>(.*?)</p>\s*\[([^\[\]]*)\]', re.DOTALL)
 _REGION = re.compile(r':\s*\[([^\[\]]*)\]\s*$')

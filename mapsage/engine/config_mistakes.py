@@ -23,7 +23,7 @@ from mmengine.runner import Runner
 
 from mapsage.host.optim_wrappers import built_wrappers
 from mapsage.host.runner import OptimWrappers
-from mapsage_launcher.extras import missing_extra
+from mapsage_launcher.extras import missing_extra, names_of_missing_extras
 
 from .env_cfg import ConfigError
 
@@ -74,8 +74,15 @@ def check_settings(cfg: Mapping[str, Any]) -> None:
     """Check that a training, a validation and a test have all of their keys, or none of them.
 
     Raises:
-        ConfigError: If only some are there. MMEngine prints the whole config instead.
+        ConfigError: If only some are there. MMEngine prints the whole config instead. Also if the
+            config has a setting of an extra that is not installed.
     """
+    for name in names_of_missing_extras():
+        value: Any = cfg
+        for part in name.split('.'):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value:
+            raise ConfigError(missing_extra('names', name))
     for task, keys in _TOGETHER.items():
         missing = [key for key in keys if cfg.get(key) is None]
         if 0 < len(missing) < len(keys):

@@ -14,7 +14,6 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 from mapsage.base.errors import UserError
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 from mapsage.extras.elastic.heartbeat import DEFAULT_HEARTBEAT_SECONDS
-from mapsage_launcher.extras import missing_extra
 
 # Keys of MMEngine, then of MapSage.
 _KEYS = (
@@ -195,9 +194,6 @@ def _cross_check(value: object) -> Optional[int]:
             f'env_cfg.cross_check={value!r}: expected dict(interval=N), which has another rank '
             f'compute a gradient again every N iterations, or None for no such checks.'
         )
-    missing = missing_extra('names', 'env_cfg.cross_check')
-    if missing is not None:
-        raise ConfigError(missing)
     _refuse_unknown('env_cfg.cross_check', value, ('interval',))
     interval = value.get('interval', 200)
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:

@@ -1,6 +1,6 @@
 """The extension point of MapSageRunner.
 
-A feature of the runner, such as head replicas or neighbor copies, is a :class:`RunExtension`. Like
+A feature of the runner, such as virtual ranks or a resume, is a :class:`RunExtension`. Like
 a hook, it overrides the methods for those moments of a run at which it has something to do; unlike
 a hook, it also acts before and while the runner builds its model and loops. The runner calls each
 method of all extensions, in the order of ``extensions/__init__.py``, and knows no feature by name.
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Dict, Iterator, List, Optional, Union
 
+from mmengine.config import Config
 from mmengine.runner import BaseLoop
 from torch import nn
 from torch.utils.data import DataLoader
@@ -37,6 +38,7 @@ class EngineRun(MapSageRun):
 
     Attributes:
         env: Parsed ``env_cfg``.
+        extensions: Features of the run, in the order of their effects.
         launcher: Launcher of the process: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         neighbor_copies: Copies of checkpoints in other machines' memory, or None without them.
         machines_share_work_dir: Whether every machine can read rank 0's work dir. The ranks find
@@ -46,6 +48,7 @@ class EngineRun(MapSageRun):
     """
 
     env: EnvCfg
+    extensions: List[RunExtension]
     launcher: str
     neighbor_copies: Optional[NeighborCopies]
     machines_share_work_dir: bool = True
@@ -81,6 +84,18 @@ class RunExtension:
     The runner makes one instance per run, so an extension may keep state between its moments.
     """
 
+    @classmethod
+    def take_process(cls, cfg: Config) -> Optional[Any]:
+        """Return what this process runs in place of a Runner, or None. Called before ranks meet.
+
+        Args:
+            cfg: Config of the run.
+
+        Returns:
+            An object with the methods ``train``, ``val`` and ``test``.
+        """
+        return None
+
     def join(self, run: EngineRun) -> None:
         """Act when the ranks have met. There is no logger and no model yet. Collective."""
 
@@ -90,6 +105,18 @@ class RunExtension:
 
     def prepare_model(self, run: EngineRun, model: nn.Module) -> None:
         """Change the model in place before it is wrapped."""
+
+    def wrap_model(self, run: EngineRun, model: nn.Module) -> Optional[nn.Module]:
+        """Return the model in a wrapper that the feature needs in a job of several ranks, or None."""
+        return None
+
+    def needs_one_rank_each(self, cfg: Config) -> str:
+        """Return the setting that needs one process for each virtual rank, and why; else ''."""
+        return ''
+
+    @classmethod
+    def prepare_replay(cls, cfg: Config) -> None:
+        """Change the config of a run in place so that one process can repeat a step of it."""
 
     def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
         """Return the configs of hooks that the feature needs."""

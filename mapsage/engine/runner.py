@@ -19,7 +19,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mapsage.distributed import local_rank
-from mapsage.extras.streaming.encoder_rank import EncoderRank, take_role
 from mapsage.host.runner import OptimWrappers
 from mapsage_launcher.hosts import check_distutils
 
@@ -62,18 +61,17 @@ class MapSageRunner(SavingRunner, EngineRun):
     _obstacle_to_training: Optional[Exception] = None
 
     @classmethod
-    def from_cfg(cls, cfg: Config) -> Union[MapSageRunner, EncoderRank]:
-        """Build a Runner from a config, or an :class:`EncoderRank` if this rank only encodes.
+    def from_cfg(cls, cfg: Config) -> Any:
+        """Build a Runner from a config, or what an extension has this process run in its place.
 
         Raises:
-            RoleError: If ``feature_source`` wants encoders and there are too few ranks.
             ConfigError: If a key is missing that a training, a validation or a test needs.
         """
         config_mistakes.check_settings(cfg)
-        if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
-            encoder = take_role(cfg)
-            if encoder is not None:
-                return encoder
+        for extension in EXTENSIONS:
+            other = extension.take_process(cfg)
+            if other is not None:
+                return other
         return super().from_cfg(cfg)
 
     # --- the start of a run, in the order in which MMEngine calls these methods

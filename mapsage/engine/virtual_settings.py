@@ -11,15 +11,13 @@ from typing import Mapping, Optional
 
 from mmengine.config import Config
 
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.extras.streaming.replica_settings import ranks_per_head
 from mapsage_launcher.nodes.elastic import expected_ranks
 
 from .env_cfg import short_name
 
-# A replay leaves these feature sources out: the model computes the same features in its own step.
-COMPUTED_IN_A_REPLAY = ('Streamed', 'Local')
 _SYNC_BN = (
     'statistics over all ranks need all of them in the forward pass at the same moment '
     "(with norm_cfg=dict(type='BN') each virtual rank has its own, with 'GN' none are "
@@ -60,20 +58,17 @@ def settle_virtual_ranks(
     return VirtualRanks(saved or configured or expected or processes, processes)
 
 
-def expected_processes(cfg: Config, environ: Mapping[str, str]) -> Optional[int]:
+def expected_processes(environ: Mapping[str, str]) -> Optional[int]:
     """Return how many processes train once all nodes of an elastic job have come.
 
     Args:
-        cfg: Config of the run, whose ``feature_source`` may have ranks that only encode.
-        environ: Environment of the process.
+        environ: Environment of the process, which says how many ranks only encode.
 
     Returns:
         The number, or None if the job is not elastic.
     """
-    ranks, source = expected_ranks(environ), cfg.get('feature_source') or {}
-    if ranks is None or source.get('type') != 'Streamed':
-        return ranks
-    return ranks - int(source.get('encoders', 1))
+    ranks = expected_ranks(environ)
+    return None if ranks is None else ranks - int(environ.get(ENCODERS_VARIABLE, '0'))
 
 
 def obstacle(cfg: Config, strategy: str, sync_layers: bool = False) -> str:
@@ -99,11 +94,6 @@ def obstacle(cfg: Config, strategy: str, sync_layers: bool = False) -> str:
             'a model on several devices has one batch in its pipeline',
         ),
         (
-            ranks_per_head(cfg) > 1,
-            f'feature_source.ranks_per_head={ranks_per_head(cfg)}',
-            'the ranks of a head replica train one batch together',
-        ),
-        (
             'SyncBuffersHook' in hooks,
             'SyncBuffersHook',
             'it averages the buffers of processes and not of virtual ranks',
@@ -125,27 +115,3 @@ def obstacle(cfg: Config, strategy: str, sync_layers: bool = False) -> str:
         if applies:
             return f'{setting}: {reason}'
     return ''
-
-
-def can_replay(cfg: Config, strategy: str, sync_layers: bool, virtual_ranks: int) -> bool:
-    """Return whether one process, started by ``tools/train.py --replay``, can repeat a step.
-
-    Args:
-        cfg: Config of the run.
-        strategy: Name of its strategy.
-        sync_layers: Whether the model has SyncBN layers that the accelerator computes.
-        virtual_ranks: Number of virtual ranks of the run.
-    """
-    if virtual_ranks == 1:
-        return True
-    loader, source = cfg.get('train_dataloader'), (cfg.get('feature_source') or {}).get('type')
-    if not isinstance(loader, dict) or not isinstance(loader.get('sampler'), dict):
-        return False
-    replayed = Config(
-        {
-            key: value
-            for key, value in cfg.items()
-            if key != 'feature_source' or source not in COMPUTED_IN_A_REPLAY
-        }
-    )
-    return not obstacle(replayed, strategy, sync_layers)

@@ -1,9 +1,9 @@
 """How the model of a run is wrapped, decided in one place.
 
 :func:`wrap_model` chooses among five ways: the wrapper that the model already has, several devices
-of one process, one device, head replicas, and the ranks' own data parallelism. The choice needs the
-strategy and the virtual ranks of the run, which are settled here too, because they depend on the
-model's size and layers. The wrappers themselves are in ``mapsage/distributed/wrappers/``.
+of one process, one device, the wrapper of a run extension, and the ranks' own data parallelism.
+The choice needs the strategy and the virtual ranks of the run, which are settled here too, because
+they depend on the model's size and layers. The wrappers themselves are in ``mapsage/distributed/wrappers/``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ from mapsage.distributed.wrappers import (
 )
 from mapsage.distributed.wrappers.batch_counts import gives_counts, names_of_counters
 from mapsage.distributed.wrappers.placement import has_sync_batchnorm
-from mapsage.extras.streaming.replica_settings import check_head_replicas, ranks_per_head
-from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
-from mapsage.extras.streaming.split_head.replicas import make_replicas
 
 from .checkpoints.resume import ResumeError
 from .compiled_parts import CompileError, check_parts
@@ -106,10 +103,10 @@ def _wrap_plain_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Modu
         return place_module(revert_sync_batchnorm(model), run.accelerator, 0)
     if run.cfg.get('sync_bn') and run.accelerator.supports.sync_bn:
         model = convert_sync_batchnorm(model, run.cfg.sync_bn)
-    replica_size = ranks_per_head(run.cfg)
-    if replica_size > 1:
-        check_head_replicas(run.cfg, run.accelerator, run.env.backend)
-        return HeadReplicas(model, make_replicas(replica_size, run.env.timeout))
+    for extension in run.extensions:
+        wrapped = extension.wrap_model(run, model)
+        if wrapped is not None:
+            return wrapped
     return wrap_for_ranks(
         model,
         wrapper_cfg,

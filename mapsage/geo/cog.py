@@ -29,9 +29,7 @@ from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
-from mapsage.base.atomic_write import describe_room
-from mapsage.base.json_text import parse_json
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import describe_room, parse_json, xml_text
 
 from .errors import GeoError, PathName
 from .gdal_files import open_file

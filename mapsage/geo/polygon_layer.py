@@ -17,7 +17,7 @@ import numpy as np
 import rasterio
 import shapely
 
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import xml_text
 
 from .coordinates import to_map
 from .ellipsoid import EllipsoidArea

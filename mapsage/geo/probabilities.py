@@ -15,7 +15,7 @@ import numpy as np
 from rasterio.crs import CRS
 from rasterio.windows import Window
 
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import xml_text
 
 from .cog import checksum, disk_errors
 from .errors import PathName

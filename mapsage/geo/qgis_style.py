@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Dict, Sequence
 from xml.etree import ElementTree
 
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import xml_text
 from mapsage.geo.change_classes import UNCHANGED
 
 from .errors import PathName

@@ -18,7 +18,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 import affine
 import numpy as np
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.geo import (
     ClassMapWriter,
     GeoError,

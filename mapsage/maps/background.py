@@ -12,7 +12,7 @@ from itertools import cycle
 from types import TracebackType
 from typing import Any, Callable, Deque, Generator, Iterable, Optional, Tuple, Type, TypeVar
 
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 
 _T = TypeVar('_T')
 _R = TypeVar('_R')

@@ -13,7 +13,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 from mapsage_launcher.shipped import program
 
 from .errors import PredictError

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, parse_json
 from mapsage.geo import confidence_path, probabilities_path
 from mapsage.geo.change_classes import UNCHANGED, transition_of
 from mapsage.geo.change_fields import ChangeFields

@@ -15,7 +15,7 @@ from typing import Deque, Generator, Iterable, List, Protocol, Tuple
 
 import numpy as np
 
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 from mapsage.geo import Mosaic
 
 from .inputs import Scene

@@ -17,8 +17,7 @@ from typing import List, Mapping
 
 import numpy as np
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, parse_json
 
 from .errors import PredictError
 from .strips import Strip

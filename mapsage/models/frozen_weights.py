@@ -187,3 +187,50 @@ def _get_backbone(model: nn.Module) -> nn.Module:
             f'a checkpoint could leave out'
         )
     return backbone
+
+
+def why_not_frozen(encoder: nn.Module, setting: str) -> Optional[str]:
+    """Return why an encoder gives other features from step to step, and the remedy; None if not.
+
+    Puts the encoder into training mode, as the next ``train()`` of its model would.
+
+    Args:
+        encoder: ``model.backbone``.
+        setting: Setting that needs a frozen encoder, for the text.
+    """
+    trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+    if any('.lora_A.' in name for name in trained):
+        return (
+            f'{setting} needs a frozen encoder, and model.backbone ({type(encoder).__name__}) '
+            f'has LoRA adapters, which change its features in every step. Leave lora out of '
+            f'the backbone, with frozen=True, or take {setting} out of the config.'
+        )
+    if trained:
+        return (
+            f'{setting} needs a frozen encoder, and {len(trained)} parameter(s) of '
+            f'model.backbone ({type(encoder).__name__}) are trained, the first {trained[0]!r}. Set '
+            f'backbone.frozen=True (DINOv3ViT; other backbones: frozen_stages), or take '
+            f'{setting} out of the config.'
+        )
+    encoder.train()
+    training = [
+        f'{name or "itself"} ({type(module).__name__})'
+        for name, module in encoder.named_modules()
+        if module.training and _differs_in_training(module)
+    ]
+    if training:
+        return (
+            f'{setting} needs an encoder that computes the same in every step, and '
+            f'{training[0]} of model.backbone is in training mode after model.train(). Set '
+            f'backbone.norm_eval=True, or the rate of its dropout to 0.'
+        )
+    return None
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return True
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
+    rate = getattr(module, 'p', getattr(module, 'drop_prob', 0))
+    return 'drop' in type(module).__name__.lower() and bool(rate)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 
 from .fonts import chinese_families
 

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from mapsage.base.errors import UserError
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 from . import tiles
 

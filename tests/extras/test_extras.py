@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -85,6 +86,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(
             ROOT / name, copy / name, ignore=shutil.ignore_patterns('__pycache__', 'node_modules')
         )
+    (copy / 'tests').mkdir()
+    for path in (ROOT / 'tests').glob('*.py'):
+        shutil.copy(path, copy / 'tests')
+    for name in ('contract', 'doubles'):
+        shutil.copytree(ROOT / 'tests' / name, copy / 'tests' / name)
     return copy
 
 
@@ -106,6 +112,12 @@ for name in sys.argv[4:]:
         print('explained:', explain_config_error(error))
 """
 
+
+# Without tests/conftest.py, which loads the simulator.
+CONTRACT_OF_CPU = [
+    *'-m pytest tests/contract --noconftest -q -n 0 -p no:cacheprovider'.split(),
+    *('-k', 'cpu and not by_way_of_the_cpu'),
+]
 
 CONTRACTS = (ROOT / 'pyproject.toml').read_text()
 
@@ -155,6 +167,16 @@ def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -
             f'explained: type={name!r}: {name} belongs to the extra {extra!r}' in run.stdout
             for name in names
         )
+        contract = subprocess.run(
+            [sys.executable, *CONTRACT_OF_CPU],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=str(checkout),
+            env={**os.environ, 'PYTHONPATH': f'{checkout}:{checkout / "tests"}'},
+        )
+        assert contract.returncode == 0, contract.stdout[-3000:]
+        assert ' passed' in contract.stdout
         usage = mapsage(checkout, '--help')
         assert usage.returncode == 0
         programs = known['programs'].get(extra, [])

@@ -31,7 +31,9 @@ def losses(finished: Finished) -> list:
 
 
 def test_quick_start_at_eight_ranks(tmp_path: Path) -> None:
-    ranks = 8 if ON_MAIN_LEG else 2  # tests/distributed/test_simulated_cards.py has eight elsewhere
+    ranks = (
+        8 if ON_MAIN_LEG else 2
+    )  # tests/extras/simulator/test_simulated_cards.py has eight elsewhere
     finished = launch(
         '--work-dir',
         tmp_path,

@@ -191,7 +191,7 @@ MUTANTS = (
         'self._complete(lambda: collective(host))\n        _copy_back(tensors, host)',
         'self._complete(lambda: collective(host))',
         (
-            'tests/distributed/test_simulated_cards.py'
+            'tests/extras/simulator/test_simulated_cards.py'
             '::test_eight_simulated_cards_train_like_the_cpu',
         ),
     ),
@@ -363,7 +363,7 @@ MUTANTS = (
         'the checksum of what came over a link is not looked at',
         'if computed == header.checksum:',
         'if header.nbytes == len(payload):',
-        ('tests/distributed/test_streaming_faults.py::test_damage_on_the_way',),
+        ('tests/extras/streaming/test_streaming_faults.py::test_damage_on_the_way',),
     ),
     Mutant(
         'cache_checksum',
@@ -402,7 +402,7 @@ MUTANTS = (
         'blocks = list(self._grants) + [block for block, _ in self._pieces]',
         'blocks = [block for block, _ in self._pieces]',
         (
-            'tests/distributed/test_streaming_faults.py'
+            'tests/extras/streaming/test_streaming_faults.py'
             '::test_an_item_that_is_given_up_leaves_no_block_behind',
         ),
     ),
@@ -428,7 +428,9 @@ MUTANTS = (
         'the credit for the rest of an item counts what was granted before',
         'return Credit(offset, span, blocks)',
         'return Credit(offset, self._progress.granted, blocks)',
-        ('tests/distributed/test_streaming_transport.py::test_a_pool_smaller_than_several_items',),
+        (
+            'tests/extras/streaming/test_streaming_transport.py::test_a_pool_smaller_than_several_items',
+        ),
     ),
     Mutant(
         'replica_failure',
@@ -541,7 +543,7 @@ MUTANTS = (
         'all virtual ranks of a step that is replayed have the loss of the first',
         '            runner.model.block_outputs\n',
         '            [outputs] * len(self.steps)\n',
-        ('tests/distributed/test_replayed_ranks.py',),
+        ('tests/extras/forensics/test_replayed_ranks.py',),
     ),
     # engine
     Mutant(
@@ -551,7 +553,7 @@ MUTANTS = (
         'states = generator_states()\n    try:\n        yield\n    finally:\n'
         '        restore_generators(states)',
         'yield',
-        ('tests/distributed/test_cross_check.py::test_checks_change_no_bit',),
+        ('tests/extras/forensics/test_cross_check.py::test_checks_change_no_bit',),
     ),
     Mutant(
         'cross_check_buffers',
@@ -559,7 +561,7 @@ MUTANTS = (
         'a cross-check updates the running statistics',
         'stack.enter_context(self._buffers.unchanged())',
         'pass',
-        ('tests/distributed/test_cross_check.py::test_checks_change_no_bit',),
+        ('tests/extras/forensics/test_cross_check.py::test_checks_change_no_bit',),
     ),
     Mutant(
         'cross_check_count',
@@ -567,7 +569,7 @@ MUTANTS = (
         'a cross-check at the end of a run divides the loss by another number than the step',
         'count, wrapper._inner_count = wrapper._inner_count, inputs.inner_count',
         'count = wrapper._inner_count',
-        ('tests/distributed/test_cross_check.py::test_checks_change_no_bit',),
+        ('tests/extras/forensics/test_cross_check.py::test_checks_change_no_bit',),
     ),
     Mutant(
         'cross_check_scale',
@@ -575,7 +577,7 @@ MUTANTS = (
         'a cross-check does not scale the loss as the gradient scaler does',
         'if inputs.loss_scale is None:',
         'if True:',
-        ('tests/distributed/test_cross_check.py::test_checks_change_no_bit',),
+        ('tests/extras/forensics/test_cross_check.py::test_checks_change_no_bit',),
     ),
     Mutant(
         'cross_check_save',
@@ -583,7 +585,7 @@ MUTANTS = (
         'a checkpoint holds what a faulty card has computed since the last check',
         'or self._bound is None or not self._steps_since:',
         'or True:',
-        ('tests/distributed/test_cross_check.py::test_a_fault_ends_the_run_on_every_rank',),
+        ('tests/extras/forensics/test_cross_check.py::test_a_fault_ends_the_run_on_every_rank',),
     ),
     Mutant(
         'cross_check_weights',
@@ -591,7 +593,7 @@ MUTANTS = (
         'the cross-check does not compare the weights of the ranks',
         'gather_texts(total_digest(digests)))) == 1:',
         "gather_texts(''))) == 1:",
-        ('tests/distributed/test_cross_check.py::test_a_fault_ends_the_run_on_every_rank',),
+        ('tests/extras/forensics/test_cross_check.py::test_a_fault_ends_the_run_on_every_rank',),
     ),
     Mutant(
         'cross_check_verdict',
@@ -974,7 +976,7 @@ MUTANTS = (
         'an exported model takes blue for red',
         'self._turned = bands.like_opencv != converts',
         'self._turned = False',
-        ('tests/integration/test_export.py', 'tests/extras/export/test_graph.py'),
+        ('tests/extras/export/test_export.py', 'tests/extras/export/test_graph.py'),
     ),
     Mutant(
         'exported_cells',
@@ -990,7 +992,7 @@ MUTANTS = (
         'a file that differs from its model is written',
         'if not proof.holds:',
         'if False:',
-        ('tests/integration/test_export.py',),
+        ('tests/extras/export/test_export.py',),
     ),
     Mutant(
         'probability_of_one_output',

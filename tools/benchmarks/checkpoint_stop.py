@@ -111,9 +111,8 @@ def main() -> None:
                     default_scope='mmengine',
                     work_dir=folder,
                     env_cfg=dict(accelerator='cpu'),
-                    model=dict(
-                        type='Layers', parameters=args.megabytes * 10**6 // 12
-                    ),  # and two moments
+                    # 4 bytes a parameter, and two moments
+                    model=dict(type='Layers', parameters=args.megabytes * 10**6 // 12),
                     train_dataloader=dict(
                         batch_size=2,
                         num_workers=0,

@@ -265,13 +265,14 @@ class Comparison:
             _, times = train(scheduled(cfg, 0, before + timed, place))
             return dict(step=float(np.median(np.diff(times[before:]))))
 
+        # One after another: equally busy.
         step = {
             each: self.results.get_or_run(
                 functools.partial(calibrate, each), kind='step', data=data, method=each
             )['step']
             for each in METHODS
             if each != METHODS[1]
-        }  # one after another: equally busy
+        }
         return max(2, round(seconds / step[method]))
 
     def _train(

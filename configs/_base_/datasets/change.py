@@ -11,8 +11,8 @@ dataset = dict(
     type='ChangeDataset',
     data_root='{{$MAPSAGE_CHANGE:data/change}}',
     sensors=sensors,
-    max_shift=1.0,
-)  # pixels; a larger shift between the dates is a warning
+    max_shift=1.0,  # pixels; a larger shift between the dates is a warning
+)
 train_pipeline = [
     dict(type='LoadChangePair'),
     dict(type='LoadChangeLabels'),

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from mapsage.base.files import parse_json
 from mapsage.base.folder_claims import FolderClaimedError, claimed
-from mapsage.base.json_text import parse_json
 from mapsage.geo import (
     GeoError,
     NotCopiedError,

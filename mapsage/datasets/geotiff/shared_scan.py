@@ -20,8 +20,8 @@ from typing import Any, Callable, List, Optional, Sequence
 import numpy as np
 from mmengine.logging import print_log
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.free_memory import return_free_memory
+from mapsage.base.files import atomic_write
+from mapsage.base.process import return_free_memory
 from mapsage.geo import GeoError, Raster, stamp
 
 FOLDER_VARIABLE = 'MAPSAGE_SCENE_CACHE'

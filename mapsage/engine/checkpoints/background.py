@@ -14,8 +14,8 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Callable, List, Mapping, Optional, Tuple
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.files import atomic_write
+from mapsage.base.process import BackgroundWorker
 from mapsage.engine.checkpoints.writer_lease import check_writer
 
 from .files import SaveError, remove_leftovers, sync_folder, write_checkpoint

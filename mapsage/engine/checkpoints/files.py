@@ -19,8 +19,8 @@ from typing import List, Optional, Set, Tuple, Union
 
 import torch
 
-from mapsage.base.atomic_write import describe_room
 from mapsage.base.errors import UserError
+from mapsage.base.files import describe_room
 from mapsage.engine.checkpoints.writer_lease import check_writer
 
 _PARTIAL = re.compile(r'\.[0-9a-f]{8}\.partial$')

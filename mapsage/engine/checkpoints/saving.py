@@ -39,8 +39,8 @@ from mapsage.base.console import make_lenient
 from mapsage.base.errors import UserError
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none, error_text
 from mapsage.distributed.groups.process_group import kept_when_interrupted
+from mapsage.distributed.wrappers.split_model import whole_model
 from mapsage.extras.elastic.neighbor.copies import NeighborCopies
-from mapsage.extras.streaming.split_head.replica_parallel import whole_model
 from mapsage.host.hook import MapSageHook, mapsage_hooks
 from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out

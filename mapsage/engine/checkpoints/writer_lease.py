@@ -14,8 +14,8 @@ import os
 import socket
 from typing import Dict, Optional
 
-from mapsage.base.atomic_write import atomic_write
 from mapsage.base.errors import UserError
+from mapsage.base.files import atomic_write
 
 _FILE = '.writer'
 _lease: Dict[str, str] = {}  # this process's: path of the file, and the word

@@ -21,8 +21,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
-from mapsage.base.atomic_write import atomic_write
 from mapsage.base.errors import UserError
+from mapsage.base.files import atomic_write
 from mapsage.evaluation import scores
 from mapsage.evaluation.confusion_matrix import mean_of_defined
 from mapsage.host.metrics import confusion_matrix

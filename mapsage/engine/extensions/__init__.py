@@ -9,7 +9,6 @@ all features together.
 from typing import Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
-from mapsage.extras.streaming.run_extensions import EncoderFeatures, SharedHeads
 from mapsage_launcher.extras import run_extensions_of_extras
 
 from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
@@ -22,8 +21,6 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     Nodes,
     DataChecks,
     ConfigTypos,
-    EncoderFeatures,
-    SharedHeads,
     VirtualRankLoading,
     # Before everything that depends on the seed or on whether the run is resumed.
     Resume,

@@ -13,6 +13,7 @@ import os
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Union
 
+from mmengine.config import Config
 from mmengine.runner import BaseLoop
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -49,7 +50,7 @@ def settle_ranks_of_run(run: EngineRun) -> VirtualRanks:
     """
     saved = None if run.resume_choice is None else run.resume_choice.virtual_ranks
     configured, processes = run.env.virtual_ranks, run.world_size
-    obstacle = virtual_settings.obstacle(run.cfg, run.strategy.name, run.computes_sync_bn)
+    obstacle = _obstacle(run, run.cfg)
     if obstacle and configured is None:
         ranks = VirtualRanks(processes, processes)
         if saved not in (None, processes):
@@ -61,7 +62,7 @@ def settle_ranks_of_run(run: EngineRun) -> VirtualRanks:
             )
     else:
         ranks = virtual_settings.settle_virtual_ranks(
-            configured, saved, processes, virtual_settings.expected_processes(run.cfg, os.environ)
+            configured, saved, processes, virtual_settings.expected_processes(os.environ)
         )
     if obstacle and not ranks.one_each:
         raise VirtualRanksError(
@@ -91,9 +92,22 @@ def can_replay(run: EngineRun) -> bool:
     """Return whether ``tools/train.py --replay`` could carry out a step of a run."""
     if isinstance(dataset_of(run.train_loop), IterableDataset):
         return False
-    return virtual_settings.can_replay(
-        run.cfg, run.strategy.name, run.computes_sync_bn, run.virtual_ranks.count
-    )
+    if run.virtual_ranks.count == 1:
+        return True
+    loader = run.cfg.get('train_dataloader')
+    if not isinstance(loader, dict) or not isinstance(loader.get('sampler'), dict):
+        return False
+    cfg = Config(dict(run.cfg.items()))
+    for extension in run.extensions:
+        extension.prepare_replay(cfg)
+    return not _obstacle(run, cfg)
+
+
+def _obstacle(run: EngineRun, cfg: Config) -> str:
+    """Return the setting of a config that needs one process for each virtual rank, and why."""
+    obstacles = [extension.needs_one_rank_each(cfg) for extension in run.extensions]
+    general = virtual_settings.obstacle(cfg, run.strategy.name, run.computes_sync_bn)
+    return next(filter(None, [general, *obstacles]), '')
 
 
 def _build_loader(run: EngineRun) -> DataLoader:

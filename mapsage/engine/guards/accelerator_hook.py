@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator, seed_generators
 from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.distributed.wrappers.rank_batches import Batch
-from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
+from mapsage.distributed.wrappers.split_model import SplitModel
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, MapSageRun
 
@@ -30,7 +30,7 @@ class AcceleratorHook(MapSageHook):
 
     - Before a training step the random state of the device is derived from (seed, virtual rank,
       iteration), so that dropout in a resumed run equals dropout in an uninterrupted one, on any
-      number of processes. The ranks of a head replica count as one rank here.
+      number of processes. Ranks that hold one model together count as one rank here.
     - After the step a lazy device runs the operations it has recorded, before any hook reads a
       loss. Reading a loss first would compile one more graph in every iteration.
 
@@ -55,11 +55,11 @@ class AcceleratorHook(MapSageHook):
 
     @staticmethod
     def _data_rank(runner: HostRunner) -> int:
-        """Return the number by which this process draws, the same on all ranks of a head replica."""
+        """Return the number by which this process draws, the same on ranks that hold one model."""
         if isinstance(runner.model, VirtualDataParallel):
             return runner.model.block.start
-        if isinstance(runner.model, HeadReplicas):
-            return runner.model.replicas.index
+        if isinstance(runner.model, SplitModel):
+            return runner.model.samples_rank
         return get_rank()
 
     def after_train_iter(
@@ -78,7 +78,7 @@ class AcceleratorHook(MapSageHook):
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Write the number of virtual ranks into the checkpoint, which is fixed for the run."""
-        if isinstance(runner, MapSageRun) and not isinstance(runner.model, HeadReplicas):
+        if isinstance(runner, MapSageRun) and not isinstance(runner.model, SplitModel):
             checkpoint['meta']['virtual_ranks'] = runner.virtual_ranks.count
 
     def after_val_iter(

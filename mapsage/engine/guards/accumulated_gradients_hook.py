@@ -19,7 +19,7 @@ from mapsage.distributed.ordered_sum import Fold, OrderedSum
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.distributed.wrappers.rank_batches import Batch
-from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
+from mapsage.distributed.wrappers.split_model import SplitModel
 from mapsage.host.hook import MapSageHook
 from mapsage.host.optim_wrappers import built_wrappers, inside_cycle
 from mapsage.host.runner import HostRunner, MapSageRun, OptimWrappers, plain_model
@@ -60,7 +60,7 @@ class AccumulatedGradientsHook(MapSageHook):
         self._gradients = {}
         if not inside_cycle(runner.optim_wrapper):
             return
-        if isinstance(runner.model, HeadReplicas):
+        if isinstance(runner.model, SplitModel):
             if not self._warned:
                 runner.logger.warning(
                     f'iteration {runner.iter + 1} is inside an accumulation cycle, and the '

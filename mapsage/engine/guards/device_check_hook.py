@@ -41,9 +41,9 @@ from mapsage.distributed.weights import (
 )
 from mapsage.distributed.wrappers import MMModelParallel
 from mapsage.distributed.wrappers.rank_batches import Batch
+from mapsage.distributed.wrappers.split_model import whole_model
 from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossHook
 from mapsage.engine.loading.loader_workers import LoaderWorkerError
-from mapsage.extras.streaming.split_head.replica_parallel import whole_model
 from mapsage.host.hook import mapsage_hooks
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
 from mapsage.host.segmentors import padded_size

@@ -15,7 +15,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.distributed import (
     Channel,
     SerialChannel,

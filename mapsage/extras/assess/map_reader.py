@@ -20,7 +20,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence
 import numpy as np
 import shapely
 
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import xml_text
 from mapsage.geo import CONFIDENCE_NODATA, Raster, read_classes, same_crs, to_map
 from mapsage.geo.ellipsoid import EllipsoidArea
 from mapsage.geo.errors import Box

@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.pictures.area_plot import AreaLine, render_areas
 from mapsage.pictures.report.charts import text
 from mapsage.pictures.report.page import page

@@ -16,7 +16,7 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 from .errors import AssessError
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Callable, Dict
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 MARKER = 'demo.json'
 

@@ -80,7 +80,7 @@ def code_digest(folder: Optional[Path] = None) -> str:
 
     The folder .mim of a wheel is left out, because a checkout has these files elsewhere.
     """
-    folder = Path(__file__).resolve().parents[1] if folder is None else folder
+    folder = Path(__file__).resolve().parents[2] if folder is None else folder
     digest = hashlib.blake2b(digest_size=4)
     for path in sorted(folder.rglob('*.py')):
         name = path.relative_to(folder)

@@ -2,7 +2,7 @@
 
 A job on a single node does none of this, unless it is elastic and may grow. A node is a machine
 with one launcher; its rank with local rank 0 speaks for the node. What is compared is in
-`node_settings.py`, the heartbeat in ``mapsage/distributed/nodes/``.
+`node_settings.py`, the heartbeat in `heartbeat.py`.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def _make_folder(folder: Path, option: str) -> None:
 
 def _write(files: Mapping[Path, bytes]) -> None:
     """Write all files, the first one last, so that a program that waits for it finds the others."""
-    from mapsage.base.atomic_write import atomic_write
+    from mapsage.base.files import atomic_write
     from mapsage.extras.export.errors import ExportError
 
     try:

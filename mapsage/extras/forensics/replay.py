@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 from mapsage.base.errors import UserError
 from mapsage.engine.checkpoints.resume import candidates_in, folders_of
 from mapsage.engine.display import PreviewHook
+from mapsage.engine.extensions import EXTENSIONS
 from mapsage.engine.guards import ReproducibilityHook
 from mapsage.engine.guards.reproducibility import META_KEY, differences
-from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
 from mapsage.extras.forensics.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.host.dataset_parts import metainfo_of
 
@@ -171,8 +171,8 @@ def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
     cfg.work_dir = str(Path(cfg.work_dir) / 'replay' / f'iter_{iteration}')
     cfg.resume, cfg.load_from = True, start.path
     cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
-    if (cfg.get('feature_source') or {}).get('type') in COMPUTED_IN_A_REPLAY:
-        cfg.pop('feature_source')
+    for extension in EXTENSIONS:
+        extension.prepare_replay(cfg)
     hooks = {
         name: hook
         for name, hook in (cfg.get('default_hooks') or {}).items()

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.extras.forensics.step_recorder import RankStep
 from mapsage.pictures import PreviewSample, save_preview
 

@@ -30,8 +30,9 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error('--replay starts from a checkpoint that it chooses itself: leave --resume out')
 
 
-def run(args: argparse.Namespace, cfg: Any) -> None:
-    """Repeat the iteration of a config's run."""
+def run(args: argparse.Namespace, cfg: Any) -> bool:
+    """Repeat the iteration of a config's run, in place of a training."""
     from .replay import replay
 
     replay(cfg, args.replay)
+    return True

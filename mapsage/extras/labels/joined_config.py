@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.config import Config
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.geo.places import PlaceInputs
 from mapsage.maps.errors import PredictError
 from mapsage.maps.model import Bands

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 from rasterio.windows import Window
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.geo import ClassMapWriter, MapInfo, write_cog
 from mapsage.geo.cog import temporary_beside
 from mapsage.geo.gdal_files import open_file

@@ -18,7 +18,7 @@ import pyogrio.raw
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.geo import GeoError
 from mapsage.geo.cog import disk_message, temporary_beside
 from mapsage.geo.qgis_style import add_polygon_style

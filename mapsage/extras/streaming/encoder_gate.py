@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mapsage.base.errors import UserError
+from mapsage.models.frozen_weights import why_not_frozen
 
 from .source import Features, StackFeatures, StreamingError
 
@@ -118,38 +119,6 @@ def as_levels(features: object, encoder: nn.Module) -> Features:
 
 def check_frozen(encoder: nn.Module) -> None:
     """Raise FeatureSourceError if an encoder has trained parameters, or layers in training mode."""
-    trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
-    if any('.lora_A.' in name for name in trained):
-        raise FeatureSourceError(
-            f'feature_source needs a frozen encoder, and model.backbone ({type(encoder).__name__}) '
-            f'has LoRA adapters, which change its features in every step. Leave lora out of '
-            f'the backbone, with frozen=True, or take feature_source out of the config.'
-        )
-    if trained:
-        raise FeatureSourceError(
-            f'feature_source needs a frozen encoder, and {len(trained)} parameter(s) of '
-            f'model.backbone ({type(encoder).__name__}) are trained, the first {trained[0]!r}. Set '
-            f'backbone.frozen=True (DINOv3ViT; other backbones: frozen_stages), or take '
-            f'feature_source out of the config.'
-        )
-    encoder.train()
-    training = [
-        f'{name or "itself"} ({type(module).__name__})'
-        for name, module in encoder.named_modules()
-        if module.training and _differs_in_training(module)
-    ]
-    if training:
-        raise FeatureSourceError(
-            f'feature_source needs an encoder that computes the same in every step, and '
-            f'{training[0]} of model.backbone is in training mode after model.train(). Set '
-            f'backbone.norm_eval=True, or the rate of its dropout to 0.'
-        )
-
-
-def _differs_in_training(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.batchnorm._NormBase):
-        return True
-    if isinstance(module, nn.MultiheadAttention):
-        return module.dropout > 0
-    rate = getattr(module, 'p', getattr(module, 'drop_prob', 0))
-    return 'drop' in type(module).__name__.lower() and bool(rate)
+    obstacle = why_not_frozen(encoder, 'feature_source')
+    if obstacle is not None:
+        raise FeatureSourceError(obstacle)

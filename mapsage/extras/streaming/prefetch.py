@@ -13,7 +13,7 @@ from typing import Callable, Deque, Dict, Optional, Tuple
 
 import torch
 
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 
 from .source import Encode, Features, FeatureSource, Item, StreamingError
 

@@ -1,6 +1,6 @@
 """Settings of a run in which several ranks train one head, a head replica.
 
-``extensions/frozen_encoders.py`` applies them to a run.
+``run_extensions.py`` applies them to a run.
 """
 
 from __future__ import annotations

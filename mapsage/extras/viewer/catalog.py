@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 from mapsage.geo import (
     SCENE_SUFFIXES,
     VECTOR_SUFFIXES,

@@ -26,8 +26,7 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 from rasterio.vrt import WarpedVRT
 from rasterio.windows import Window
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, parse_json
 from mapsage.geo import (
     VECTOR_SUFFIXES,
     ClassMapWriter,

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 from .admission import Admission
 from .connections import BoundedHandler, BoundedServer, as_bytes, requested_part

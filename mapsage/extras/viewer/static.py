@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 
 from .errors import ViewError
 from .polygons import MOST, polygons_in

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 from mapsage.geo import GeoError, acquisition_time, locate
 
 from .places import DatedImage, Place, check_files, read_date

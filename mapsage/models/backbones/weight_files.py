@@ -14,7 +14,7 @@ import torch
 from mmengine.runner import CheckpointLoader
 
 from mapsage.base.errors import UserError
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 State = Dict[str, torch.Tensor]
 

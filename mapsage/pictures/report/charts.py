@@ -10,7 +10,7 @@ import math
 from html import escape
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import xml_text
 
 # The palette of Okabe and Ito is distinguishable with every common color blindness
 # (https://jfly.uni-koeln.de/color/). Its yellow is left out, because it is invisible on white.

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 
 from . import class_sections, fragments, sections
 from .charts import ChartLine, line_chart, number, text

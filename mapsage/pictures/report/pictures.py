@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 # In pixels.
 _MAX_WIDTH = 1500

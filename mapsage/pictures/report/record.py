@@ -13,9 +13,8 @@ import math
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from mapsage.base.atomic_write import atomic_write
 from mapsage.base.errors import UserError
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, parse_json
 
 RECORD = 'run.json'
 # How Python's parser refuses deeply nested text.

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import parse_json
 
 from .record import ReportError, config_of_file, finite, read_record
 

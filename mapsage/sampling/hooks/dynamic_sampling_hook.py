@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mapsage.accelerator import current_accelerator
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 from mapsage.distributed import check_descriptors, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.distributed.wrappers import VirtualDataParallel

@@ -15,8 +15,8 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optiona
 import torch
 from torch.utils.data import DataLoader
 
-from mapsage.base.background_worker import BackgroundWorker
 from mapsage.base.errors import UserError
+from mapsage.base.process import BackgroundWorker
 from mapsage.distributed.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
 from mapsage.sampling import BlockSampler, Candidate, SampledBatch
 from mapsage.sampling.judging import incomplete_groups

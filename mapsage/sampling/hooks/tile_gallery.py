@@ -15,7 +15,7 @@ from typing import Any, Deque, Dict, NamedTuple, Sequence
 import numpy as np
 import torch
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 from mapsage.datasets.label_score import label_map
 from mapsage.host.batch_images import Channels, choose_channels
 from mapsage.pictures.tiles import display_rgb

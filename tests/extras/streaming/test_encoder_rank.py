@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from argparse import Namespace
 from typing import Any, Iterator, List, Tuple
 
 import pytest
@@ -12,8 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mapsage.accelerator.cpu import CpuAccelerator
-from mapsage.commands import cli
-from mapsage.extras.streaming import encoder_rank
+from mapsage.extras.streaming import encoder_rank, train_options
 from mapsage.extras.streaming.encoder_rank import EncoderRank, take_role
 from mapsage_launcher import stop_request
 
@@ -96,14 +96,14 @@ def test_the_encoder_computes_in_the_precision_of_the_run(kind: Any, amp: bool) 
 def test_the_number_of_encoders_on_the_command_line() -> None:
     cfg = config(encoders=3)
     cfg.feature_source.wire_dtype = 'bfloat16'
-    cli.stream_features(cfg, 2)
+    train_options.run(Namespace(encoders=2), cfg)
     assert cfg.feature_source == dict(type='Streamed', encoders=2, wire_dtype='bfloat16')
-    cli.stream_features(cfg, 0)
+    train_options.run(Namespace(encoders=0), cfg)
     assert cfg.get('feature_source') is None
     cfg.feature_source = dict(type='Cached', folder='x')
-    cli.stream_features(cfg, 0)
+    train_options.run(Namespace(encoders=0), cfg)
     assert cfg.feature_source.type == 'Cached'
-    cli.stream_features(cfg, 1)
+    train_options.run(Namespace(encoders=1), cfg)
     assert cfg.feature_source == dict(type='Streamed', encoders=1)
 
 

@@ -12,7 +12,7 @@ from typing import List
 import pytest
 from warm_python import warm_python
 
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 
 
 def _threads(name: str) -> List[threading.Thread]:
@@ -91,7 +91,7 @@ def test_a_call_that_hangs_does_not_keep_the_process_alive(tmp_path: Path) -> No
     program = tmp_path / 'hang.py'
     program.write_text("""
 import threading
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 begun = threading.Event()
 BackgroundWorker('x').submit(lambda: (begun.set(), threading.Event().wait()))
 begun.wait()

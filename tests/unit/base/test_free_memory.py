@@ -13,7 +13,7 @@ from support import ROOT
 PROGRAM = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
-from mapsage.base.free_memory import return_free_memory
+from mapsage.base.process import return_free_memory
 
 def resident():
     with open('/proc/self/statm') as file:

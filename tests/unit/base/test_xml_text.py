@@ -14,7 +14,7 @@ import rasterio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.base.xml_text import xml_text
+from mapsage.base.files import xml_text
 from mapsage.geo import (
     ClassMapWriter,
     MapInfo,

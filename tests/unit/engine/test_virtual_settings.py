@@ -6,11 +6,11 @@ import pytest
 from mmengine.config import Config
 from mmengine.model import MMDistributedDataParallel
 
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.engine.env_cfg import short_name
 from mapsage.engine.virtual_settings import (
-    can_replay,
     expected_processes,
     obstacle,
     settle_virtual_ranks,
@@ -28,14 +28,11 @@ def test_the_checkpoint_and_then_the_config_say_how_many(
     assert settle_virtual_ranks(asked, saved, processes) == VirtualRanks(count, processes)
 
 
-@pytest.mark.parametrize(
-    ('source', 'processes'),
-    [(None, 32), (dict(type='Cached'), 32), (dict(type='Streamed', encoders=8), 24)],
-)
-def test_ranks_that_only_encode_are_no_virtual_ranks(source: Any, processes: int) -> None:
-    cfg = Config(dict(feature_source=source))
-    assert expected_processes(cfg, {VIRTUAL_RANKS_VARIABLE: '32'}) == processes
-    assert expected_processes(cfg, {}) is None
+def test_ranks_that_only_encode_are_no_virtual_ranks() -> None:
+    elastic = {VIRTUAL_RANKS_VARIABLE: '32'}
+    assert expected_processes(elastic) == 32
+    assert expected_processes({**elastic, ENCODERS_VARIABLE: '8'}) == 24
+    assert expected_processes({ENCODERS_VARIABLE: '8'}) is None
 
 
 def test_config_and_checkpoint_must_agree() -> None:
@@ -59,7 +56,6 @@ def test_more_processes_than_the_checkpoint_has_virtual_ranks_are_told_the_way_o
 @pytest.mark.parametrize(
     ('cfg', 'named'),
     [
-        (dict(feature_source=dict(type='Streamed', ranks_per_head=2)), 'ranks_per_head=2'),
         (dict(custom_hooks=[dict(type='mapsage.engine.SyncBuffersHook')]), 'SyncBuffersHook'),
         (
             dict(custom_hooks=[dict(type='EMAHook'), dict(type='SyncBuffersHook')]),
@@ -96,23 +92,3 @@ def test_a_plain_config_has_no_obstacle_but_model_parallelism() -> None:
     told = obstacle(cfg, 'single_device', sync_layers=True)
     assert 'SyncBN layers' in told and "norm_cfg=dict(type='BN')" in told
     assert 'model parallelism' in obstacle(cfg, MODEL_PARALLEL)
-
-
-@pytest.mark.parametrize(
-    'virtual_ranks, cfg, possible',
-    [
-        (3, {}, True),
-        (1, dict(sync_bn='torch'), True),
-        (2, dict(sync_bn='torch'), False),
-        (2, dict(feature_source=dict(type='Streamed', ranks_per_head=2)), True),
-        (2, dict(feature_source=dict(type='Prefetched')), True),
-        (3, dict(custom_hooks=[dict(type='DynamicSamplingHook')]), True),
-        (3, dict(custom_hooks=[dict(type='SyncBuffersHook')]), False),
-        (2, dict(train_dataloader=dict(sampler=object())), False),
-    ],
-)
-def test_a_replay_is_advised_where_one_process_can_have_the_virtual_ranks(
-    virtual_ranks: int, cfg: Dict[str, Any], possible: bool
-) -> None:
-    given = dict(dict(train_dataloader=dict(sampler=dict(type='InfiniteSampler'))), **cfg)
-    assert can_replay(Config(given), 'distributed_data_parallel', False, virtual_ranks) == possible

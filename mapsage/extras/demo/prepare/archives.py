@@ -20,8 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import cv2
 import numpy as np
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, parse_json
 from mapsage.base.progress import ProgressLine
 
 from .layouts import LAYOUTS, ArchiveLayout, SourceImage

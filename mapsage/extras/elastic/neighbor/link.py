@@ -30,7 +30,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.logging import MMLogger
 
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 from mapsage.distributed import error_text
 from mapsage.distributed.host_address import reachable_host
 from mapsage_launcher.trust.guard import Guard, bind_listener

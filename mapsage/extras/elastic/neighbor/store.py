@@ -20,8 +20,8 @@ import zlib
 from pathlib import Path
 from typing import List, Optional, Union
 
-from mapsage.base.atomic_write import atomic_write
 from mapsage.base.errors import UserError
+from mapsage.base.files import atomic_write
 
 # In the work dir. A copy in memory counts only as long as this folder names it.
 FOLDER = '.neighbor_copy'

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Optional
 
 from mapsage.accelerator import Accelerator
-from mapsage.base.free_memory import return_free_memory
+from mapsage.base.process import return_free_memory
 
 _STATUS = Path('/proc/self/status')
 

@@ -24,17 +24,17 @@ from mapsage.distributed import broadcast_tensors, open_channel
 from mapsage.distributed.wrappers import MMModelParallel
 from mapsage.distributed.wrappers.batch_counts import gives_counts
 from mapsage.distributed.wrappers.rank_batches import Batch
+from mapsage.distributed.wrappers.split_model import SplitModel
 from mapsage.extras.labels.fixmatch.fixmatch import VIEWS, FixMatchStep
 from mapsage.extras.labels.fixmatch.strong_view import StrongView
 from mapsage.extras.labels.fixmatch.teacher import Teacher
 from mapsage.extras.labels.fixmatch.unlabeled_loss import UnlabeledLoss
 from mapsage.extras.labels.unlabeled.joined import SemiSupervisedDataset
 from mapsage.extras.labels.unlabeled.sampler import LabeledUnlabeledSampler
-from mapsage.extras.streaming.encoder_gate import FeatureSourceError, check_frozen
-from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
 from mapsage.host.optim_wrappers import inside_cycle
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
 from mapsage.host.segmentors import gives_scores, is_segmentor
+from mapsage.models.frozen_weights import why_not_frozen
 from mapsage.sampling.hooks.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 
 from .pseudo_label_report import PseudoLabelReport
@@ -150,7 +150,7 @@ class FixMatchHook(Hook):
         model.train()
         frozen = _frozen_backbone(model)
         if self._views == 'features' and frozen is None:
-            check_frozen(model.backbone)
+            raise SemiSupervisedError(str(why_not_frozen(model.backbone, "views='features'")))
         # A second training of the same runner continues with the teacher.
         if self._teacher is None:
             self._teacher = Teacher(
@@ -298,11 +298,8 @@ def _copy_from_first_rank(buffers: List[torch.Tensor]) -> List[torch.Tensor]:
 
 def _frozen_backbone(model: Any) -> Optional[nn.Module]:
     """Return the backbone of a model if it never changes, else None."""
-    try:
-        check_frozen(model.backbone)
-    except (AttributeError, FeatureSourceError):
-        return None
-    return model.backbone
+    backbone = getattr(model, 'backbone', None)
+    return None if backbone is None or why_not_frozen(backbone, '') else backbone
 
 
 def _class_names(runner: HostRunner, model: Any) -> List[str]:
@@ -319,7 +316,7 @@ def _find_mistakes(runner: HostRunner, model: nn.Module, views: str) -> Iterator
             f'the model {type(model).__name__}: expected a segmentor with encode_decode, such '
             f'as EncoderDecoder'
         )
-    if isinstance(runner.model, (HeadReplicas, MMModelParallel)):
+    if isinstance(runner.model, (SplitModel, MMModelParallel)):
         yield (
             f'the model wrapper {type(runner.model).__name__}: expected one device a model, '
             f'since the teacher is a second model on the same device'

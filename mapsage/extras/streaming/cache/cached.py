@@ -14,7 +14,7 @@ from typing import ClassVar, Dict, Optional, Sequence, Tuple
 
 import torch
 
-from mapsage.base.background_worker import BackgroundWorker
+from mapsage.base.process import BackgroundWorker
 from mapsage.extras.streaming.source import Features, FeatureSource, Item
 
 from .index import INDEX, CacheIndex, check_views, find_shards, read_index

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from mapsage.base.atomic_write import atomic_write
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, parse_json
 
 from .keys import CacheKeys, hash_of
 from .shards import PATTERN, CacheError, DamagedShardError, Shard, ShardEntry

@@ -14,8 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import torch
 from safetensors.torch import save
 
-from mapsage.base.atomic_write import atomic_write, describe_room
-from mapsage.base.json_text import parse_json
+from mapsage.base.files import atomic_write, describe_room, parse_json
 from mapsage.extras.streaming.source import StreamingError
 
 # A killed run loses at most one unfinished shard of each rank, and a shard is kept in memory until

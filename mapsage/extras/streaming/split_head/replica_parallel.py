@@ -2,12 +2,12 @@
 
 The ranks of a replica train on the same samples, and each may hold a share of ``decode_head``.
 Ranks that hold the same share, one in each replica, are peers: they average their gradients. How a
-head is split is in ``mapsage/extras/streaming/split_head/``; this module sees it as :class:`Shares`.
+head is split is in the modules next to this one; this module sees it as :class:`Shares`.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Dict, Iterator, List, Optional, Protocol, Tuple
 
 import torch
@@ -24,6 +24,7 @@ from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.distributed.wrappers.batch_counts import BatchCounts
 from mapsage.distributed.wrappers.placement import place_module
 from mapsage.distributed.wrappers.rank_batches import Batch
+from mapsage.distributed.wrappers.split_model import SplitModel
 from mapsage.extras.streaming.split_head.replicas import Replicas, average_gradients
 
 
@@ -48,7 +49,7 @@ class Shares(Protocol):
 
 
 @MODEL_WRAPPERS.register_module()
-class HeadReplicas(nn.Module):
+class HeadReplicas(SplitModel):
     """Trains one model on several replicas, each of which may have split ``decode_head``.
 
     The ranks of a replica train on the same samples. Ranks with the same position in their replica
@@ -79,6 +80,11 @@ class HeadReplicas(nn.Module):
         self.counts = BatchCounts(
             self.module, VirtualRanks(replicas.count, replicas.count), replicas.peers
         )
+
+    @property
+    def samples_rank(self) -> int:
+        """Number of this rank's replica."""
+        return self.replicas.index
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
@@ -158,13 +164,3 @@ class HeadReplicas(nn.Module):
         if overflow.item():
             assert shares[0].grad is not None
             shares[0].grad.fill_(float('inf'))
-
-
-def whole_model(model: nn.Module) -> AbstractContextManager:
-    """Return a context in which the head of ``model`` is whole on every rank. Collective.
-
-    Args:
-        model: Model or wrapped model. The context has no effect unless it is a
-            :class:`HeadReplicas`.
-    """
-    return model.whole() if isinstance(model, HeadReplicas) else nullcontext()

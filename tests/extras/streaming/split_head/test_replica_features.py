@@ -1,4 +1,4 @@
-"""Delivery in a replica of one rank; tests/distributed/test_head_replicas.py has several ranks."""
+"""Delivery in a replica of one rank; tests/extras/streaming/test_head_replicas.py has several ranks."""
 
 from __future__ import annotations
 

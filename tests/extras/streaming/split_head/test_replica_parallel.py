@@ -57,7 +57,8 @@ def counted_in_a_replica(replicas: Any) -> List[float]:
 def use_a_replica() -> Dict[str, Any]:
     from mapsage.accelerator import resolve_accelerator, set_current_accelerator
     from mapsage.distributed.wrappers.optim_wrapper import AmpOptimWrapper
-    from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas, whole_model
+    from mapsage.distributed.wrappers.split_model import whole_model
+    from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
     from mapsage.extras.streaming.split_head.replicas import make_replicas
     from mapsage.extras.streaming.split_head.tensor_parallel import TensorParallelError
     from mapsage.extras.streaming.split_head.trained_shares import TrainedShares

@@ -1,4 +1,4 @@
-"""How heads are split, without ranks; tests/distributed/test_tensor_parallel_head.py has ranks."""
+"""How heads are split, without ranks; tests/extras/streaming/test_tensor_parallel_head.py has ranks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_stock_models_train_on_simulated_cards(name: str, tiny_data: Path, tmp_p
         str(config),
         tmp_path,
         timeout=200,
-        environ={'PYTHONPATH': str(Path(__file__).parents[1])},
+        environ={'PYTHONPATH': str(Path(__file__).parents[2])},
     )[0]
     assert ran['cpu']['devices'] == {'cpu'} and ran['sim']['devices'] == {'gcu:0'}
     assert len(ran['sim']['losses']) == 4

@@ -193,7 +193,7 @@ def train_unlike(folder: Path, bit: int) -> Any:
 
 def run_benchmark(folder: Path) -> Dict[str, List[int]]:
     """Return the table of tools/benchmarks/cross_check.py for a few faults."""
-    path = Path(__file__).parents[2] / 'tools' / 'benchmarks' / 'cross_check.py'
+    path = Path(__file__).parents[3] / 'tools' / 'benchmarks' / 'cross_check.py'
     spec: Any = importlib.util.spec_from_file_location('cross_check_benchmark', path)
     benchmark: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
@@ -323,7 +323,7 @@ env_cfg['cross_check'] = dict(interval=2)
         '--work-dir',
         tmp_path / 'work',
         ranks=3,
-        environ={'ACCELERATOR': 'sim', 'PYTHONPATH': str(Path(__file__).parents[1])},
+        environ={'ACCELERATOR': 'sim', 'PYTHONPATH': str(Path(__file__).parents[2])},
     )
     assert finished.status == 1, finished.output[-4000:]
     assert finished.left_running == []

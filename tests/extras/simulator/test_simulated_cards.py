@@ -79,7 +79,7 @@ def test_eight_simulated_cards_train_like_the_cpu(tiny_data: Path, tmp_path: Pat
                 environ={
                     'ACCELERATOR': accelerator,
                     'MAPSAGE_TEST_PLACEMENT': str(folder),
-                    'PYTHONPATH': str(Path(__file__).parents[1] / 'integration'),
+                    'PYTHONPATH': str(Path(__file__).parents[2] / 'integration'),
                 },
             )
         )

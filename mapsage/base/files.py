@@ -1,16 +1,18 @@
-"""Files that appear under their name complete, or not at all.
+"""Files and their texts: written whole or not at all, read without trust.
 
-Every file that another process may read, or that must survive a crash, is written this way.
-`describe_room` says what a disk lacks on which a write has failed.
+Every file that another process may read, or that must survive a crash, is written by
+:func:`atomic_write`. A text that anybody may have written is parsed by :func:`parse_json`.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import uuid
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 
 def atomic_write(path: Union[str, Path], data: bytes, durable: bool = False) -> None:
@@ -60,3 +62,25 @@ def describe_room(folder: Union[str, Path], error: BaseException, partial: int =
     if disk.f_files and not disk.f_favail:
         return f'all {disk.f_files:,} inodes are in use in {folder}, so no further file fits'
     return f'{(disk.f_bavail * disk.f_frsize + partial) / 1e6:,.1f} MB are free in {folder}'
+
+
+def parse_json(text: Union[str, bytes]) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: If the text is not JSON, or nested more deeply than Python can read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError('it is nested too deeply') from error
+
+
+# Characters that XML 1.0 cannot contain, not even escaped; and the carriage return, which readers
+# turn into a line feed unless the writer escapes it (ElementTree does so from Python 3.9 on).
+_NOT_XML = re.compile('[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
+
+
+def xml_text(value: object) -> str:
+    """Return a value as text, with U+FFFD for characters that XML cannot contain; not escaped."""
+    return _NOT_XML.sub('\ufffd', str(value))

@@ -1,11 +1,12 @@
-"""A daemon thread that makes calls one after the other.
+"""A thread for calls that may hang, and memory that a process gives back.
 
-Used for work that may hang on a device or another rank: unlike the threads of
-`concurrent.futures`, it never keeps a failed process alive.
+Work that may hang on a device or another rank is done by :class:`BackgroundWorker`: unlike the
+threads of `concurrent.futures`, it never keeps a failed process alive.
 """
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from concurrent.futures import Future
@@ -90,3 +91,16 @@ class BackgroundWorker:
         else:
             future.set_result(result)
         return is_prepared
+
+
+def return_free_memory() -> None:
+    """Return the free memory of this process to the system; takes about a millisecond.
+
+    After blocks of many sizes were allocated and freed, glibc keeps tens of megabytes for later.
+    Other C libraries have no such call; then this does nothing.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)

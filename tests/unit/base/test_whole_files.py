@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mapsage.base.atomic_write import atomic_write
+from mapsage.base.files import atomic_write
 
 
 @pytest.mark.parametrize('durable', [False, True])
