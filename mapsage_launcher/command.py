@@ -1,11 +1,11 @@
 """The command ``mapsage``: a word for each program, and the launcher.
 
-A program is a module with the functions ``main()`` and ``run()``; most of them are in
-`mapsage/commands/programs/` or in an extra, and a file of `tools/` with the same name starts the
-same module. The module is imported only after the checks here: if PyTorch or an MM package is
-missing, the error is the line that installs it. A word's ``--help`` needs neither
-(`program_start.py`). To add a word, add a row to ``COMMANDS``, or to the ``extra.json`` of an extra
-(`extras.py`).
+A program is one module of `mapsage/commands/` or of an extra, with the functions ``main()``, which
+parses the command line and does the work, and ``run()``, which calls it and exits. A file of
+`tools/` with the name of the module starts the same module. The module is imported only after the
+checks here: if PyTorch or an MM package is missing, the error is the line that installs it. A
+program's ``--help`` needs neither (`program_start.py`). To add a program, add a row to
+``COMMANDS``, or to the ``extra.json`` of an extra (`extras.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import difflib
 import os
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, NoReturn
+from typing import Dict, List, NamedTuple, NoReturn, Optional
 
 from mapsage_launcher import hosts, shipped
 from mapsage_launcher.extras import list_extras, missing_extra
@@ -26,36 +26,56 @@ class Command(NamedTuple):
     """A word of the command line.
 
     Attributes:
-        program: Name of the program, a key of :func:`program_modules`.
-        about: What it does, for the list of commands.
+        module: The program's module; its last part is the name of the file in `tools/`.
+        about: What it does, for the list of commands; without it, the list has the name only.
         without_hosts: Whether it runs without PyTorch and the MM packages.
     """
 
-    program: str
-    about: str
+    module: str
+    about: str = ''
     without_hosts: bool = False
 
+    @property
+    def program(self) -> str:
+        """Name of the program's file in `tools/`, without ``.py``."""
+        return self.module.rpartition('.')[2]
 
-EXTRAS = list_extras()
+
 COMMANDS: Dict[str, Command] = {
-    'train': Command('train', 'train a config on one device'),
-    'test': Command('test', 'evaluate a checkpoint'),
-    'predict': Command('predict', 'make maps of images and scenes'),
-    'doctor': Command('doctor', 'say whether a training would start here, and why'),
-    'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
+    'train': Command('mapsage.commands.train', 'train a config on one device'),
+    'test': Command('mapsage.commands.test', 'evaluate a checkpoint'),
+    'predict': Command('mapsage.commands.predict', 'make maps of images and scenes'),
+    'doctor': Command(
+        'mapsage.commands.doctor', 'say whether a training would start here, and why'
+    ),
+    'report': Command(
+        'mapsage.commands.report', 'write the report of a run as one HTML file', without_hosts=True
+    ),
     'compare': Command(
-        'compare', 'compare runs: scores, classes, settings, curves', without_hosts=True
+        'mapsage.commands.compare',
+        'compare runs: scores, classes, settings, curves',
+        without_hosts=True,
     ),
     'configs': Command(
-        'list_configs', 'list the configs that come with MapSage, or copy them', without_hosts=True
+        'mapsage.commands.list_configs',
+        'list the configs that come with MapSage, or copy them',
+        without_hosts=True,
     ),
-    **{word: Command(**row) for extra in EXTRAS.values() for word, row in extra.commands.items()},
+    'browse_dataset': Command('mapsage.commands.browse_dataset'),
+    'check_weights': Command('mapsage.commands.check_weights'),
+    'compare_checkpoints': Command('mapsage.commands.compare_checkpoints'),
+    'count_cards': Command('mapsage.commands.count_cards'),
+    'export_eomt': Command('mapsage.commands.export_eomt'),
+    'export_lora': Command('mapsage.commands.export_lora'),
+    'geotiff_statistics': Command('mapsage.commands.geotiff_statistics', without_hosts=True),
+    'measure_shift': Command('mapsage.commands.measure_shift', without_hosts=True),
+    'plot_sampling': Command('mapsage.commands.plot_sampling'),
+    **{
+        word: Command(**row)
+        for extra in list_extras().values()
+        for word, row in extra.commands.items()
+    },
 }
-_MORE_WITHOUT_HOSTS = (
-    'geotiff_statistics',
-    'measure_shift',
-    *(program for extra in EXTRAS.values() for program in extra.without_hosts),
-)
 
 # Script that `mapsage launch` starts on all cards, by the next word of the command line.
 LAUNCHED = {
@@ -93,65 +113,55 @@ def main() -> None:
 
 def usage() -> str:
     """Return the text of ``mapsage --help``."""
-    commands = {'launch': _LAUNCH, **{name: command.about for name, command in COMMANDS.items()}}
-    more = set(program_modules()) - {command.program for command in COMMANDS.values()}
+    commands = {'launch': _LAUNCH, **{word: row.about for word, row in COMMANDS.items()}}
     return '\n'.join(
         [
             'usage: mapsage COMMAND [options]',
             '',
             'Train remote-sensing segmentation models with MMSegmentation, and make maps with them.',
             '',
-            *(f'  {name:9} {about}' for name, about in commands.items()),
+            *(f'  {name:9} {about}' for name, about in commands.items() if about),
             '',
             _EXAMPLES,
             '`mapsage COMMAND --help` has the options of a command. The other programs run by their '
-            'names:\n' + '\n'.join(f'  {name}' for name in sorted(more)),
+            'names:',
+            *(f'  {name}' for name in sorted(commands) if not commands[name]),
         ]
     )
 
 
-def program_modules() -> Dict[str, str]:
-    """Return the modules of all programs, by the names of their files in tools/ without ``.py``."""
-    folder = shipped.PACKAGE / 'commands' / 'programs'
-    modules = {
-        path.stem: f'mapsage.commands.programs.{path.stem}' for path in folder.glob('[!_]*.py')
-    }
-    for extra in EXTRAS.values():
-        modules.update(extra.programs)
-    return modules
+def find_command(name: str) -> Optional[Command]:
+    """Return a program by its word or by its file in `tools/`, with hyphens or underscores."""
+    programs = {row.program: row for row in COMMANDS.values()}
+    return COMMANDS.get(name) or programs.get(name.replace('-', '_'))
 
 
 def run_program(name: str, arguments: List[str]) -> None:
     """Run a program in this process.
 
     Args:
-        name: A key of :data:`COMMANDS` or of :func:`program_modules`.
+        name: Name for :func:`find_command`.
         arguments: Command line of the program.
     """
-    command = COMMANDS.get(name) or Command(name.replace('-', '_'), '')
-    module = program_modules().get(command.program)
-    if module is None:
+    command = find_command(name)
+    if command is None:
         missing = missing_extra('programs', name)
         if missing is not None:
             _stop(f'mapsage {missing}', 2)
-        known = ['launch', *COMMANDS]
-        near = difflib.get_close_matches(name, known, 1)
+        known = ['launch', *(word for word, row in COMMANDS.items() if row.about)]
+        near = difflib.get_close_matches(name, ['launch', *COMMANDS], 1)
         _stop(
             f'mapsage {name}: there is no such command.'
             + (f' Did you mean mapsage {near[0]}?' if near else '')
             + f' Commands: {", ".join(known)}; see mapsage --help.',
             2,
         )
-    without_hosts = (
-        command.without_hosts
-        or command.program in _MORE_WITHOUT_HOSTS
-        or _is_exported(command, arguments)
-    )
+    without_hosts = command.without_hosts or _is_exported(command, arguments)
     if not without_hosts and not asks_for_help(arguments):
         _need_hosts(f'mapsage {name}')
     # The program's usage begins with the first of these.
     sys.argv = [f'mapsage {name}', *arguments]
-    import_program(module)()
+    import_program(command.module)()
 
 
 def launch(arguments: List[str]) -> NoReturn:

@@ -1,12 +1,10 @@
 """The extras of MapSage: each folder of `mapsage/extras/` is one capability and can be deleted.
 
-A folder has its code, its programs (`programs/NAME.py`), and a file ``extra.json``, the table by
-which the core finds it:
+A folder has its code and a file ``extra.json``, the table by which the core finds it:
 
-    commands        words of the command line, each with "program", "about" and, if it runs without
-                    PyTorch and the MM packages, "without_hosts": true
-    without_hosts   further programs that run without them
-    programs        modules of programs that lie elsewhere, by the program's name
+    commands        words of the command line, each with the "module" of the program and, optional,
+                    "about", its line in the list of commands, and "without_hosts": true, if it runs
+                    without PyTorch and the MM packages
     registers       modules that ``import mapsage`` imports, because they register classes
     extends         module that adds options to a program, by the program's name
     default_hooks   default hooks of a run: name of the class by its key in ``default_hooks``
@@ -36,8 +34,6 @@ class Extra(NamedTuple):
 
     Attributes:
         commands: Arguments of ``Command`` by the word of the command line.
-        programs: Module of each program by its name.
-        without_hosts: Programs that have no command and run without PyTorch and the MM packages.
         registers: Modules that register classes when they are imported.
         extends: Module by the name of the program to which it adds options. It has the functions
             ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
@@ -51,8 +47,6 @@ class Extra(NamedTuple):
     """
 
     commands: Dict[str, Dict[str, Any]]
-    programs: Dict[str, str]
-    without_hosts: List[str]
     registers: List[str]
     extends: Dict[str, str]
     default_hooks: Dict[str, str]
@@ -67,15 +61,8 @@ def list_extras() -> Dict[str, Extra]:
     extras = {}
     for path in sorted(FOLDER.glob('*/extra.json')):
         name, table = path.parent.name, json.loads(path.read_text(encoding='utf-8'))
-        programs = {
-            file.stem: f'mapsage.extras.{name}.programs.{file.stem}'
-            for file in sorted(path.parent.glob('programs/[!_]*.py'))
-        }
-        programs.update(table.get('programs', {}))
         extras[name] = Extra(
             table.get('commands', {}),
-            programs,
-            table.get('without_hosts', []),
             table.get('registers', []),
             table.get('extends', {}),
             table.get('default_hooks', {}),

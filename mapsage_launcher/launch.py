@@ -6,9 +6,9 @@
 so it reports mistakes in the arguments at once. It starts the fork server first, whose imports and
 the import of torchrun then run side by side (`ranks/rank_start.py`).
 
-If the environment variable MAPSAGE_FIRST is set, that command runs before the ranks start, and if
-MAPSAGE_THEN is set, the process becomes that command after all ranks have ended successfully. Both
-may run Python programs as forks, too (``RankStart.program_environ``).
+The environment variables MAPSAGE_FIRST and MAPSAGE_THEN name a Python program each, one argument a
+line: it runs before the ranks start, or after all ranks have ended successfully. Where ranks are
+forks, it is one, too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run() -> None:
     if count_line:
         print(count_line, flush=True)
     _arrange_meeting(args)
-    _run_first(ranks)
+    _run_program('MAPSAGE_FIRST', ranks)
     notes = private_folder()
     os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
     run_job = _prepare_job(torchrun, args, Path(notes.name))
@@ -79,12 +79,12 @@ def run() -> None:
             flush=True,
         )
         sys.exit(stop_request.STATUS)
-    if 'MAPSAGE_THEN' in os.environ:
-        # The command replaces this process, so that it receives signals that are sent to it.
-        sys.stdout.flush()
-        del os.environ['MAPSAGE_ERROR_NOTES']
-        os.environ.update(ranks.program_environ())
-        os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
+    # torchrun's handlers would report a stop of the program as that of the ranks.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    os.environ.pop('MAPSAGE_ERROR_NOTES')
+    _run_program('MAPSAGE_THEN', ranks)
 
 
 def _check_config(args: argparse.Namespace) -> None:
@@ -97,19 +97,18 @@ def _check_config(args: argparse.Namespace) -> None:
             sys.exit(f'error: {error}')
 
 
-def _run_first(ranks: RankStart) -> None:
-    """Run the command MAPSAGE_FIRST if there is one; exit with its status if it fails."""
-    command = os.environ.pop('MAPSAGE_FIRST', '')
-    if not command:
+def _run_program(variable: str, ranks: RankStart) -> None:
+    """Run the program that a variable names, if it is set; exit with its status if it fails."""
+    program = os.environ.pop(variable, '')
+    if not program:
         return
     try:
-        status = subprocess.call(
-            ['bash', '-c', command], env={**os.environ, **ranks.program_environ()}
-        )
+        status = subprocess.call(ranks.program_command(program.split('\n')))
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        status = -signal.SIGINT
     if status:
-        sys.exit(status)
+        # A program that a signal has ended has the status of a shell.
+        sys.exit(status if status > 0 else 128 - status)
 
 
 def _arrange_meeting(args: argparse.Namespace) -> None:

@@ -37,6 +37,7 @@ def program(name: str) -> str:
         'prepare_data': 'prepare',
         'suggest_labels': 'suggest',
         'list_configs': 'configs',
+        'list_operators': 'operators',
     }.get(name, name)
 
 

@@ -35,7 +35,7 @@ if [ -n "$quick" ]; then
         train_dataloader.persistent_workers=False val_dataloader.num_workers=0 \
         val_dataloader.persistent_workers=False train_cfg.max_iters=$steps train_cfg.val_interval=$steps \
         param_scheduler.1.end=$steps default_hooks.logger.interval=5 default_hooks.checkpoint.interval=$steps
-    MAPSAGE_PYTHON=$python bash "$root/scripts/_demo.sh" map "$demo" "$demo.py" data/demo/scene.tif
+    "$python" "$root/tools/demo.py" map "$demo/$demo.py" data/demo/scene.tif
 else
     for config in "$demo" "$dynamic"; do
         if [ ! -f "$work_dirs/$config/last_checkpoint" ]; then

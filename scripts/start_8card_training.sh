@@ -40,10 +40,10 @@ else
     config=configs/demo/efficientnet_lite0_fpn_demo.py
 fi
 if is_demo "$config"; then
-    demo=$(printf '%q ' env "MAPSAGE_PYTHON=$python" bash "$root/scripts/_demo.sh")
     if [ -z "${MAPSAGE_DEMO:-}" ]; then
-        # The command that the launcher runs before it starts the ranks.
-        export MAPSAGE_FIRST="${demo}data data/demo"
+        # The program that the launcher runs before it starts the ranks, an argument a line.
+        MAPSAGE_FIRST=$(printf '%s\n' "$root/tools/demo.py" data data/demo)
+        export MAPSAGE_FIRST
     fi
     work_dir=${WORK_DIR:-work_dirs/$(basename "$config" .py)}
     arguments=("$@")
@@ -54,9 +54,9 @@ if is_demo "$config"; then
         esac
     done
     if [ "${NODE_RANK:-0}" -eq 0 ] && [[ "${NNODES:-1}" != *:* ]]; then
-        # The command that replaces the launcher once all ranks have ended successfully.
-        MAPSAGE_THEN=$demo$(printf '%q ' map "$work_dir" "$(basename "$config")" \
-            "${MAPSAGE_DEMO:-data/demo}/scene.tif")
+        # The program that the launcher runs once all ranks have ended successfully.
+        MAPSAGE_THEN=$(printf '%s\n' "$root/tools/demo.py" map "$work_dir/$(basename "$config")" \
+            "${MAPSAGE_DEMO:-data/demo}/scene.tif" ${ACCELERATOR:+--accelerator "$ACCELERATOR"})
         export MAPSAGE_THEN
     fi
 fi

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from rasterio.transform import Affine
 
-from mapsage.extras.labels.programs import suggest_labels
+from mapsage.extras.labels import suggest_labels
 
 UTM: Dict[str, Any] = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 

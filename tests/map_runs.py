@@ -8,7 +8,7 @@ from typing import Any, Tuple
 import numpy as np
 import rasterio
 
-from mapsage.commands.programs import predict as command
+from mapsage.commands import predict as command
 
 # Runs tools/predict.py with the arguments of `python -c`, where PyTorch and the MM packages cannot
 # be imported.

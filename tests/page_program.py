@@ -51,7 +51,7 @@ def shorten(program: str, options: list) -> list:
 
 
 def shorten_tuning() -> None:
-    """Give `doctor --tune` less time."""
+    """Give `mapsage tune` less time."""
     from mapsage.extras.forensics.tuning import command
 
     command.BUDGET = command.LEAST_BUDGET = TUNING
@@ -91,7 +91,7 @@ def main() -> None:
             words = [*words[: start + 1], *shorten(Path(words[start]).stem, words[start + 1 :])]
     elif program:
         words = [words[0], *shorten(program, words[1:])]
-    if program == 'doctor' and '--tune' in words:
+    if program == 'tune':
         shorten_tuning()
     if program == 'view' and '--static' not in words:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))

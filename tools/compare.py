@@ -1,9 +1,9 @@
 """Compare runs: a table of scores, time and classes, and one HTML page with curves and settings.
 
-The program is mapsage/commands/programs/compare.py.
+The program is mapsage/commands/compare.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.programs.compare')
+    run('mapsage.commands.compare')

@@ -1,9 +1,9 @@
 """Print the cards that ranks would use here as JSON, such as {"accelerator": "cuda", "cards": 4}.
 
-The program is mapsage/commands/programs/count_cards.py.
+The program is mapsage/commands/count_cards.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.programs.count_cards')
+    run('mapsage.commands.count_cards')

@@ -1,9 +1,9 @@
 """Write a trained model as one ONNX file for QGIS, Enflame's runtimes, or anything that reads ONNX.
 
-The program is mapsage/extras/export/programs/export.py.
+The program is mapsage/extras/export/export.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.extras.export.programs.export')
+    run('mapsage.extras.export.export')

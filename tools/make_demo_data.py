@@ -1,9 +1,9 @@
 """Write the synthetic demo dataset, and a georeferenced scene to predict a map of.
 
-The program is mapsage/extras/demo/programs/make_demo_data.py.
+The program is mapsage/extras/demo/make_demo_data.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.extras.demo.programs.make_demo_data')
+    run('mapsage.extras.demo.make_demo_data')

@@ -1,9 +1,9 @@
 """Evaluate a checkpoint: on one device, or as one rank of a launcher.
 
-The program is mapsage/commands/programs/test.py.
+The program is mapsage/commands/test.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.programs.test')
+    run('mapsage.commands.test')

@@ -1,9 +1,9 @@
 """Train a config: on one device, or as one rank of a launcher.
 
-The program is mapsage/commands/programs/train.py.
+The program is mapsage/commands/train.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.programs.train')
+    run('mapsage.commands.train')

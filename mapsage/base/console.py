@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import Any, Dict, Iterable, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from mapsage_launcher.shipped import name_installed_commands
 
@@ -13,6 +13,9 @@ from .stand_ins import Delegate
 
 # C0 (without tab and newline), delete, C1, and characters that reverse the direction of a line.
 _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]')
+
+# How a command line in a docstring begins.
+_STARTS = ('python tools/', 'bash scripts/', 'mapsage ')
 
 
 class PrintableText(str):
@@ -81,14 +84,20 @@ def make_lenient(stream: Any, **encoding: str) -> None:
 
 
 def examples(doc: Optional[str]) -> Dict[str, Any]:
-    """Return the arguments of ``ArgumentParser`` that show the indented lines of a docstring.
+    """Return the arguments of ``ArgumentParser`` that show the command lines of a docstring.
 
     In an installed wheel the examples name the command ``mapsage`` instead of files of a checkout.
 
     Args:
         doc: ``__doc__`` of the program.
     """
-    lines = [line[4:] for line in (doc or '').split('\n') if line.startswith('    ')]
+    lines: List[str] = []
+    for line in (doc or '').split('\n'):
+        # The indentation of a docstring is the formatter's; deeper lines continue a command line.
+        if line.strip().startswith(_STARTS):
+            lines.append(line.strip())
+        elif lines and line.startswith('    '):
+            lines.append(line)
     text = name_installed_commands('\n'.join(['examples:', *(f'  {line}' for line in lines)]))
     return dict(
         epilog=text if lines else None, formatter_class=argparse.RawDescriptionHelpFormatter

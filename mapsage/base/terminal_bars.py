@@ -2,8 +2,8 @@
 
 The thread that does the work also draws the bars. Rich's own refresh thread could hold a lock at
 the moment when a data loader forks a worker, and that worker would hang at its first print. What a
-training adds, the log above its bars, is in ``engine/display/progress_hook.py``; the lines that a
-prediction prints without a terminal are in ``maps/progress.py``.
+training adds, the log above its bars, is in ``engine/display/progress_hook.py``; the lines that
+other commands print without a terminal are in ``progress.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The commands behind the programs of tools/: one module or package for each command.
+"""The commands of `mapsage` and tools/: one module or package for each, its options and its work.
 
-A command takes parsed options, starts devices and ranks where it needs them, and returns an exit
-status. The options of each program are in `programs/`, the options that most of them share in
-`cli.py`, and configs and models without a run in `configs.py`.
+``main()`` parses the command line, starts devices and ranks where it needs them, and returns an
+exit status; ``run()`` is the entry point. A help text imports the module, and neither PyTorch nor
+NumPy: packages that take long are imported inside functions. Options that several commands share
+are in `options.py`, what they mean for a config in `cli.py`, and configs and models without a run
+in `configs.py`.
 """

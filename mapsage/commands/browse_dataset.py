@@ -1,38 +1,85 @@
-"""tools/browse_dataset.py: pictures of the samples of a config, with their labels.
+"""Draw samples of a config's dataset with their labels as overlays, augmentation included.
 
-Samples are loaded as the config's loader gives them to the model, augmentation included, so a
-mistake in the pipeline is visible before a training. Images of more than 8 bits share one contrast,
-because differences between samples would disappear otherwise.
+python tools/browse_dataset.py CONFIG [--split train|val|test] [--output-dir DIR]
+
+Samples are loaded as the config's loader gives them to the model, so a mistake in the pipeline is
+visible before a training. Images of more than 8 bits share one contrast, because differences
+between samples would disappear otherwise.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
-import numpy as np
-import torch
-from mmengine.config import Config
-from mmengine.registry import DefaultScope
+from mapsage.commands.options import ConfigOptions
 
-from mapsage.base.random_state import same_random_numbers
-from mapsage.datasets.label_score import label_map
-from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_once
-from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
-from mapsage.engine.loading.keyed_loader import KeyedDataset
-from mapsage.host.batch_images import choose_channels, shown_channels
-from mapsage.host.dataset_parts import metainfo_of
-from mapsage.pictures import LabeledImage, render_contact_sheet
-from mapsage.pictures.canvas import save_png
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+    from mapsage.pictures import LabeledImage
 
 # Largest number of samples on a sheet.
 _ON_A_SHEET = 24
 # Number of pixels of each sample that decide the contrast, about.
 _CONTRAST_PIXELS = 20000
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
+    parser = argparse.ArgumentParser(description='Draw samples of a dataset with their labels.')
+    parser.add_argument('config', help='path of the config file')
+    parser.add_argument(
+        '--split',
+        choices=['train', 'val', 'test'],
+        default='train',
+        help='loader whose dataset is drawn (default: train)',
+    )
+    parser.add_argument(
+        '--output-dir',
+        help='folder of the pictures (default: browse in the '
+        "config's work_dir, else work_dirs/<config name>/browse)",
+    )
+    parser.add_argument(
+        '--show-number',
+        type=int,
+        default=12,
+        metavar='N',
+        help='number of samples, spread over the dataset (default: 12)',
+    )
+    parser.add_argument(
+        '--bands',
+        type=int,
+        nargs=3,
+        metavar=('R', 'G', 'B'),
+        help='channels of the image to show as red, green and blue, counted from 1 '
+        '(default: bands=dict(rgb=...) of the backbone, else the first three)',
+    )
+    parser.add_argument(
+        '--each', action='store_true', help='write a file for each sample, instead of one sheet'
+    )
+    parser.add_argument(
+        '--not-show', action='store_true', help="MMSegmentation's option; windows are never opened"
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=ConfigOptions,
+        metavar='KEY=VALUE',
+        help='overrides of settings of the config',
+    )
+    parser.set_defaults(launcher='none', local_rank=None, accelerator=None, work_dir=None)
+    args = parser.parse_args(argv)
+    from mapsage.commands import cli
+
+    for path in browse(
+        cli.load_config(args), args.split, args.output_dir, args.show_number, args.bands, args.each
+    ):
+        print(path)
 
 
 def browse(
@@ -66,6 +113,11 @@ def browse(
         ConfigError: If the config has no such split, or its samples cannot be drawn.
         DataError: If the dataset or one of its samples cannot be loaded.
     """
+    from mmengine.registry import DefaultScope
+
+    from mapsage.base.random_state import same_random_numbers
+    from mapsage.engine.env_cfg import ConfigError
+
     loader = f'{split}_dataloader'
     if not isinstance((cfg.get(loader) or {}).get('dataset'), dict):
         raise ConfigError(
@@ -93,6 +145,16 @@ def _browse(
     separate: bool,
     say: Callable[[str], object],
 ) -> List[str]:
+    import numpy as np
+
+    from mapsage.engine.env_cfg import ConfigError
+    from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_once
+    from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
+    from mapsage.engine.loading.keyed_loader import KeyedDataset
+    from mapsage.host.dataset_parts import metainfo_of
+    from mapsage.pictures import render_contact_sheet
+    from mapsage.pictures.canvas import save_png
+
     dataset = build_checked(build_dataset, cfg[f'{split}_dataloader']['dataset'])
     if not hasattr(dataset, '__len__'):
         raise ConfigError(
@@ -130,6 +192,14 @@ def _browse(
 
 def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int]]) -> LabeledImage:
     """Return the shown channels ``(height, width, 3)`` of a sample, and its labels."""
+    import numpy as np
+    import torch
+
+    from mapsage.datasets.label_score import label_map
+    from mapsage.engine.env_cfg import ConfigError
+    from mapsage.host.batch_images import choose_channels, shown_channels
+    from mapsage.pictures import LabeledImage
+
     inputs = sample.get('inputs') if isinstance(sample, dict) else None
     if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
         shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
@@ -154,6 +224,8 @@ def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int
 
 def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
     """Return samples of 8 bits; other dtypes are stretched, each channel alike in all samples."""
+    import numpy as np
+
     if all(sample.image.dtype == np.uint8 for sample in samples):
         return list(samples)
     pixels = [sample.image.reshape(-1, sample.image.shape[2]) for sample in samples]
@@ -177,3 +249,10 @@ def _numbered_classes(samples: Sequence[LabeledImage]) -> List[str]:
     label_maps = [sample.labels for sample in samples if sample.labels is not None]
     largest = [labels[labels != 255].max(initial=-1) for labels in label_maps]
     return [f'class {index}' for index in range(int(max(largest, default=-1)) + 1)]
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    from mapsage.commands import cli
+
+    cli.run(main)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import inspect
 import logging
 import os
 import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Callable, Mapping, Optional, Sequence, Set
+from typing import Callable, Mapping, Optional, Sequence
 
 import torch.distributed as dist
 from mmengine.config import Config
-from mmengine.registry import METRICS, RUNNERS
+from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mapsage.accelerator import AcceleratorError
@@ -84,103 +83,6 @@ def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
     if env_cfg.get('accelerator', 'auto') != name and 'env_cfg.dist_cfg.backend' not in cfg_options:
         env_cfg['dist_cfg'] = dict(env_cfg.get('dist_cfg') or {}, backend='auto')
     cfg.env_cfg = dict(env_cfg, accelerator=name)
-
-
-def test_folder(cfg: Config, checkpoint: str) -> str:
-    """Return the default work dir of a test: the folder ``test`` next to its checkpoint.
-
-    A separate folder, because a test in the training's work dir would replace its config and its
-    pictures. If the checkpoint is a URL, or its folder cannot be written, the folder is in the
-    config's work dir.
-    """
-    folder = os.path.dirname(os.path.abspath(checkpoint))
-    is_writable = '://' not in checkpoint and os.access(folder, os.W_OK)
-    return str(Path(folder if is_writable else cfg.work_dir) / 'test')
-
-
-def write_masks_to(cfg: Config, folder: str) -> None:
-    """Make the evaluator write predicted masks (uint8, PNG) into ``folder`` and not delete them.
-
-    Raises:
-        ConfigError: If no metric of the test can write masks.
-    """
-    evaluators = (
-        cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator]
-    )
-    for evaluator in evaluators:
-        arguments = _metric_arguments(cfg, evaluator.get('type'))
-        if 'output_dir' in arguments:
-            evaluator.output_dir = folder
-            # CityscapesMetric deletes the masks otherwise.
-            if 'keep_results' in arguments:
-                evaluator.keep_results = True
-            return
-    raise ConfigError(
-        f'--out needs a metric with an output_dir in test_evaluator, such as '
-        f'IoUMetric, ConfusionMatrixMetric or CityscapesMetric, got {evaluators}.'
-    )
-
-
-def test_calibration(cfg: Config) -> None:
-    """Add ``CalibrationError`` to the metrics of the test, with its picture in the work dir."""
-    evaluators = cfg.get('test_evaluator') or []
-    evaluators = list(evaluators) if isinstance(evaluators, (list, tuple)) else [evaluators]
-    calibration = next(
-        (evaluator for evaluator in evaluators if evaluator.get('type') == 'CalibrationError'), None
-    )
-    if calibration is None:
-        calibration = dict(type='CalibrationError')
-        evaluators.append(calibration)
-    calibration.setdefault('picture', str(Path(cfg.work_dir) / 'reliability.png'))
-    cfg.test_evaluator = evaluators
-
-
-def _metric_arguments(cfg: Config, kind: object) -> Set[str]:
-    """Return the names of a metric's arguments; empty if the metric is unknown."""
-    with METRICS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:
-        metric = registry.get(kind) if isinstance(kind, str) else kind
-    return set(inspect.signature(metric).parameters) if callable(metric) else set()
-
-
-def draw_predictions(cfg: Config, folder: Optional[str], show: bool, wait_time: float) -> None:
-    """Draw every prediction with the config's visualization hook, else with MMSeg's.
-
-    Args:
-        cfg: Config of the test.
-        folder: Folder of the pictures; None to write no pictures.
-        show: Whether to show each prediction in a window, which needs a display. As in
-            MMSegmentation, no picture is written then.
-        wait_time: Seconds for which a window is shown.
-
-    Raises:
-        ConfigError: If ``show`` is set and there is no display.
-    """
-    if (
-        show
-        and sys.platform == 'linux'
-        and not (os.environ.get('DISPLAY') or os.environ.get('WAYLAND_DISPLAY'))
-    ):
-        raise ConfigError(
-            '--show needs a display, and this session has none (DISPLAY is not set). '
-            'Use --show-dir DIR to write the pictures instead.'
-        )
-    hooks = dict(cfg.get('default_hooks') or {})
-    hook = dict(hooks.get('visualization') or dict(type='SegVisualizationHook', interval=1))
-    hook.update(draw=True)
-    if show:
-        hook.update(show=True, wait_time=wait_time)
-    cfg.default_hooks = dict(hooks, visualization=hook)
-    visualizer = dict(
-        cfg.get('visualizer')
-        or dict(
-            type='SegLocalVisualizer',
-            name='visualizer',
-            vis_backends=[dict(type='LocalVisBackend')],
-        )
-    )
-    if folder:
-        visualizer['save_dir'] = folder
-    cfg.visualizer = visualizer
 
 
 def build_runner(cfg: Config) -> Runner:

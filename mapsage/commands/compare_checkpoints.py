@@ -1,19 +1,43 @@
-"""tools/compare_checkpoints.py: compare the weights of two checkpoints, tensor by tensor.
+"""Compare the weights of two checkpoints of one model, tensor by tensor.
 
-"Equal" means equal bit for bit. If weights differ, the checkpoints' records of their conditions
-(number of threads, devices, versions) often tell the reason; see
+    python tools/compare_checkpoints.py A.pth B.pth [--tolerance 0.01]
+
+Prints the number of tensors that are equal bit for bit, and the largest difference relative to the
+size (root mean square) of its tensor. The exit status is 0 if this difference is at most the
+tolerance; by default all bits must be equal. If weights differ, the checkpoints' records of their
+conditions (number of threads, devices, versions) often tell the reason; see
 `mapsage/engine/guards/reproducibility.py`.
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-import torch
-from mmengine.runner import CheckpointLoader
+if TYPE_CHECKING:
+    import torch
 
-from mapsage.engine.guards.reproducibility import META_KEY, ConditionDifference, differences
+    from mapsage.engine.guards.reproducibility import ConditionDifference
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program with a command line (default: ``sys.argv``); return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('first', help='checkpoint of a run (.pth)')
+    parser.add_argument('second', help='checkpoint to compare it with')
+    parser.add_argument(
+        '--tolerance',
+        type=float,
+        default=0.0,
+        help='largest relative difference that is accepted (default: 0, all bits)',
+    )
+    args = parser.parse_args(argv)
+    comparison = compare_checkpoints(args.first, args.second)
+    print(comparison)
+    if args.tolerance:
+        return 0 if comparison.largest <= args.tolerance else 1
+    return 0 if comparison.equal == comparison.total else 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +89,10 @@ def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
         OSError: If a file cannot be read.
         ValueError: If a file has no tensors.
     """
+    from mmengine.runner import CheckpointLoader
+
+    from mapsage.engine.guards.reproducibility import differences
+
     files = [CheckpointLoader.load_checkpoint(path, map_location='cpu') for path in (first, second)]
     first_weights, second_weights = _weights(files[0], first), _weights(files[1], second)
     equal, largest, worst = 0, 0.0, ''
@@ -86,11 +114,15 @@ def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
 
 def _conditions(checkpoint: object) -> Any:
     """Return the conditions under which a checkpoint was computed, or None without a record."""
+    from mapsage.engine.guards.reproducibility import META_KEY
+
     meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
     return meta.get(META_KEY) if isinstance(meta, dict) else None
 
 
 def _weights(checkpoint: object, path: str) -> Dict[str, torch.Tensor]:
+    import torch
+
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else {}
     weights = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not weights:
@@ -102,6 +134,8 @@ def _weights(checkpoint: object, path: str) -> Dict[str, torch.Tensor]:
 
 def _difference(first: Optional[torch.Tensor], second: Optional[torch.Tensor]) -> Optional[float]:
     """Return the relative difference of two tensors; None if all bits are equal."""
+    import torch
+
     if (
         first is None
         or second is None
@@ -127,8 +161,17 @@ def _difference(first: Optional[torch.Tensor], second: Optional[torch.Tensor]) -
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
+    import torch
+
     host = tensor.detach().contiguous().reshape(-1)
     if host.dtype == torch.bfloat16:
         # NumPy has no bfloat16.
         host = host.view(torch.int16)
     return host.numpy().tobytes()
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    from mapsage.commands import cli
+
+    cli.run(main)

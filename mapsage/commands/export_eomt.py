@@ -1,7 +1,11 @@
-"""tools/export_eomt.py: an EoMT from a checkpoint as a folder for Hugging Face's transformers.
+"""Write a trained EoMT as a folder that Hugging Face's transformers reads.
 
-The folder is written by `mapsage/models/mask_transformers/huggingface_folder.py`; this module
-checks that transformers can represent the model at all: three bands in RGB order, square images.
+    python tools/export_eomt.py CONFIG CHECKPOINT OUT [--size 512]
+
+OUT gets model.safetensors, config.json and preprocessor_config.json, for
+``EomtDinov3ForUniversalSegmentation.from_pretrained(OUT)`` and ``EomtImageProcessor``. The folder
+is written by `mapsage/models/mask_transformers/huggingface_folder.py`; this module checks that
+transformers can represent the model at all: three bands in RGB order, square images.
 """
 
 from __future__ import annotations
@@ -9,19 +13,26 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Optional, Sequence
 
-from mmengine.config import Config
+from mapsage.commands import options
 
-from mapsage.engine.env_cfg import ConfigError
-from mapsage.maps.model import default_window, find_bands, find_classes, load_weights
-from mapsage.models.backbones.dinov3_weights import WeightsError
-from mapsage.models.lora import merge_lora
-from mapsage.models.lora.adapted import Adapted
-from mapsage.models.mask_transformers import EoMT
-from mapsage.models.mask_transformers.huggingface_folder import write_huggingface
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
-from . import cli
-from .configs import build_model
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program with a command line (default: ``sys.argv``); return the exit status."""
+    parser = options.build_parser('Write a trained EoMT as a folder that transformers reads.')
+    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('out', metavar='OUT', help='folder to create')
+    parser.add_argument(
+        '--size',
+        type=int,
+        metavar='PIXELS',
+        help="side of the images, which transformers fixes (default: the config's training size)",
+    )
+    return export_eomt(parser.parse_args(argv))
 
 
 def export_eomt(args: argparse.Namespace) -> int:
@@ -40,6 +51,16 @@ def export_eomt(args: argparse.Namespace) -> int:
             represent it.
         PredictError: If the checkpoint does not fit the model.
     """
+    from mapsage.commands import cli
+    from mapsage.commands.configs import build_model
+    from mapsage.engine.env_cfg import ConfigError
+    from mapsage.maps.model import find_bands, find_classes, load_weights
+    from mapsage.models.backbones.dinov3_weights import WeightsError
+    from mapsage.models.lora import merge_lora
+    from mapsage.models.lora.adapted import Adapted
+    from mapsage.models.mask_transformers import EoMT
+    from mapsage.models.mask_transformers.huggingface_folder import write_huggingface
+
     if os.path.exists(args.out):
         raise ConfigError(f'{args.out} exists already: remove it, or give another name.')
     cfg = cli.load_config(args)
@@ -67,7 +88,7 @@ def export_eomt(args: argparse.Namespace) -> int:
         )
     except WeightsError as error:
         raise ConfigError(f'{args.checkpoint} cannot be exported: {error}') from error
-    print(  # noqa: T201
+    print(
         f'{args.out}: {exported.tensors} tensors of {exported.numbers:,} numbers, '
         'read back and equal to those of the model; left out, since transformers computes them: '
         f'{", ".join(exported.left_out) or "none"}. Images of {size}x{size} pixels'
@@ -76,9 +97,19 @@ def export_eomt(args: argparse.Namespace) -> int:
 
 
 def _side(cfg: Config) -> int:
+    from mapsage.engine.env_cfg import ConfigError
+    from mapsage.maps.model import default_window
+
     (height, width), origin = default_window(cfg)
     if height != width:
         raise ConfigError(
             f'{origin} is {height}x{width}: EomtDinov3 of transformers takes squares. Give --size.'
         )
     return height
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    from mapsage.commands import cli
+
+    cli.run(main)

@@ -1,26 +1,229 @@
-"""tools/predict.py: options to a prediction, and its result to an exit status.
+"""Predict maps of images and scenes of any size: on one device, or as one rank of a launcher.
 
-The work is done by `mapsage.maps.prediction.Prediction`; the options are in `programs/predict.py`.
-With `--model` (an exported file) the program must run on machines without PyTorch, so modules that
-import it are imported inside functions here.
+python tools/predict.py CONFIG CHECKPOINT INPUT... --out DIR [--confidence] [--polygons]
+bash scripts/predict.sh CONFIG CHECKPOINT INPUT... --out DIR      all cards of this machine
+python tools/predict.py --model MODEL.onnx INPUT... --out DIR     without PyTorch
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
+import sys
 from pathlib import Path
-from typing import Callable
+from typing import TYPE_CHECKING, Callable, Optional, Sequence
 
-from mapsage.maps.exported import ExportedModel
-from mapsage.maps.map_model import MapModel
-from mapsage.maps.options import MapOptions
-from mapsage.maps.prediction import Prediction
+from mapsage.base.console import accept_any_text, examples
+from mapsage.commands import options
+from mapsage_launcher.extras import extensions_of
 
-from .report import refresh_report
+if TYPE_CHECKING:
+    from mapsage.maps.map_model import MapModel
+    from mapsage.maps.options import MapOptions
+    from mapsage.maps.prediction import Prediction
 
+# As in mapsage.maps.exported, which imports GDAL.
+_RUNTIMES = ('onnxruntime', 'openvino')
 # Exit status if maps have holes where blocks could not be read, or inputs were skipped.
 PARTIAL = 3
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program with a command line (default: ``sys.argv``); return the exit status."""
+    parser = build_parser(argv)
+    args = parser.parse_args(argv)
+    check_arguments(parser, args)
+    for extension in extensions_of('predict'):
+        if extension.is_asked(args):
+            return extension.run(args)
+    return predict(args)
+
+
+def is_exported(argv: Optional[Sequence[str]]) -> bool:
+    """Return whether a command line names an exported model; the process's own if None."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return any(argument.split('=')[0] == '--model' for argument in arguments)
+
+
+def build_parser(argv: Optional[Sequence[str]]) -> argparse.ArgumentParser:
+    """Return the parser; without CONFIG and CHECKPOINT if the command line has ``--model``.
+
+    Args:
+        argv: Arguments of the program; None for the arguments of the process.
+    """
+    about = 'Predict maps of images and scenes of any size.'
+    if is_exported(argv):
+        parser = argparse.ArgumentParser(description=about, **examples(__doc__))
+    else:
+        parser = options.build_parser(about, doc=__doc__)
+        parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument(
+        '--allow-remote',
+        action='store_true',
+        help='contact servers that a file of an input folder names, such as a '
+        'mosaic (VRT); servers on the command line are contacted in any case',
+    )
+    parser.add_argument(
+        '--model',
+        metavar='MODEL.onnx',
+        help='file of tools/export.py, in place of CONFIG and CHECKPOINT',
+    )
+    parser.add_argument(
+        '--runtime',
+        choices=_RUNTIMES,
+        default=_RUNTIMES[0],
+        help='program that runs --model (default: onnxruntime)',
+    )
+    parser.add_argument(
+        'inputs',
+        nargs='+',
+        metavar='INPUT',
+        help='images, folders of images, scenes, and other names that GDAL opens: '
+        'https://..., s3://..., /vsizip/..., subdatasets',
+    )
+    parser.add_argument('--out', help='folder of the maps')
+    _add_window_options(parser)
+    _add_file_options(parser)
+    for extension in extensions_of('predict'):
+        extension.add_options(parser)
+    parser.add_argument('--overwrite', action='store_true', help='make existing maps again')
+    parser.add_argument(
+        '--skip-broken',
+        action='store_true',
+        help='skip inputs that cannot be read and map the others; exit status 3',
+    )
+    return parser
+
+
+def _add_window_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--window',
+        type=int,
+        metavar='PIXELS',
+        help="side of a window (default: the config's training size, else 512)",
+    )
+    parser.add_argument(
+        '--overlap',
+        type=int,
+        metavar='PIXELS',
+        help='overlap of neighboring windows (default: a quarter of a window)',
+    )
+    parser.add_argument(
+        '--scale',
+        type=float,
+        metavar='FACTOR',
+        help='factor by which scenes are resized for the model (default: the test '
+        "pipeline's Resize, else 1)",
+    )
+    parser.add_argument(
+        '--gsd',
+        type=float,
+        metavar='METERS',
+        help='size of the pixels that the model was trained on, instead of --scale',
+    )
+    parser.add_argument(
+        '--batch-size',
+        type=int,
+        metavar='N',
+        help='number of windows predicted at a time (default: as many as four of '
+        '512 pixels hold, sixteen on a card; fewer when memory runs out)',
+    )
+    parser.add_argument(
+        '--amp',
+        action='store_true',
+        help='16-bit floats where the model allows them: bfloat16, on cuda float16',
+    )
+    parser.add_argument(
+        '--bands',
+        type=int,
+        nargs='+',
+        metavar='N',
+        help='bands of the scene, counted from 1; for a model of three bands in '
+        'the order red, green, blue (default: all but alpha)',
+    )
+    parser.add_argument(
+        '--aoi',
+        metavar='FILE',
+        help='polygons of an area of interest, in any CRS; only windows that touch '
+        'them are predicted, and the map has no data outside them',
+    )
+    parser.add_argument(
+        '--mosaic',
+        metavar='NAME',
+        help='make one map NAME.tif of all inputs, neighbors on the ground; where '
+        'they overlap, the first one wins',
+    )
+    parser.add_argument(
+        '--tta', action='store_true', help='average over each window and its three mirror images'
+    )
+
+
+def _add_file_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--confidence', action='store_true', help='also write NAME_confidence.tif, in percent'
+    )
+    parser.add_argument(
+        '--probabilities',
+        action='store_true',
+        help='also write NAME_probabilities.tif, a band for each class, in steps of 0.004',
+    )
+    parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
+    parser.add_argument(
+        '--min-area',
+        type=float,
+        default=0,
+        metavar='PIXELS',
+        help='area below which a region gets no polygon (default: 0)',
+    )
+    parser.add_argument(
+        '--simplify',
+        type=float,
+        default=1,
+        metavar='PIXELS',
+        help='tolerance of the outlines; 0 follows the pixels (default: 1)',
+    )
+    parser.add_argument(
+        '--skip-class',
+        nargs='+',
+        default=[],
+        metavar='NAME',
+        help='classes without polygons, such as the background',
+    )
+
+
+def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End the program with the parser's error if options contradict each other."""
+    if args.model is not None and args.amp:
+        parser.error('--amp is for checkpoints: an exported model computes in float32')
+    # An option of options.build_parser, which the parser of an exported model lacks.
+    if getattr(args, 'work_dir', None):
+        parser.error('--work-dir is for training and testing; maps go into --out')
+    if args.batch_size is not None and args.batch_size < 1:
+        parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
+    if args.mosaic is not None and (Path(args.mosaic).name != args.mosaic or not args.mosaic):
+        parser.error(f'--mosaic {args.mosaic!r}: expected the name of the map, without a folder')
+    if args.mosaic is not None and args.skip_broken:
+        parser.error(
+            '--skip-broken with --mosaic: one map of all inputs needs all of them; leave '
+            'the broken ones out'
+        )
+    if args.scale is not None and args.gsd is not None:
+        parser.error('--scale and --gsd say the same in two ways: give one of them')
+    for option, value in (('--scale', args.scale), ('--gsd', args.gsd)):
+        if value is not None and not 0 < value < float('inf'):
+            parser.error(f'{option} {value:g}: expected a number above 0')
+    if not (0 <= args.min_area < float('inf') and 0 <= args.simplify < float('inf')):
+        parser.error(
+            f'--min-area {args.min_area:g} and --simplify {args.simplify:g}: expected '
+            'pixels, 0 or more'
+        )
+    if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
+        parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
+    for extension in extensions_of('predict'):
+        extension.check_options(parser, args)
+    if not args.out:
+        parser.error('--out is missing: the folder of the maps')
 
 
 def predict(
@@ -35,12 +238,16 @@ def predict(
     Returns:
         0, or :data:`PARTIAL` if blocks of an input could not be read or inputs were skipped.
     """
+    from mapsage.maps.prediction import Prediction
+
     model = open_model(args, say)
     return run_prediction(Prediction(map_options(args), model, say), say)
 
 
 def run_prediction(prediction: Prediction, say: Callable[[str], None]) -> int:
     """Make the maps, update the report of the run they belong to, and return the exit status."""
+    from mapsage.commands.report import refresh_report
+
     gaps = prediction.run()
     status = 0
     if gaps:
@@ -60,6 +267,8 @@ def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
         args: Options of tools/predict.py.
         previews: Whether maps have a preview.
     """
+    from mapsage.maps.options import MapOptions
+
     return MapOptions(
         inputs=args.inputs,
         out=args.out,
@@ -85,9 +294,38 @@ def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
 def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel:
     """Return the model that the command line names, not loaded yet."""
     if args.model is not None:
+        from mapsage.maps.exported import ExportedModel
+
         return ExportedModel(
             args.model, args.runtime, args.window, args.overlap, args.batch_size, args.tta
         )
-    from .checkpoint_model import CheckpointModel
+    from mapsage.commands.checkpoint_model import CheckpointModel
 
     return CheckpointModel(args, say)
+
+
+def run() -> None:
+    """Run the command line and exit with its status, or 1 after an error.
+
+    With an exported model, errors are printed here, because `cli.run` needs PyTorch.
+    """
+    if not is_exported(None):
+        from mapsage.commands import cli
+
+        cli.run(main)
+        return
+    from mapsage.geo import GeoError, RasterBlockError
+    from mapsage.maps.errors import PredictError
+
+    accept_any_text()
+    # A crash in native code prints its stack.
+    faulthandler.enable()
+    try:
+        status = main(None)
+    except KeyboardInterrupt:
+        # 128 + SIGINT, as a shell reports it.
+        status = 130
+    except (GeoError, PredictError, RasterBlockError) as error:
+        print(error, file=sys.stderr, flush=True)
+        status = 1
+    sys.exit(status or 0)

@@ -16,7 +16,6 @@ from torch import nn
 
 from mapsage.accelerator import Accelerator
 from mapsage.base.errors import UserError
-from mapsage.engine.display import CompileReportHook
 from mapsage.host.runner import unwrap
 
 from .run_extension import EngineRun
@@ -130,7 +129,7 @@ def compile_parts(model: nn.Module, setting: Mapping[str, Any]) -> List[str]:
 
 
 def compile_model(run: EngineRun, target: str, compile_step: Callable[[str], None]) -> None:
-    """Compile a model as the config's ``compile`` demands, and register a hook that reports on it.
+    """Compile a model as the config's ``compile`` demands.
 
     Args:
         run: The run; its model is wrapped.
@@ -138,16 +137,14 @@ def compile_model(run: EngineRun, target: str, compile_step: Callable[[str], Non
         compile_step: MMEngine's method, which compiles the target unless ``compile`` is unset.
     """
     setting = run.cfg.get('compile')
-    if compiled_parts(setting):
-        compiled = compile_parts(run.model, setting)
-        run.logger.info(
-            f'compile: {", ".join(compiled) or "nothing"}, at the first steps, which will be slow'
-        )
-    else:
+    if not compiled_parts(setting):
         compile_step(target)
-        compiled = [target]
-    if compiled and setting not in (None, False):
-        run.register_hook(CompileReportHook(', '.join(compiled)))
+        return
+    compiled = compile_parts(run.model, setting)
+    run.logger.info(
+        f'compile: {", ".join(compiled) or "nothing"}, at the first steps, which will be slow; '
+        f'TORCH_LOGS=graph_breaks,recompiles says what is compiled again, and why'
+    )
 
 
 def _options_of(setting: Mapping[str, Any], name: str) -> Dict[str, Any]:

@@ -50,6 +50,14 @@ _TOGETHER = {
     'test': ('test_dataloader', 'test_cfg', 'test_evaluator'),
 }
 
+# Registered names of version 0.5 that are gone -> what to use instead.
+_REMOVED = dict(
+    CompileReportHook='take it out of custom_hooks, and set TORCH_LOGS=graph_breaks,recompiles to see '
+    'what torch.compile does.',
+    SegLovaszLoss="use MMSegmentation's dict(type='LovaszLoss', reduction='none'), or JaccardLoss.",
+    SegTverskyLoss="use MMSegmentation's TverskyLoss(alpha=0.3, beta=0.7), or SegDiceLoss.",
+)
+
 # The package that a visualization backend of MMEngine imports when it starts.
 _TRACKERS = dict(
     AimVisBackend='aim',
@@ -322,6 +330,8 @@ def _type_mistake(build: FrameType) -> Optional[str]:
         )
     if not isinstance(kind, str) or build.f_locals.get('obj_cls') is not None:
         return None
+    if kind in _REMOVED:
+        return f'type={kind!r} is gone: {_REMOVED[kind]}'
     missing = missing_extra('names', kind)
     if missing is not None:
         return f'type={kind!r}: {missing}'

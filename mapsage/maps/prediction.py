@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from mapsage.base.folder_claims import FolderClaimedError, claimed
+from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest
 from mapsage.geo.change_classes import UNCHANGED
 
@@ -28,7 +29,6 @@ from .options import MapOptions, class_indices
 from .outputs import Outputs
 from .places import find_places
 from .planning import MapPlan, MapPlanner
-from .progress import ProgressLine
 
 # Lines about damaged blocks that a map's summary shows at most.
 _MOST_DAMAGE_LINES = 20

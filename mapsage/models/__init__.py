@@ -18,7 +18,7 @@ from .frozen_weights import FrozenWeightsError
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
-from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss
 from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 from .necks import TemporalPool
 
@@ -39,8 +39,6 @@ __all__ = [
     'PMTHead',
     'SegDiceLoss',
     'SegFocalLoss',
-    'SegLovaszLoss',
-    'SegTverskyLoss',
     'StackBackbone',
     'TemporalPool',
     'WeightsError',

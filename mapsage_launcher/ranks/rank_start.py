@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from mapsage_launcher.drivers import possible_driver
 
 # Environment variable with the address of a fork server that is already running. Test sessions set
 # it.
 ADDRESS = 'MAPSAGE_FORK_SERVER'
-
-# Environment variable for scripts that a launcher starts. In front of the script's pid and a Python
-# program, these shell words run the program as a fork. Unset if nothing can be forked.
-CALL = 'MAPSAGE_FORK_CALL'
 
 # What the fork server imports for ranks, by its name: this process must not import it.
 RANK_IMPORTS = ('mapsage.commands.rank_imports',)
@@ -78,15 +73,14 @@ class ForkServer:
         self._process.wait()
 
 
-def caller_command(address: str, *parent: str) -> List[str]:
+def caller_command(address: str, parent: str) -> List[str]:
     """Return a command that runs the script in its last arguments as a fork of a server.
 
     Args:
         address: Address of the server, :attr:`ForkServer.address`.
-        parent: Pid of the process that will start the command. If it is missing here, it has to be
-            the first of the added arguments.
+        parent: Pid of the process that will start the command.
     """
-    return [sys.executable, '-I', '-S', str(_FORK_SERVER), '--call', address, *parent]
+    return [sys.executable, '-I', '-S', str(_FORK_SERVER), '--call', address, parent]
 
 
 def become_command(parent: str) -> List[str]:
@@ -138,14 +132,16 @@ class RankStart:
         )
         return 'ranks: forked from one process that imported everything (CPU)'
 
-    def program_environ(self) -> Dict[str, str]:
-        """Return the variable with which a script of this launcher runs Python programs as forks.
+    def program_command(self, program: Sequence[str]) -> List[str]:
+        """Return the command that runs a Python program for this launcher, as a fork if possible.
 
-        The server ends with the process of the launcher, also if that becomes another program.
+        Args:
+            program: Path of the program, and its arguments.
         """
         if self._obstacle:
-            return {}
-        return {CALL: ' '.join(map(shlex.quote, caller_command(self._address)))}
+            start = become_command(str(os.getpid())) if sys.platform == 'linux' else []
+            return [*start, sys.executable, *program]
+        return [*caller_command(self._address, str(os.getpid())), *program]
 
     def stop(self) -> None:
         """End the server, if this launcher has started one."""

@@ -169,8 +169,6 @@ def commands_page() -> str:
     """Return the page of all commands and their options, as Markdown."""
     from mapsage_launcher import command
 
-    words = {row.program: word for word, row in command.COMMANDS.items()}
-    modules = command.program_modules()
     blocks = [
         '# Commands',
         '`mapsage COMMAND`, or `python tools/PROGRAM.py` in a checkout. The options are those of '
@@ -178,15 +176,16 @@ def commands_page() -> str:
         '[scripts](#scripts). [The config reference](config.md#commands) says how they work '
         'together.',
     ]
-    for program in [*words, *sorted(set(modules) - set(words))]:
-        name = words.get(program, program)
-        parser = read_parser(modules[program])
+    for name, row in command.COMMANDS.items():
+        parser = read_parser(row.module)
         parser.prog = f'mapsage {name}'
         blocks.append(f'## mapsage {name}')
-        blocks.append(f'{(parser.description or "").strip()} In a checkout: `tools/{program}.py`.')
+        blocks.append(
+            f'{(parser.description or "").strip()} In a checkout: `tools/{row.program}.py`.'
+        )
         blocks += _options_of(parser)
-        for word in _OTHER_PARSERS.get(program, ()):
-            blocks += _options_of(read_parser(modules[program], word), f'mapsage {name} {word}')
+        for word in _OTHER_PARSERS.get(row.program, ()):
+            blocks += _options_of(read_parser(row.module, word), f'mapsage {name} {word}')
         if parser.epilog:
             blocks.append('```text\n' + parser.epilog.strip() + '\n```')
     blocks.append('## Scripts')

@@ -15,14 +15,12 @@ from small_segmentors import SMALL_SEGMENTORS, batch
 from support import check_finished, launch, write_tiny_config
 from torch.nn import functional
 
-from mapsage.models import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from mapsage.models import JaccardLoss, SegDiceLoss, SegFocalLoss
 
 WORKSPACE = {'CUBLAS_WORKSPACE_CONFIG': ':4096:8'}
 LOSSES = dict(
     dice=SegDiceLoss,
     focal=SegFocalLoss,
-    lovasz=SegLovaszLoss,
-    tversky=SegTverskyLoss,
     jaccard=lambda **options: JaccardLoss(0.5, 0.1, **options),
 )
 # Pools of 2, 3 and 6 pixels over 13 x 9: windows that overlap, of several sizes.

@@ -103,7 +103,7 @@ def test_features_may_come_from_anywhere(tiny_data: Path, tmp_path: Path) -> Non
 
 
 def make_cache(config: Path, folder: Path) -> int:
-    from mapsage.extras.streaming.programs import cache_features
+    from mapsage.extras.streaming import cache_features
 
     return cache_features.main(
         [

@@ -283,7 +283,7 @@ def fed(folder: Path, name: str, source: Any, processes: int) -> Any:
 def make_cache(folder: Path) -> None:
     torch.set_num_threads(1)
     frozen_config(folder, 'cache', None, 1)
-    from mapsage.extras.streaming.programs import cache_features
+    from mapsage.extras.streaming import cache_features
 
     assert (
         cache_features.main(

@@ -49,7 +49,8 @@ def test_every_folder_is_an_extra() -> None:
 def test_the_list_for_errors_has_everything_that_extras_add() -> None:
     known = json.loads((FOLDER / 'known.json').read_text())
     for name, extra in list_extras().items():
-        assert set(known['programs'].get(name, [])) == {*extra.commands, *extra.programs}, name
+        programs = {row['module'].rpartition('.')[2] for row in extra.commands.values()}
+        assert set(known['programs'].get(name, [])) == {*extra.commands, *programs}, name
         devices = {kind.name for kind in accelerators_of_extras()} if extra.accelerators else set()
         expected = registered_names(name) | devices | set(extra.settings)
         assert set(known['names'].get(name, [])) == expected, name
@@ -102,7 +103,7 @@ sys.path.insert(0, sys.argv[1])
 import mapsage
 assert mapsage.__file__.startswith(sys.argv[1])
 from mapsage.commands import cli, options
-from mapsage.commands.programs import train
+from mapsage.commands import train
 from mapsage.engine.config_mistakes import explain_config_error
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS, DATA_SAMPLERS
 train.main([sys.argv[2], '--work-dir', sys.argv[3], '--accelerator', 'cpu',

@@ -14,7 +14,7 @@ import pytest
 from map_runs import read
 from support import ROOT, main_leg
 
-from mapsage.commands.programs import predict, train
+from mapsage.commands import predict, train
 
 pytestmark = main_leg
 

@@ -23,8 +23,8 @@ from rasterio.transform import Affine
 from support import on_host
 from torch.utils.data import DataLoader
 
+from mapsage.commands import geotiff_statistics
 from mapsage.commands.predict import PARTIAL
-from mapsage.commands.programs import geotiff_statistics
 from mapsage.geo import GeoError, Raster, vsi
 from mapsage.geo.errors import RemoteReadError
 from mapsage.maps.errors import PredictError

@@ -18,7 +18,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint
 from support import write_tiny_config
 
-from mapsage.commands.programs import test as program
+from mapsage.commands import test as program
 from mapsage.engine import MapSageRunner
 from mapsage.pictures.tiles import display_rgb, resize
 

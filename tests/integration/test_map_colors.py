@@ -14,7 +14,7 @@ from qgis_here import read_legends
 from rasterio.transform import Affine
 from support import on_host
 
-from mapsage.commands.programs import predict as command
+from mapsage.commands import predict as command
 from mapsage.geo import read_classes
 from mapsage.pictures.tiles import default_palette
 

@@ -20,7 +20,7 @@ from mmengine.registry import RUNNERS
 from ranks import run_ranks
 from support import ON_MAIN_LEG, on_host
 
-from mapsage.extras.labels.programs import suggest_labels
+from mapsage.extras.labels import suggest_labels
 from mapsage.maps.windows import blend_weights
 
 pytestmark = [on_host, pytest.mark.usefixtures('own_environment')]

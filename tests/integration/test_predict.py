@@ -34,8 +34,8 @@ from support import (
 )
 
 from mapsage.accelerator import ACCELERATORS, current_accelerator
+from mapsage.commands import predict as command
 from mapsage.commands.predict import PARTIAL
-from mapsage.commands.programs import predict as command
 from mapsage.geo import GeoError
 from mapsage.maps.errors import PredictError
 

@@ -16,8 +16,8 @@ from map_runs import read
 from ranks import run_ranks
 from support import main_leg
 
+from mapsage.commands import predict
 from mapsage.commands.predict import PARTIAL, map_options, open_model, run_prediction
-from mapsage.commands.programs import predict
 from mapsage.distributed import open_channel
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.maps.errors import PredictError

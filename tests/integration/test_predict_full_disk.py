@@ -14,7 +14,7 @@ from color_model import paint, write_checkpoint, write_config, write_scene
 from support import ROOT, Launch
 from warm_python import warm_python
 
-from mapsage.commands.programs import predict as command
+from mapsage.commands import predict as command
 from mapsage.geo import GeoError
 from mapsage.maps.errors import PredictError
 

@@ -23,8 +23,8 @@ from stack_files import (
 )
 from support import check_finished, launch, main_leg
 
+from mapsage.commands import predict
 from mapsage.commands.predict import PARTIAL, map_options, open_model, run_prediction
-from mapsage.commands.programs import predict
 from mapsage.maps.errors import PredictError
 from mapsage.maps.prediction import Prediction
 

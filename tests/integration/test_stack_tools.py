@@ -37,16 +37,16 @@ from stack_files import (
 )
 from support import ON_MAIN_LEG, ROOT, check_finished, launch, main_leg
 
+from mapsage.commands import browse_dataset, doctor
+from mapsage.commands import predict as predict_command
 from mapsage.commands.checkpoint_model import load_model
-from mapsage.commands.programs import browse_dataset, doctor
-from mapsage.commands.programs import predict as predict_command
 from mapsage.engine import MapSageRunner
 from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.extras.demo import CropParams, write_crop_places
-from mapsage.extras.labels.programs import suggest_labels
+from mapsage.extras.labels import suggest_labels
 from mapsage.extras.labels.window_facts import FileWindow, WindowJudge
+from mapsage.extras.streaming import cache_features
 from mapsage.extras.streaming.cache.shards import CacheError
-from mapsage.extras.streaming.programs import cache_features
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
 
@@ -360,7 +360,7 @@ def test_an_exported_file_makes_the_map_of_its_checkpoint(
     """Place c lacks a date, which both say; without radar, the page's own code gives the map."""
     onnx = pytest.importorskip('onnx')
     pytest.importorskip('onnxruntime')
-    from mapsage.extras.export.programs import export
+    from mapsage.extras.export import export
 
     config, _ = model
     config.write_text(

@@ -26,8 +26,8 @@ onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
 from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.extras.export import export as command  # noqa: E402
 from mapsage.extras.export.graph import open_session  # noqa: E402
-from mapsage.extras.export.programs import export as command  # noqa: E402
 from mapsage.extras.export.targets import TARGETS  # noqa: E402
 from mapsage.maps.exported import ExportedPredictor  # noqa: E402
 from mapsage.maps.file_inputs import IMAGE  # noqa: E402

@@ -25,8 +25,8 @@ from mapsage.extras.demo import (  # noqa: E402
     write_change_pairs,
     write_crop_places,
 )
+from mapsage.extras.export import export as command  # noqa: E402
 from mapsage.extras.export.graph import open_session  # noqa: E402
-from mapsage.extras.export.programs import export as command  # noqa: E402
 
 pytestmark = main_leg
 

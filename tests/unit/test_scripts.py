@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import pytest
 from support import ROOT, main_leg
 
 PRINT = (
-    '#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo "first <${MAPSAGE_FIRST:-}>"; '
-    'echo "then <${MAPSAGE_THEN:-}>"\n'
+    '#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo first "<"$MAPSAGE_FIRST">"; '
+    'echo then "<"$MAPSAGE_THEN">"\n'
 )
 
 
@@ -73,45 +72,12 @@ def test_the_demo_is_known_by_its_folder(run: Any, folder: Path, config: Any, de
     status, output = run(START, *([config] if config else []), folder=folder)
     assert status == 0
     first, then = output.splitlines()[-2:]
-    assert ('_demo.sh data data/demo' in first, '_demo.sh map work_dirs' in then) == (demo, demo)
-
-
-def test_the_demo_ends_with_the_command_of_the_viewer(run: Any, tmp_path: Path) -> None:
-    work_dir, scene = tmp_path / 'my runs', tmp_path / 'demo' / 'scene.tif'
-    for file in (work_dir / 'last_checkpoint', scene):
-        file.parent.mkdir()
-        file.write_text('iter_8.pth')
-    for folder, view in ((ROOT, 'tools/view.py'), (tmp_path, f'{ROOT}/tools/view.py')):
-        status, output = run(
-            ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene, folder=folder
-        )
-        assert status == 0 and f'<{work_dir}/c.py> <iter_8.pth> <{scene}>' in output
-        assert shlex.split(output.splitlines()[-1]) == [
-            str(tmp_path / 'python'),
-            view,
-            f'{work_dir}/map',
-            '--truth',
-            f'{tmp_path}/demo/scene_label.tif',
-            '--reduce-zero-label',
-        ]
-    (tmp_path / 'python').write_text('#!/bin/sh\nexit 3\n')
-    status, output = run(ROOT / 'scripts' / '_demo.sh', 'map', work_dir, 'c.py', scene)
-    assert status == 3 and 'view.py' not in output
-
-
-def test_the_demos_programs_are_forked_where_the_launcher_can(run: Any, tmp_path: Path) -> None:
-    status, output = run(ROOT / 'scripts' / '_demo.sh', 'data', 'my data', folder=tmp_path)
-    assert status == 0 and f'<{ROOT}/tools/make_demo_data.py> <my data>' in output
-    # The launcher's words, then the pid of the script, then the program.
-    call = f"printf '[%s]' fork {shlex.quote('an address')}"
-    status, output = run(
-        ROOT / 'scripts' / '_demo.sh', 'data', 'my data', folder=tmp_path, MAPSAGE_FORK_CALL=call
+    assert ('tools/demo.py data data/demo>' in first) == demo
+    mapped = (
+        'map work_dirs/efficientnet_lite0_fpn_demo/efficientnet_lite0_fpn_demo.py data/demo/scene'
     )
-    assert status == 0
-    assert re.fullmatch(
-        r'\[fork\]\[an address\]\[\d+\]' + re.escape(f'[{ROOT}/tools/make_demo_data.py][my data]'),
-        output,
-    )
+    assert (f'tools/demo.py {mapped}.tif>' in then) == demo
+    assert demo or (first, then) == ('first <>', 'then <>')
 
 
 def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     python tools/benchmarks/config_operators.py [CONFIG ...] [--crop-size N]
 
-The table of docs/how-to/gcu.md. It needs no card and no data: `mapsage doctor CONFIG --operators`
+The table of docs/how-to/gcu.md. It needs no card and no data: `mapsage operators CONFIG`
 has the operators behind a row.
 """
 

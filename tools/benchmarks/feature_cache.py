@@ -31,11 +31,11 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 
 from mapsage.engine import MapSageRunner  # noqa: E402
+from mapsage.extras.streaming import cache_features  # noqa: E402
 from mapsage.extras.streaming.cache.cached import Cached  # noqa: E402
 from mapsage.extras.streaming.cache.index import CacheIndex, find_shards, write_index  # noqa: E402
 from mapsage.extras.streaming.cache.keys import CacheKeys, ViewSeeds  # noqa: E402
 from mapsage.extras.streaming.cache.shards import write_shard  # noqa: E402
-from mapsage.extras.streaming.programs import cache_features  # noqa: E402
 from mapsage.extras.streaming.source import Item  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 

@@ -147,7 +147,7 @@ def run_tool(name: str, *arguments: Any) -> None:
     Raises:
         RuntimeError: If its exit status is not 0.
     """
-    program = importlib.import_module(f'mapsage.commands.programs.{name}')
+    program = importlib.import_module(f'mapsage.commands.{name}')
     status = program.main([str(argument) for argument in arguments])
     if status:
         raise RuntimeError(f'tools/{name}.py ended with status {status}')

@@ -34,7 +34,7 @@ from mmengine.hooks import Hook  # noqa: E402
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.extras.streaming.programs import cache_features  # noqa: E402
+from mapsage.extras.streaming import cache_features  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 

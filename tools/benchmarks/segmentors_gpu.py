@@ -28,6 +28,7 @@ from mmengine.optim import AmpOptimWrapper as StockAmp  # noqa: E402
 from mmengine.registry import MODELS, DefaultScope  # noqa: E402
 from mmengine.structures import PixelData  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import mapsage  # noqa: E402, F401
@@ -35,7 +36,6 @@ from mapsage.accelerator import Accelerator, resolve_accelerator  # noqa: E402
 from mapsage.distributed.wrappers import place_module  # noqa: E402
 from mapsage.distributed.wrappers.optim_wrapper import AmpOptimWrapper  # noqa: E402
 from mapsage.engine.compiled_parts import compile_parts  # noqa: E402
-from mapsage.engine.display.compile_report_hook import CompileCounter  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 
 CLASSES = 7
@@ -137,7 +137,7 @@ def measure(accelerator: Accelerator, kind: str, loop: str, args: argparse.Names
 
     with FlopCounterMode(display=False) as counted:
         step()
-    counter = CompileCounter()
+    counters.clear()
     if loop == 'compiled':
         compile_parts(model, dict(backbone=True, decode_head=True))
     start = time.perf_counter()
@@ -152,12 +152,13 @@ def measure(accelerator: Accelerator, kind: str, loop: str, args: argparse.Names
     each = (time.perf_counter() - start) / args.steps
     most = accelerator.max_memory_allocated()
     rate = matmul_rate(accelerator, args.matrix)
-    said = f'{counter.counts()}, first 3 steps {first:.0f} s' if loop == 'compiled' else ''
+    graphs, breaks = counters['stats']['unique_graphs'], sum(counters['graph_break'].values())
+    said = f'{graphs} graphs, {breaks} breaks, first 3 steps {first:.0f} s'
     return (
         f'| {kind} | {loop} | {1000 * each:.1f} ms | '
         + ('unknown' if most is None else f'{most / 2**20:.0f}')
         + f' | {counted.get_total_flops() / each / rate:.0%} of {rate / 1e12:.2f} T/s '
-        + f'| {said} |'
+        + f'| {said if loop == "compiled" else ""} |'
     )
 
 

@@ -31,7 +31,7 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 
 from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.extras.streaming.programs import cache_features  # noqa: E402
+from mapsage.extras.streaming import cache_features  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 
 SIDE, BATCH, BANDS, EPOCHS = 224, 4, 4, 3

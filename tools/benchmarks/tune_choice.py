@@ -1,8 +1,8 @@
-"""Does `mapsage doctor CONFIG --tune` choose the fastest combination of options?
+"""Does `mapsage tune CONFIG` choose the fastest combination of options?
 
     python tools/benchmarks/tune_choice.py [--cases ...] [--threads 1 2] [--rounds 6]
 
-For each model and number of threads, --tune chooses among the combinations of bfloat16, channels
+For each model and number of threads, it chooses among the combinations of bfloat16, channels
 last and a fused optimizer. Then all combinations are measured again, in turn, with the config as it
 is before and after each round, and the choice is compared with the best of them. Times are
 processor time of the main thread, which takes part in all computations. The cases are those of
@@ -44,7 +44,7 @@ def compare(case: str, threads: int, rounds: int, budget: float) -> str:
         cfg = make_config(case, data, Path(folder) / 'work', 1)
         accelerator = set_current_accelerator(resolve_accelerator('cpu'))
         accelerator.set_device(0)
-        args = argparse.Namespace(config=case, tune_compile=False, cfg_options=None)
+        args = argparse.Namespace(config=case, compile=False, cfg_options=None)
         tuning = Tuning(
             args,
             cfg,
@@ -84,15 +84,15 @@ def main() -> None:
     parser.add_argument('--cases', nargs='+', default=CASES)
     parser.add_argument('--threads', nargs='+', type=int, default=[1, 2])
     parser.add_argument('--rounds', type=int, default=6)
-    parser.add_argument('--budget', type=float, default=115.0, help='seconds of --tune')
+    parser.add_argument('--budget', type=float, default=115.0, help='seconds of a tuning')
     args = parser.parse_args()
     if len(args.cases) == 1 and len(args.threads) == 1:
         warnings.simplefilter('ignore')
         print(compare(args.cases[0], args.threads[0], args.rounds, args.budget))
         return
-    print(f'{describe_machine()}, --tune with {args.budget:.0f} s, then {args.rounds} rounds')
+    print(f'{describe_machine()}, tunings of {args.budget:.0f} s, then {args.rounds} rounds')
     print(
-        '| case | threads | as configured, ms | choice of --tune, speed | best, speed | choice '
+        '| case | threads | as configured, ms | choice of mapsage tune, speed | best, speed | choice '
         f'behind the best (rounds) | spread | within 10 % or it |\n|{"---|" * 8}',
         flush=True,
     )

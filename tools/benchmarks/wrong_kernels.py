@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python tools/benchmarks/wrong_kernels.py [--configs-only | --kernels-only]
 
-Plants one wrong kernel at a time and runs what `mapsage doctor CONFIG --compare` runs. Then all
+Plants one wrong kernel at a time and runs what `mapsage operators CONFIG --compare` runs. Then all
 shipped configs run with right kernels, and three of them with kernels that round otherwise. The
 result is in docs/how-to/gcu.md.
 """

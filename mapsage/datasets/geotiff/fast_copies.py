@@ -308,7 +308,7 @@ class FastCopies:
                         originals[copy.source] = str(error)
                 progress.finish(copy.source)
             if waiting:
-                progress.wait(holder)
+                progress.show(f'waiting: {holder.strip()}')
                 time.sleep(random.SystemRandom().uniform(0, 2 * _PAUSE))
             missing = waiting
         return written
@@ -320,7 +320,7 @@ class FastCopies:
         try:
             with _write_errors(self.folder):
                 partial.mkdir()
-            write_fast_copy(copy.source, path, lambda count: progress.advance(copy.source, count))
+            write_fast_copy(copy.source, path, lambda count: progress.copied(copy.source, count))
             if self._copy_of(copy.source) != copy:
                 raise FastCopyError(
                     f'{copy.source} changed while it was copied. Start again when it is complete.'

@@ -4,7 +4,6 @@ Importing the package registers them; `engine/runner_parts.py` has those that ev
 """
 
 from .before_after_hook import BeforeAfterHook, NoValidationError
-from .compile_report_hook import CompileReportHook
 from .preview_hook import PreviewHook
 from .progress_hook import ProgressBarHook
 from .run_report_hook import RunReportHook
@@ -12,7 +11,6 @@ from .window_visualization_hook import WindowVisualizationHook
 
 __all__ = [
     'BeforeAfterHook',
-    'CompileReportHook',
     'NoValidationError',
     'PreviewHook',
     'ProgressBarHook',

@@ -1,43 +1,28 @@
-"""What the extra adds to tools/doctor.py: `--operators`, `--compare` and `--tune`."""
+"""Options of tools/doctor.py that have become commands; they work until version 0.7.
+
+Remove this file, and its row in ``extra.json``, with that version.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
+
+from mapsage.extras.forensics.list_operators import add_crop_size, report
+
+_COMMANDS = {
+    '--operators': 'operators CONFIG',
+    '--compare': 'operators CONFIG --compare',
+    '--tune': 'tune CONFIG',
+    '--tune-compile': 'tune CONFIG --compile',
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
-    parser.add_argument(
-        '--operators',
-        action='store_true',
-        help='list the operators of a step of the config and where the card, or '
-        "else Enflame's S60, computes them; needs neither card nor data",
-    )
-    parser.add_argument(
-        '--crop-size',
-        type=_pixels,
-        metavar='N',
-        help="height and width of the images of that step in pixels (default: the config's)",
-    )
-    parser.add_argument(
-        '--compare',
-        action='store_true',
-        help='compute that step on the card and name each operator whose result '
-        "differs from the CPU's by more than rounding; exit status 1 if one does",
-    )
-    parser.add_argument(
-        '--tune',
-        action='store_true',
-        help='measure within two minutes, with the model, the batch and the data '
-        'of the config, whether bfloat16, channels last, a fused optimizer, other '
-        'numbers of threads or loader workers are faster here, and print the '
-        'command to use',
-    )
-    parser.add_argument(
-        '--tune-compile',
-        action='store_true',
-        help='--tune, and whether a compiled model is faster; the compiler takes minutes more',
-    )
+    for option, command in _COMMANDS.items():
+        parser.add_argument(option, action='store_true', help=f'old form of mapsage {command}')
+    add_crop_size(parser)
 
 
 def is_asked(args: argparse.Namespace) -> bool:
@@ -46,25 +31,29 @@ def is_asked(args: argparse.Namespace) -> bool:
 
 
 def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Accept every combination: the first of tuning, comparison and operators is carried out."""
+    """End the program with the parser's error if an option has no config."""
+    if is_asked(args) and not args.config:
+        parser.error(f'{_option(args)} needs a config: mapsage {_COMMANDS[_option(args)]}')
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out what the command line wants, and return the exit status."""
-    if args.tune or args.tune_compile:
-        from .tuning.command import tune
+    option = _option(args)
+    print(  # noqa: T201
+        f'DeprecationWarning: doctor {option} is now `mapsage {_COMMANDS[option]}`; the option works '
+        f'until version 0.7',
+        file=sys.stderr,
+    )
+    if not option.startswith('--tune'):
+        return report(args)
+    from .tuning.command import tune
 
-        return tune(args)
-    if args.compare:
-        from .kernels import compare_kernels
-
-        return compare_kernels(args)
-    from .operator_report import report_operators
-
-    return report_operators(args)
+    args.compile = args.tune_compile
+    return tune(args)
 
 
-def _pixels(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f'expected a number of pixels from 1, got {text!r}')
-    return int(text)
+def _option(args: argparse.Namespace) -> str:
+    """Return the option that is carried out: the first of tuning, comparison and operators."""
+    if args.tune_compile:
+        return '--tune-compile'
+    return '--tune' if args.tune else '--compare' if args.compare else '--operators'

@@ -1,4 +1,4 @@
-"""`mapsage doctor CONFIG --compare`: which kernels of a card are wrong, by name.
+"""`mapsage operators CONFIG --compare`: which kernels of a card are wrong, by name.
 
 One training step of the config is computed on the card, and every operator is compared with the
 CPU's. If all are right, the step runs once more without interruption, and an operator that is wrong
@@ -17,7 +17,6 @@ from mmengine.config import Config
 from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.commands.configs import build_model, read_config
 from mapsage.distributed.wrappers import place_module
-from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics.operators.bisection import Bisection
 from mapsage.extras.forensics.operators.comparison import ComparedOperator, OperatorComparison
 from mapsage.extras.forensics.operators.dispatch import require_dispatch_mode
@@ -30,7 +29,7 @@ def compare_kernels(args: argparse.Namespace, say: Callable[[str], None] = print
     """Compare the operators of a training step on the card with the CPU's; return the status.
 
     Args:
-        args: Options of the doctor; ``config`` must be set.
+        args: Options of `list_operators.py`.
         say: Prints a text.
 
     Raises:
@@ -39,8 +38,6 @@ def compare_kernels(args: argparse.Namespace, say: Callable[[str], None] = print
         AcceleratorError: If there is no card to compare.
     """
     require_dispatch_mode()
-    if not args.config:
-        raise ConfigError('--compare needs a config: mapsage doctor CONFIG --compare')
     cfg = read_config(args)
     accelerator = accelerator_of(cfg)
     if accelerator.device_type == 'cpu' or accelerator.lazy:

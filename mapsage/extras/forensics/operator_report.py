@@ -1,4 +1,4 @@
-"""`mapsage doctor CONFIG --operators`: the operators of a step, and where a card computes them.
+"""`mapsage operators CONFIG`: the operators of a step, and where a card computes them.
 
 The step is recorded on the CPU, in seconds and without the config's data. On a machine with a card,
 PyTorch's dispatch table tells where operators are computed; otherwise the list of Enflame's S60.
@@ -36,7 +36,7 @@ def report_operators(args: argparse.Namespace, say: Callable[[str], None] = prin
     """Print the operators of a step of a config and where they are computed; return the status.
 
     Args:
-        args: Options of the doctor; ``config`` must be set.
+        args: Options of `list_operators.py`.
         say: Prints a text.
 
     Raises:
@@ -45,8 +45,6 @@ def report_operators(args: argparse.Namespace, say: Callable[[str], None] = prin
         AcceleratorError: If the accelerator of the command line or config cannot be used.
     """
     require_dispatch_mode()
-    if not args.config:
-        raise ConfigError('--operators needs a config: mapsage doctor CONFIG --operators')
     cfg = read_config(args)
     locations = choose_locations(cfg)
     training, forward, step = record_config(cfg, args.crop_size)

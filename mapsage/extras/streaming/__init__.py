@@ -6,19 +6,23 @@ elsewhere: ahead of time (`cache/`), in a thread (`prefetch.py`) or on other ran
 the config names. `split_head/` is for heads that several ranks hold together.
 """
 
-from .cache.cached import Cached
-from .encoder_gate import FeatureSourceError
-from .prefetch import Prefetched
-from .remote.blocks import BlockError, BlockPool
-from .remote.roles import RoleError
-from .remote.sender import serve
-from .remote.streamed import Streamed
-from .source import Encode, Features, FeatureSource, Item, Local, StreamingError
-from .split_head.replica_features import ReplicaFeatures
-from .split_head.replicated import Replicated
-from .split_head.tensor_parallel import parallelize_head
-from .wire.link import Link, LinkError
-from .wire.opening import open_links
+from mapsage_launcher.only_help import is_only_help
+
+# The help of a program needs none of these.
+if not is_only_help():
+    from .cache.cached import Cached
+    from .encoder_gate import FeatureSourceError
+    from .prefetch import Prefetched
+    from .remote.blocks import BlockError, BlockPool
+    from .remote.roles import RoleError
+    from .remote.sender import serve
+    from .remote.streamed import Streamed
+    from .source import Encode, Features, FeatureSource, Item, Local, StreamingError
+    from .split_head.replica_features import ReplicaFeatures
+    from .split_head.replicated import Replicated
+    from .split_head.tensor_parallel import parallelize_head
+    from .wire.link import Link, LinkError
+    from .wire.opening import open_links
 
 __all__ = [
     'BlockError',

@@ -6,7 +6,7 @@ the policy-gradient stage.
 """
 
 from .centerline_dice import CenterlineDiceLoss
-from .imbalance import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from .imbalance import SegDiceLoss, SegFocalLoss
 from .jaccard import JaccardLoss, contour_band
 
 __all__ = [
@@ -14,7 +14,5 @@ __all__ = [
     'JaccardLoss',
     'SegDiceLoss',
     'SegFocalLoss',
-    'SegLovaszLoss',
-    'SegTverskyLoss',
     'contour_band',
 ]

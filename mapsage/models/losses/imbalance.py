@@ -1,8 +1,7 @@
-"""Dice, Tversky, Lovász and focal loss, averaged over the global batch.
+"""Dice and focal loss, averaged over the global batch.
 
-They use plain operations with static shapes, which every accelerator supports. MMSeg's own losses
-do not fit: ``DiceLoss`` counts ignored pixels, ``FocalLoss`` needs a compiled operator, and
-``LovaszLoss`` and ``TverskyLoss`` average over the classes of each rank's part of the batch.
+They use plain operations with static shapes, which every accelerator supports. MMSeg's ``DiceLoss``
+counts ignored pixels, and its ``FocalLoss`` needs a compiled operator.
 
 Shapes: N images, C classes, H x W pixels, P = H * W.
 """
@@ -105,8 +104,21 @@ class _ImbalanceLoss(nn.Module):
         raise NotImplementedError
 
 
-class _RegionLoss(_ImbalanceLoss):
-    """Base class: one loss per image and class, averaged over the classes present in each image."""
+@MODELS.register_module()
+class SegDiceLoss(_ImbalanceLoss):
+    """Dice loss: 1 - 2 TP / (2 TP + FP + FN), with probabilities in place of counts.
+
+    Milletari, Navab, Ahmadi 2016, https://arxiv.org/abs/1606.04797, without their squares. TP, FP
+    and FN are sums over the valid pixels of an image. The loss is averaged over the classes present
+    in each image, weighted by ``class_weight``, and over the images of all ranks.
+
+    Args:
+        **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault('loss_name', 'loss_dice')
+        super().__init__(**kwargs)
 
     def _sum_weights(self, pixels: torch.Tensor) -> float:
         present = pixels > 0
@@ -117,106 +129,17 @@ class _RegionLoss(_ImbalanceLoss):
     def _sum_losses(
         self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor, weights: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        present = (truth.flatten(2).sum(2) > 0).to(logits.dtype) * weights
-        losses = self._class_losses(
-            logits.softmax(1).flatten(2), truth.flatten(2), valid.flatten(2)
-        )
-        return (losses * present).sum(), present.sum()
-
-    def _class_losses(
-        self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the loss of each class, ``(N, C)``.
-
-        Args:
-            probabilities: Softmax of the logits, ``(N, C, P)``.
-            truth: One-hot labels, ``(N, C, P)``.
-            valid: Valid pixels, ``(N, 1, P)``.
-        """
-        raise NotImplementedError
-
-
-@MODELS.register_module()
-class SegTverskyLoss(_RegionLoss):
-    """Tversky loss: 1 - TP / (TP + alpha FP + beta FN), with probabilities in place of counts.
-
-    Salehi, Erdogmus, Gholipour 2017, https://arxiv.org/abs/1706.05721. TP, FP and FN are sums over
-    the valid pixels of an image. The loss is averaged over the classes present in each image,
-    weighted by ``class_weight``, and over the images of all ranks.
-
-    Args:
-        alpha: Weight of false positives, at least 0.
-        beta: Weight of false negatives, above 0; a value above ``alpha`` favors recall.
-        **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
-
-    Raises:
-        ValueError: If a weight is out of its range.
-    """
-
-    def __init__(self, alpha: float = 0.3, beta: float = 0.7, **kwargs: Any) -> None:
-        kwargs.setdefault('loss_name', 'loss_tversky')
-        super().__init__(**kwargs)
-        if alpha < 0 or beta <= 0:
-            raise ValueError(
-                f'alpha={alpha} and beta={beta}, expected alpha of 0 or more and beta above 0'
-            )
-        self.alpha, self.beta = alpha, beta
-
-    def _class_losses(
-        self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-    ) -> torch.Tensor:
+        # One-hot labels and softmax (N, C, P), valid pixels (N, 1, P).
+        truth, valid = truth.flatten(2), valid.flatten(2)
+        probabilities = logits.softmax(1).flatten(2)
+        present = (truth.sum(2) > 0).to(logits.dtype) * weights
         true_positives = (probabilities * truth).sum(2)
         false_positives = (probabilities * (valid - truth)).sum(2)
         false_negatives = truth.sum(2) - true_positives
-        union = true_positives + self.alpha * false_positives + self.beta * false_negatives
+        union = true_positives + 0.5 * false_positives + 0.5 * false_negatives
         # The union is 0 for absent classes only, whose loss gets the weight 0.
-        return 1 - true_positives / torch.where(union > 0, union, torch.ones_like(union))
-
-
-@MODELS.register_module()
-class SegDiceLoss(SegTverskyLoss):
-    """Dice loss: 1 - 2 TP / (2 TP + FP + FN), with probabilities in place of counts.
-
-    Milletari, Navab, Ahmadi 2016, https://arxiv.org/abs/1606.04797, without their squares. This is
-    :class:`SegTverskyLoss` with alpha = beta = 0.5.
-
-    Args:
-        **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault('loss_name', 'loss_dice')
-        super().__init__(alpha=0.5, beta=0.5, **kwargs)
-
-
-@MODELS.register_module()
-class SegLovaszLoss(_RegionLoss):
-    """Lovász-Softmax: a convex surrogate of 1 - IoU, for each class of an image.
-
-    Berman, Triki, Blaschko 2018, https://arxiv.org/abs/1705.08790, algorithm 1. The loss is
-    averaged over the classes present in each image, weighted by ``class_weight``, and over the
-    images of all ranks.
-
-    Args:
-        **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault('loss_name', 'loss_lovasz')
-        super().__init__(**kwargs)
-
-    def _class_losses(
-        self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-    ) -> torch.Tensor:
-        # Ignored pixels get the error 0: they are sorted last and add nothing to the sum.
-        errors = (truth - probabilities).abs() * valid
-        errors, order = errors.sort(dim=2, descending=True)
-        truth = truth.gather(2, order)
-        total = truth.sum(2, keepdim=True)
-        union = total + (1 - truth).cumsum(2)
-        jaccard = 1 - (total - truth.cumsum(2)) / union
-        steps = torch.cat([jaccard[..., :1], jaccard[..., 1:] - jaccard[..., :-1]], 2)
-        return (errors * steps).sum(2)
+        losses = 1 - true_positives / torch.where(union > 0, union, torch.ones_like(union))
+        return (losses * present).sum(), present.sum()
 
 
 @MODELS.register_module()

@@ -25,7 +25,7 @@ from geo_scenes import CLASSES, DEGREES, PIXELS, UTM, write_raster
 from qgis_here import label_points, read_legends
 from support import ROOT
 
-from mapsage.extras.assess.programs.assess import main
+from mapsage.extras.assess.assess import main
 
 
 @pytest.fixture(scope='module')
@@ -352,7 +352,7 @@ def test_no_framework_is_imported(tmp_path: Path) -> None:
         'import sys\n'
         'names = "torch", "mmengine", "mmcv", "mmseg"\n'
         'sys.modules.update({name: None for name in names})\n'
-        'from mapsage.extras.assess.programs.assess import main\n'
+        'from mapsage.extras.assess.assess import main\n'
         'sys.exit(main(sys.argv[1:]))'
     )
     known = write_map(tmp_path, side=60)

@@ -1,14 +1,20 @@
-"""The georeferenced scene of the demo."""
+"""The georeferenced scene of the demo, and the map of it that ends a training."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import rasterio
+from color_model import write_checkpoint, write_config
 from mmseg.datasets import LoveDADataset
 from rasterio.transform import Affine
+from support import ROOT
 
+from mapsage.extras.demo import demo
 from mapsage.extras.demo.demo_dataset import DemoParams, write_demo_data
 from mapsage.extras.demo.demo_scenes import NO_DATA, draw_scene
 
@@ -35,3 +41,29 @@ def test_the_scene_lies_in_a_map_and_shows_its_label(tmp_path: Path) -> None:
     assert [colors[v][:3] for v in range(1, 8)] == [
         tuple(c) for c in LoveDADataset.METAINFO['palette']
     ]
+
+
+def test_a_training_of_the_demo_ends_with_a_map_and_the_command_of_the_viewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    work_dir, data = tmp_path / 'my runs', tmp_path / 'demo'
+    work_dir.mkdir()
+    config, scene = write_config(work_dir), data / 'scene.tif'
+    words = ['map', str(config), str(scene), '--accelerator', 'cpu']
+    # Neither a checkpoint nor a scene.
+    assert demo.main(words) == 0 and not (work_dir / 'map').exists()
+    write_demo_data(data, SMALL)
+    (work_dir / 'last_checkpoint').write_text(str(write_checkpoint(tmp_path)))
+    for folder, viewer in ((ROOT, 'tools/view.py'), (tmp_path, f'{ROOT}/tools/view.py')):
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        assert demo.main(words) == 0
+        assert (work_dir / 'map' / 'scene.tif').is_file()
+        assert shlex.split(capsys.readouterr().out.splitlines()[-1]) == [
+            sys.executable,
+            viewer,
+            f'{work_dir}/map',
+            '--truth',
+            f'{data}/scene_label.tif',
+            '--reduce-zero-label',
+        ]

@@ -14,7 +14,7 @@ from support import ROOT, main_leg
 
 from mapsage.commands import cli
 from mapsage.extras.demo.crop_places import CropParams, write_crop_places
-from mapsage.extras.streaming.programs import cache_features
+from mapsage.extras.streaming import cache_features
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 

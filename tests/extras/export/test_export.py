@@ -34,9 +34,9 @@ from mapsage.commands.predict import (  # noqa: E402
     open_model,
     run_prediction,
 )
+from mapsage.extras.export import export as command  # noqa: E402
 from mapsage.extras.export.errors import ExportError  # noqa: E402
 from mapsage.extras.export.graph import most_opset  # noqa: E402
-from mapsage.extras.export.programs import export as command  # noqa: E402
 from mapsage.extras.export.proof import Proof  # noqa: E402
 from mapsage.extras.export.quantize import is_close  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402

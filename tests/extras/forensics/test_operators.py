@@ -1,4 +1,4 @@
-"""`mapsage doctor CONFIG --operators`: the report of shipped and broken configs."""
+"""`mapsage operators CONFIG`: the report of shipped and broken configs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from mmengine.config import Config
 from support import ROOT
 
-from mapsage.commands.programs import doctor
+from mapsage.commands import doctor
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.extras.forensics import list_operators
 from mapsage.extras.forensics.operator_report import conclusion, record_config
-from mapsage.extras.forensics.operators.dispatch import HAS_DISPATCH_MODE, OperatorError
+from mapsage.extras.forensics.operators.dispatch import HAS_DISPATCH_MODE
 from mapsage.extras.forensics.operators.placement import S60Table
 from mapsage.extras.forensics.operators.verdict import estimate_step
 
@@ -22,7 +23,7 @@ has_modes = pytest.mark.skipif(not HAS_DISPATCH_MODE, reason='torch before 2.0')
 
 
 def ask(capsys: pytest.CaptureFixture, *words: object) -> Tuple[int, str]:
-    status = doctor.main([*map(str, words), '--accelerator', 'cpu'])
+    status = list_operators.main([*map(str, words), '--accelerator', 'cpu'])
     return status, capsys.readouterr().out
 
 
@@ -30,7 +31,7 @@ def ask(capsys: pytest.CaptureFixture, *words: object) -> Tuple[int, str]:
 def test_a_convolutional_config_does_not_train_on_the_s60(
     tiny_config: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    status, report = ask(capsys, tiny_config, '--operators')
+    status, report = ask(capsys, tiny_config)
     assert status == 0 and 'the list of S60, torch_gcu 2.10 (not measured' in report
     row = next(line for line in report.splitlines() if 'convolution_backward' in line)
     assert "CPU (on the vendor's list for the CPU)" in row
@@ -45,11 +46,11 @@ def test_the_size_of_images_can_be_chosen(
     tiny_config: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random_state = torch.get_rng_state()
-    report = ask(capsys, tiny_config, '--operators', '--crop-size', 48)[1]
+    report = ask(capsys, tiny_config, '--crop-size', 48)[1]
     assert 'a training step of 2 images of 48 x 48' in report
     assert torch.equal(torch.get_rng_state(), random_state)
     with pytest.raises(SystemExit):
-        ask(capsys, tiny_config, '--operators', '--crop-size', '0')
+        ask(capsys, tiny_config, '--crop-size', '0')
     assert "a number of pixels from 1, got '0'" in capsys.readouterr().err
 
 
@@ -86,6 +87,12 @@ def test_a_config_that_cannot_be_built_is_an_error(tiny_config: Path) -> None:
         record_config(cfg, None)
 
 
-def test_a_config_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises((ConfigError, OperatorError), match='--operators needs|torch>=2.0'):
-        doctor.main(['--operators'])
+@has_modes
+def test_the_old_option_of_the_doctor(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
+    assert doctor.main([str(tiny_config), '--operators', '--accelerator', 'cpu']) == 0
+    output = capsys.readouterr()
+    assert 'operators of' in output.out
+    assert output.err.startswith('DeprecationWarning: doctor --operators is now `mapsage operators')
+    with pytest.raises(SystemExit):
+        doctor.main(['--compare'])
+    assert '--compare needs a config: mapsage operators CONFIG --comp' in capsys.readouterr().err

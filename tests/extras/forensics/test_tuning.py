@@ -1,4 +1,4 @@
-"""`mapsage doctor CONFIG --tune`: its tables, its choice, and a training with the printed line."""
+"""`mapsage tune CONFIG`: its tables, its choice, and a training with the printed line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from mmseg.registry import MODELS
 from support import main_leg, no_simulated_cards, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.commands import cli
+from mapsage.commands import cli, doctor, train
 from mapsage.commands.configs import build_model
-from mapsage.commands.programs import doctor as program
-from mapsage.commands.programs import train
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.extras.forensics import tune as program
 from mapsage.extras.forensics.tuning import bench, workers
 from mapsage.extras.forensics.tuning.bench import StepBench, Visit
 from mapsage.extras.forensics.tuning.options import Variant, combine, step_options
@@ -75,7 +74,7 @@ def two_rounds(monkeypatch: Any) -> None:
 
 
 def tune(config: Any, *words: str) -> int:
-    return program.main([str(config), '--tune', '--accelerator', 'cpu', *words])
+    return program.main([str(config), '--accelerator', 'cpu', *words])
 
 
 def bench_of(config: Path) -> StepBench:
@@ -241,7 +240,7 @@ def test_a_step_too_slow_for_two_minutes(tiny_config: Path, monkeypatch: Any) ->
     with pytest.raises(
         ConfigError,
         match='a training step takes 40.0 s here, and the two minutes '
-        'of --tune hold 1 of them.* train_dataloader.batch_size=1$',
+        'of a tuning hold [12] of them.* train_dataloader.batch_size=1$',
     ):
         tune(tiny_config)
 
@@ -279,16 +278,22 @@ def test_configs_that_cannot_be_measured(
         tune(tiny_config, *words)
 
 
-def test_without_a_config() -> None:
-    with pytest.raises(ConfigError, match='--tune needs a config'):
-        program.main(['--tune'])
+@pytest.mark.usefixtures('two_rounds')
+def test_the_old_option_of_the_doctor(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
+    assert doctor.main([str(tiny_config), '--tune', '--accelerator', 'cpu']) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith(f'tuning {tiny_config} on cpu')
+    assert output.err.startswith('DeprecationWarning: doctor --tune is now `mapsage tune CONFIG`;')
+    with pytest.raises(SystemExit):
+        doctor.main(['--tune-compile'])
+    assert '--tune-compile needs a config: mapsage tune CONFIG --comp' in capsys.readouterr().err
 
 
 @main_leg
 @pytest.mark.skipif(no_simulated_cards() is not None, reason='no simulated cards here')
 @pytest.mark.usefixtures('two_rounds')
 def test_on_a_card(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
-    assert program.main([str(tiny_config), '--tune', '--accelerator', 'sim']) == 0
+    assert program.main([str(tiny_config), '--accelerator', 'sim']) == 0
     report = capsys.readouterr().out
     assert 'threads: not measured, sim computes the step' in report
     assert 'has no fused optimizers for sim' in report

@@ -122,7 +122,7 @@ def fed(data: Path, folder: Path, source: Any, processes: int) -> Any:
 def make_cache(data: Path, folder: Path) -> None:
     alone(1)
     semi_config(data, folder / 'cache', OF_FEATURES)
-    from mapsage.extras.streaming.programs import cache_features
+    from mapsage.extras.streaming import cache_features
 
     assert (
         cache_features.main(

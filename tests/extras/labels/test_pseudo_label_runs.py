@@ -27,7 +27,7 @@ from map_runs import read, run
 from mmengine.config import Config
 from support import ROOT, Launch, check_finished, main_leg, on_host
 
-from mapsage.commands.programs import train
+from mapsage.commands import train
 from mapsage.maps.errors import PredictError
 
 pytestmark = on_host

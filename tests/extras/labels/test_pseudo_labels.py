@@ -24,8 +24,8 @@ from labeling_files import (
 from map_runs import read, run
 from support import on_host
 
+from mapsage.commands import train
 from mapsage.commands.predict import PARTIAL
-from mapsage.commands.programs import train
 from mapsage.maps.errors import PredictError
 
 pytestmark = on_host

@@ -33,12 +33,12 @@ from mapsage.engine import MapSageRunner
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.data_order import SampleKey
 from mapsage.extras.streaming import FeatureSourceError
-from mapsage.extras.streaming import cache_features as engine
+from mapsage.extras.streaming import cache_features as command
+from mapsage.extras.streaming import feature_caching as engine
 from mapsage.extras.streaming.cache.cached import Cached
 from mapsage.extras.streaming.cache.index import find_shards, read_index
 from mapsage.extras.streaming.cache.keys import keys_of_run, sample_hashes
 from mapsage.extras.streaming.cache.shards import CacheError, Shard, read_items
-from mapsage.extras.streaming.programs import cache_features as command
 from mapsage.extras.streaming.source import Item
 
 SHORT = """

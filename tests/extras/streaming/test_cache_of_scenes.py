@@ -15,8 +15,8 @@ from mmengine.config import Config
 from support import write_tiny_config
 
 from mapsage.engine import MapSageRunner
+from mapsage.extras.streaming import cache_features as command
 from mapsage.extras.streaming.cache.shards import CacheError
-from mapsage.extras.streaming.programs import cache_features as command
 from mapsage.geo import pool
 
 CONFIG = (

@@ -27,8 +27,8 @@ from mapsage.extras.viewer import (
     find_maps,
     write_static,
 )
+from mapsage.extras.viewer import view as command
 from mapsage.extras.viewer.decisions import read_windows
-from mapsage.extras.viewer.programs import view as command
 
 
 def make_review(where: Folders, path: Any = None) -> Review:

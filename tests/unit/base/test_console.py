@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import io
 import logging
 import subprocess
@@ -14,8 +16,8 @@ import pytest
 from mmengine.logging.logger import MMFormatter
 
 from mapsage.base.console import accept_any_text, printable, raw_stream
-from mapsage.commands.programs import list_configs
 from mapsage.distributed.launcher_notes import note_for_launcher
+from mapsage_launcher.command import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = 'a\x1b]0;owned\x07\x1b[2J\x9b31m\u202eb.tif'
@@ -100,10 +102,10 @@ def test_the_launcher_gets_printable_text(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_program_prints_this_way() -> None:
-    programs = Path(list_configs.__file__).parent
-    for path in programs.glob('[!_]*.py'):
-        text = path.read_text()
-        assert 'accept_any_text()' in text or 'cli.run(' in text or 'run(main)' in text, path.name
+    modules = {row.module for row in COMMANDS.values()} - {'mapsage_launcher.rendezvous'}
+    for name in modules:
+        text = inspect.getsource(importlib.import_module(name))
+        assert 'accept_any_text()' in text or 'cli.run(' in text, name
 
 
 def test_a_program_that_names_a_broken_file(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from geotiff_data import write_vector
 from mmengine.config import ConfigDict
 from support import on_host
 
-from mapsage.commands import cli
+from mapsage.commands import browse_dataset, cli
 from mapsage.commands.browse_dataset import browse
-from mapsage.commands.programs import browse_dataset
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.data_checks import DataError
 from mapsage.pictures.preview import TILE_WIDTH

@@ -14,6 +14,7 @@ from warm_python import warm_python
 
 from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
+from mapsage.commands import test as test_command
 from mapsage.distributed import RankError
 from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
@@ -127,7 +128,7 @@ def tested() -> Config:
 def test_masks_go_to_the_metric_that_writes_them(metric: Any) -> None:
     cfg = Config(dict(tested(), default_scope='mmseg'))
     cfg.test_evaluator = [dict(type='SingleClassBaseline'), dict(type=metric)]
-    cli.write_masks_to(cfg, 'out')
+    test_command.write_masks_to(cfg, 'out')
     assert 'output_dir' not in cfg.test_evaluator[0]
     assert cfg.test_evaluator[1].output_dir == 'out'
     assert cfg.test_evaluator[1].get('keep_results') is (
@@ -135,12 +136,12 @@ def test_masks_go_to_the_metric_that_writes_them(metric: Any) -> None:
     )
     cfg.test_evaluator = dict(type='SingleClassBaseline')
     with pytest.raises(ConfigError, match='--out needs a metric with an output_dir'):
-        cli.write_masks_to(cfg, 'out')
+        test_command.write_masks_to(cfg, 'out')
 
 
 def test_pictures_are_drawn_by_the_hook_without_one_in_the_config() -> None:
     cfg = tested()
-    cli.draw_predictions(cfg, 'shown', False, 2)
+    test_command.draw_predictions(cfg, 'shown', False, 2)
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'shown'
     assert 'show' not in cfg.default_hooks.visualization
 
@@ -150,7 +151,7 @@ def test_pictures_are_shown_by_the_configs_own_hook(monkeypatch: Any) -> None:
     cfg.default_hooks = dict(visualization=dict(type='Mine', interval=7), timer=dict(type='T'))
     cfg.visualizer = dict(type='V', save_dir='before')
     monkeypatch.setenv('DISPLAY', ':0')
-    cli.draw_predictions(cfg, None, True, 0.5)
+    test_command.draw_predictions(cfg, None, True, 0.5)
     assert cfg.default_hooks.visualization == dict(
         type='Mine', interval=7, draw=True, show=True, wait_time=0.5
     )
@@ -162,7 +163,7 @@ def test_a_window_needs_a_display(monkeypatch: Any) -> None:
     for name in ('DISPLAY', 'WAYLAND_DISPLAY'):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match='--show needs a display.*--show-dir'):
-        cli.draw_predictions(tested(), None, True, 2)
+        test_command.draw_predictions(tested(), None, True, 2)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +190,16 @@ def test_a_test_has_a_folder_of_its_own(tmp_path: Path) -> None:
     work = tmp_path / 'another run'
     work.mkdir()
     cfg = Config(dict(work_dir='mine'))
-    assert cli.test_folder(cfg, str(work / 'iter_3.pth')) == str(work / 'test')
-    assert cli.test_folder(cfg, 'https://x.org/iter_3.pth') == os.path.join('mine', 'test')
-    assert cli.test_folder(cfg, str(tmp_path / 'gone' / 'w.pth')) == os.path.join('mine', 'test')
+    assert test_command.test_folder(cfg, str(work / 'iter_3.pth')) == str(work / 'test')
+    assert test_command.test_folder(cfg, 'https://x.org/iter_3.pth') == os.path.join('mine', 'test')
+    assert test_command.test_folder(cfg, str(tmp_path / 'gone' / 'w.pth')) == os.path.join(
+        'mine', 'test'
+    )
 
 
 FAIL = """
 from mapsage.accelerator import AcceleratorError
-from mapsage.commands import cli
+from mapsage.commands import cli, test as test_command
 from mapsage.distributed import RankError
 from mapsage_launcher.rank_notes import BROKEN_FILE, FINAL_FILE
 from mapsage.engine import ConfigError
@@ -275,8 +278,8 @@ def test_whose_fault_an_error_is(error: Exception, kind: str) -> None:
 )
 def test_calibration_is_measured_once_and_drawn_in_the_work_dir(given: Any, kinds: Any) -> None:
     cfg = Config(dict(test_evaluator=given, work_dir='w'))
-    cli.test_calibration(cfg)
-    cli.test_calibration(cfg)
+    test_command.test_calibration(cfg)
+    test_command.test_calibration(cfg)
     assert [each.type for each in cfg.test_evaluator] == kinds
     assert cfg.test_evaluator[-1].picture == 'w/reliability.png'
     assert cfg.test_evaluator[-1].get('bins') == (10 if len(kinds) == 2 and 'A' in kinds else None)

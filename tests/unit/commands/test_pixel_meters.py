@@ -16,7 +16,7 @@ from rasterio.crs import CRS
 from rasterio.transform import from_origin
 from torch.utils.data import Subset
 
-from mapsage.extras.export.command import pixel_meters
+from mapsage.extras.export.loading import pixel_meters
 
 TEN_METERS = dict(crs=CRS.from_epsg(32650), transform=from_origin(500000.0, 4100000.0, 10, 10))
 FEET = dict(crs=CRS.from_epsg(2263), transform=from_origin(980000.0, 200000.0, 1, 1))

@@ -232,6 +232,12 @@ def test_an_error_within_a_users_class_keeps_its_traceback(kind: Any, error_type
             dict(type='StackedLinearClsHead', num_classe=1),
             "'StackedLinearClsHead' is no known model",
         ),
+        (
+            dict(type='SegLovaszLoss'),
+            r"'SegLovaszLoss' is gone: use .*type='LovaszLoss', reduction='none'",
+        ),
+        (dict(type='SegTverskyLoss', alpha=0.2), 'is gone: use .*TverskyLoss'),
+        (dict(type='CompileReportHook'), 'is gone: .*TORCH_LOGS=graph_breaks,recompiles'),
     ],
 )
 def test_errors_of_a_registry(config: dict, words: str) -> None:

@@ -13,7 +13,7 @@ import rasterio
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
-from mapsage.commands.programs import measure_shift as measure_shift_program
+from mapsage.commands import measure_shift as measure_shift_program
 from mapsage.extras.demo import draw_scene
 from mapsage.extras.demo.change_ground import draw_change
 from mapsage.geo import GeoError

@@ -19,19 +19,19 @@ TOOLS = {path.stem: path for path in (ROOT / 'tools').glob('[!_]*.py')}
 
 
 def test_every_program_has_a_file_in_tools_and_every_file_a_program() -> None:
-    modules = {**command.program_modules(), 'launch': 'mapsage_launcher.launch'}
+    modules = {row.program: row.module for row in command.COMMANDS.values()}
+    modules['launch'] = 'mapsage_launcher.launch'
     assert set(modules) == set(TOOLS)
     for name, path in TOOLS.items():
         assert re.findall(r"run\('(.*)'\)", path.read_text()) == [modules[name]]
 
 
-def test_every_word_has_a_program_and_every_launched_word_a_script() -> None:
-    assert {word.program for word in command.COMMANDS.values()} <= set(command.program_modules())
+def test_every_launched_word_has_a_script() -> None:
     for script in command.LAUNCHED.values():
         assert (ROOT / 'scripts' / script).is_file()
 
 
-@pytest.mark.parametrize('name', ['__init__', '_program', 'programs', '../programs/train', ''])
+@pytest.mark.parametrize('name', ['__init__', '_program', 'commands', '../commands/train', ''])
 def test_what_is_no_program(name: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         command.run_program(name, [])
@@ -61,7 +61,7 @@ def test_a_program_is_imported_without_plugins(
         f'def run():\n    seen.append(os.environ.get({AUTOLOAD!r}))\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(command, 'program_modules', lambda: {'train': 'look_at_plugins'})
+    monkeypatch.setitem(command.COMMANDS, 'train', command.Command('look_at_plugins'))
     monkeypatch.setattr(sys, 'argv', sys.argv)
     if before is None:
         monkeypatch.delenv(AUTOLOAD, raising=False)
@@ -69,3 +69,9 @@ def test_a_program_is_imported_without_plugins(
         monkeypatch.setenv(AUTOLOAD, before)
     command.run_program('train', [])
     assert sys.modules.pop('look_at_plugins').seen == ['0', before]
+
+
+@pytest.mark.parametrize('name', ['suggest', 'suggest_labels', 'suggest-labels'])
+def test_a_program_is_found_by_its_word_and_by_its_file(name: str) -> None:
+    row = command.find_command(name)
+    assert row is not None and row.module == 'mapsage.extras.labels.suggest_labels'

@@ -72,25 +72,29 @@ def test_each_job_of_one_machine_has_a_secret(here: None, monkeypatch: pytest.Mo
     assert 'MAPSAGE_SECRET' not in os.environ
 
 
-def test_the_command_before_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_of_the_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv('PYTHON_EXEC', 'python')
     ranks = RankStart([])
-    # No command, no effect.
-    launch._run_first(ranks)
-    command = f'echo "${{MAPSAGE_FIRST:-}}${{MAPSAGE_FORK_CALL:-}}" >{tmp_path}/seen; exit 3'
-    monkeypatch.setenv('MAPSAGE_FIRST', command)
-    with pytest.raises(SystemExit) as error:
-        launch._run_first(ranks)
-    assert error.value.code == 3
-    # Ranks are not forked here, so programs are not, either.
-    assert (tmp_path / 'seen').read_text() == '\n'
-    monkeypatch.setenv('MAPSAGE_FIRST', 'exit 0')
-    launch._run_first(ranks)
+    # No program, no effect.
+    launch._run_program('MAPSAGE_FIRST', ranks)
+    program = tmp_path / 'a program.py'
+    program.write_text(
+        'import os, signal, sys\nassert "MAPSAGE_FIRST" not in os.environ\n'
+        'if sys.argv[2] == "dies":\n    os.kill(os.getpid(), signal.SIGTERM)\n'
+        'sys.exit(int(sys.argv[1]))\n'
+    )
+    for argument, status in (('3', 3), ('dies', 128 + signal.SIGTERM)):
+        monkeypatch.setenv('MAPSAGE_FIRST', f'{program}\n3\n{argument}')
+        with pytest.raises(SystemExit) as error:
+            launch._run_program('MAPSAGE_FIRST', ranks)
+        assert error.value.code == status
+    monkeypatch.setenv('MAPSAGE_FIRST', f"{program}\n0\n$(a 'b")
+    launch._run_program('MAPSAGE_FIRST', ranks)
     assert 'MAPSAGE_FIRST' not in os.environ
 
 
 @on_host
-def test_a_command_of_the_launcher_forks_its_programs(
+def test_a_program_of_the_launcher_is_a_fork(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     warm_python()
@@ -101,8 +105,8 @@ def test_a_command_of_the_launcher_forks_its_programs(
         f'with open({str(tmp_path / "seen")!r}, "w") as seen:\n'
         '    seen.write(f"{heavy} {sys.argv[1:]}")'
     )
-    monkeypatch.setenv('MAPSAGE_FIRST', f"""eval "$MAPSAGE_FORK_CALL" '"$$" "{program}" "a b"'""")
-    launch._run_first(RankStart([]))
+    monkeypatch.setenv('MAPSAGE_FIRST', f'{program}\na b')
+    launch._run_program('MAPSAGE_FIRST', RankStart([]))
     assert (tmp_path / 'seen').read_text() == "True ['a b']"
 
 

@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from mapsage.base.files import atomic_write, parse_json
+from mapsage.base.progress import ProgressLine
 
 from .layouts import LAYOUTS, ArchiveLayout, SourceImage
 from .source_files import EXTRACTED, PrepareError, SourceFile, list_files
@@ -66,7 +67,7 @@ def prepare_dataset(
     out: Path,
     options: PrepareOptions = PrepareOptions(),
     workers: int = 1,
-    report: Callable[[int, int], None] = lambda done, of: None,
+    say: Optional[Callable[[str], None]] = None,
 ) -> Prepared:
     """Write a dataset.
 
@@ -76,8 +77,7 @@ def prepare_dataset(
         out: Folder to write, either empty or written by an earlier run with the same options.
         options: Options for cutting images into tiles.
         workers: Number of worker processes.
-        report: Function that is called after each image with two numbers: finished images, and
-            images in total.
+        say: Function that prints a line of progress; None to show nothing.
 
     Returns:
         Counts of images, new files and ignored pixels.
@@ -100,8 +100,10 @@ def prepare_dataset(
     for item in items:
         for kind in ('img_dir', 'ann_dir')[: 2 if item.label else 1]:
             (out / kind / item.split).mkdir(parents=True, exist_ok=True)
-    count = new_files = 0
-    with (out / LEDGER).open('a') as ledger:
+    new_files = 0
+    with (out / LEDGER).open('a') as ledger, ProgressLine(
+        len(todo), name, say or print, say is not None, 'images'
+    ) as progress:
         jobs = [
             _Job(layout, item, out, clip_size, stride, options.ignore_other_colors) for item in todo
         ]
@@ -110,8 +112,7 @@ def prepare_dataset(
             ledger.flush()
             done[entry['image']] = entry
             new_files += written
-            count += 1
-            report(len(items) - len(todo) + count, len(items))
+            progress.advance(1)
     # A killed run leaves its unpacked files.
     for leftover in out.glob(EXTRACTED + '*'):
         shutil.rmtree(str(leftover), ignore_errors=True)

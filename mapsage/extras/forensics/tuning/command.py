@@ -1,4 +1,4 @@
-"""The report of `mapsage doctor CONFIG --tune`: table, choice, and the line to type.
+"""The report of `mapsage tune CONFIG`: table, choice, and the line to type.
 
 Threads are compared first, then all combinations of the options under the chosen threads. Loader
 workers come last, since they have to feed the faster step.
@@ -40,7 +40,7 @@ from .workers import TrainingData, candidate_workers, visit_with_workers, worker
 
 # Seconds of the whole command, and the least that is left to the measurement.
 BUDGET, LEAST_BUDGET = 115.0, 60.0
-# Seconds of --tune-compile after its first visit, in which the compiler works.
+# Seconds of --compile after its first visit, in which the compiler works.
 _COMPILE_BUDGET = 40.0
 # Shares of the budget at whose end the threads, the options and the confirmation of the choice
 # are measured. Workers have the rest.
@@ -59,7 +59,7 @@ def tune(args: argparse.Namespace, say: Say = print) -> int:
     """Measure the options of a training step and print which to use; return the status.
 
     Args:
-        args: Options of the doctor; ``config`` must be set.
+        args: Options of `tune.py`.
         say: Prints a text.
 
     Raises:
@@ -68,19 +68,17 @@ def tune(args: argparse.Namespace, say: Say = print) -> int:
     """
     start = time.perf_counter()
     budget = max(LEAST_BUDGET, BUDGET - process_age())
-    if not args.config:
-        raise ConfigError('--tune needs a config: mapsage doctor CONFIG --tune')
     if args.launcher != 'none':
         raise ConfigError(
-            f'--tune measures in one process, and --launcher {args.launcher} starts '
-            f'several. Run {program("doctor")} CONFIG --tune.'
+            f'a tuning is measured in one process, and --launcher {args.launcher} starts '
+            f'several. Run {program("tune")} CONFIG.'
         )
     cfg = read_config(args)
     env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
     accelerator = set_current_accelerator(resolve_accelerator(env.accelerator))
     if accelerator.lazy:
         raise ConfigError(
-            f'--tune compares steps one by one, and {accelerator.name} records and '
+            f'a tuning compares steps one by one, and {accelerator.name} records and '
             f'compiles whole graphs. Choose another --accelerator.'
         )
     missing = [finding for finding in check_data(_training_only(cfg)) if finding.level == 'problem']
@@ -104,7 +102,7 @@ class Tuning:
     """The measurement of one config.
 
     Args:
-        args: Options of the doctor.
+        args: Options of `tune.py`.
         cfg: Complete config, whose training data exist.
         accelerator: Accelerator in force.
         start: Time of ``time.perf_counter`` at which the measurement began.
@@ -137,7 +135,7 @@ class Tuning:
         race, chosen = self.choose_options(options, base)
         gain = None if chosen is None else race.standings[chosen].speed
         best = chosen or base
-        if self._args.tune_compile:
+        if self._args.compile:
             best = self._try_compile(best)
         best = self._choose_workers(best)
         if self._accelerator.simulated:
@@ -179,11 +177,11 @@ class Tuning:
         if self._data.left_out:
             self._say('note: fast_copy is left out, because making the copies takes longer')
         if self._cfg.get('compile'):
-            self._say('note: compile of the config is left out; --tune-compile measures it')
+            self._say('note: compile of the config is left out; --compile measures it')
         if _LEAST_STEPS * seconds > left * _OPTIONS_END:
             fitting = max(1, int(size * left * _OPTIONS_END / 30 / seconds))
             raise ConfigError(
-                f'a training step takes {seconds:.1f} s here, and the two minutes of --tune hold '
+                f'a training step takes {seconds:.1f} s here, and the two minutes of a tuning hold '
                 f'{int(left / seconds)} of them: too few to tell a gain from noise. Measure a '
                 f'smaller batch: --cfg-options train_dataloader.batch_size={fitting}'
             )
@@ -352,12 +350,12 @@ def _training_only(cfg: Config) -> Config:
         or not isinstance(cfg.get('optim_wrapper'), Mapping)
     ):
         raise ConfigError(
-            '--tune needs a train_dataloader with the config of a dataset, and an '
+            'a tuning needs a train_dataloader with the config of a dataset, and an '
             'optim_wrapper, and the config lacks one of them.'
         )
     if not isinstance(cfg.optim_wrapper.get('optimizer'), Mapping):
         raise ConfigError(
-            '--tune needs optim_wrapper.optimizer, the config of one optimizer, got '
+            'a tuning needs optim_wrapper.optimizer, the config of one optimizer, got '
             f'{cfg.optim_wrapper.get("optimizer")!r}.'
         )
     return Config(dict(train_dataloader=cfg.train_dataloader))

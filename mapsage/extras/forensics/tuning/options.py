@@ -1,4 +1,4 @@
-"""The options of a training step that `--tune` tries, as changes of a config.
+"""The options of a training step that `mapsage tune` tries, as changes of a config.
 
 An option that is on in the config is tried the other way round. Every combination is the config
 with the keys of its options, exactly as ``--cfg-options`` would set them.

@@ -1,4 +1,4 @@
-"""The tables and the last lines of `mapsage doctor CONFIG --tune`."""
+"""The tables and the last lines of `mapsage tune CONFIG`."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_what_cannot_work_is_said_before_the_first_step(
 @pytest.fixture
 def cached(tmp_path: Path) -> Dict[str, Any]:
     """Return the changes of a config whose training samples have a cache of two views."""
-    from mapsage.extras.streaming.programs import cache_features
+    from mapsage.extras.streaming import cache_features
 
     config = write_tiny_config(tmp_path / 'cache.py', tmp_path / 'data', FROZEN)
     write_tiny_data(tmp_path / 'data')

@@ -18,11 +18,12 @@ from geo_scenes import write_raster
 from geotiff_data import build_dataset, load_window, write_scene
 from support import PATIENT
 
+from mapsage.base import progress
 from mapsage.base.errors import UserError
 from mapsage.base.folder_claims import claimed
-from mapsage.datasets.geotiff import copy_progress, fast_copies
+from mapsage.datasets.geotiff import fast_copies
 from mapsage.datasets.geotiff.fast_copies import FastCopies, FastCopyError
-from mapsage.extras.demo.programs import prepare_data
+from mapsage.extras.demo import prepare_data
 from mapsage.geo import Raster, match
 
 FORK = multiprocessing.get_context('fork')
@@ -235,7 +236,7 @@ def test_a_writer_is_waited_for_and_a_killed_one_replaced(
     holder.start()
     try:
         assert started.wait(PATIENT)
-        monkeypatch.setattr(copy_progress, '_LINE_SECONDS', 0.0)
+        monkeypatch.setattr(progress, '_LINE_SECONDS', 0.0)
 
         def kill_after_a_line(_: float) -> None:
             if any('waiting: ' in line for line in lines):

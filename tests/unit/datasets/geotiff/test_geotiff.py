@@ -27,7 +27,7 @@ from mmengine.registry import DefaultScope
 from mmseg.datasets import MultiImageMixDataset
 from support import ROOT, check_finished, launch, main_leg
 
-from mapsage.commands.programs import geotiff_statistics
+from mapsage.commands import geotiff_statistics
 from mapsage.engine.loading.data_checks import DataError, build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.evaluation import ConfusionMatrixMetric

@@ -13,12 +13,10 @@ from torch.nn import functional
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.distributed.wrappers.batch_counts import BatchCounts
-from mapsage.models import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from mapsage.models import SegDiceLoss, SegFocalLoss
 
 KINDS = {
     'SegDiceLoss': {},
-    'SegTverskyLoss': dict(alpha=0.2, beta=0.9),
-    'SegLovaszLoss': {},
     'SegFocalLoss': dict(gamma=2.0),
 }
 WEIGHTS = [0.2, 1.0, 3.0, 0.5]
@@ -32,17 +30,6 @@ def batch(
     labels = torch.randint(0, 3 if seed % 2 else 4, (images, *shape), generator=generator)
     labels[torch.rand(labels.shape, generator=generator) < ignored] = 255
     return torch.randn(images, 4, *shape, generator=generator), labels
-
-
-def jaccard_extension(errors: np.ndarray, truth: np.ndarray) -> float:
-    """Lovász extension of the Jaccard loss: a sum over growing sets of the largest errors."""
-    value, before = 0.0, 0.0
-    for size, pixel in enumerate(np.argsort(-errors, kind='stable'), 1):
-        wrong = np.zeros(len(errors), bool)
-        wrong[np.argsort(-errors, kind='stable')[:size]] = True
-        loss = wrong.sum() / (truth | wrong).sum()  # 1 - IoU if these pixels are wrong
-        value, before = value + errors[pixel] * (loss - before), loss
-    return value
 
 
 def by_hand(kind: str, logits: torch.Tensor, labels: torch.Tensor, weights: Any) -> float:
@@ -60,11 +47,7 @@ def by_hand(kind: str, logits: torch.Tensor, labels: torch.Tensor, weights: Any)
         for label in np.unique(truth[known]):
             p, t = image[label][known], truth[known] == label
             hits, false, missed = p[t].sum(), p[~t].sum(), (1 - p[t]).sum()
-            value = {
-                'SegDiceLoss': 1 - 2 * hits / (2 * hits + false + missed),
-                'SegTverskyLoss': 1 - hits / (hits + 0.2 * false + 0.9 * missed),
-                'SegLovaszLoss': jaccard_extension(np.abs(t - p), t),
-            }[kind]
+            value = 1 - 2 * hits / (2 * hits + false + missed)
             total, count = total + weights[label] * value, count + weights[label]
     return total / count
 
@@ -122,18 +105,6 @@ def test_focal_without_gamma_is_cross_entropy() -> None:
         torch.testing.assert_close(SegFocalLoss(0, class_weight=weights)(logits, labels), expected)
 
 
-def test_certain_predictions_have_the_loss_of_their_iou() -> None:
-    _, truth = batch(0, images=1)
-    guess = torch.randint(0, 4, truth.shape, generator=torch.Generator().manual_seed(5))
-    value = SegLovaszLoss()(functional.one_hot(guess, 4).permute(0, 3, 1, 2) * 200.0, truth)
-    known = truth != 255
-    ious = [
-        ((guess == c) & (truth == c)).sum() / (((guess == c) | (truth == c)) & known).sum()
-        for c in range(4)
-    ]
-    assert float(value) == pytest.approx(1 - float(sum(ious)) / 4, rel=1e-5)
-
-
 @pytest.mark.parametrize('kind', KINDS)
 def test_one_channel_is_two_classes(kind: str) -> None:
     loss = MODELS.build(dict(type=kind, **KINDS[kind]))
@@ -189,7 +160,7 @@ def test_in_a_decode_head_of_mmseg() -> None:
         )
     logits, labels = batch(0)
     losses = head.loss_by_feat(logits, [data_sample(each, each) for each in labels])
-    assert sorted(losses) == ['acc_seg', 'loss_dice', 'loss_focal', 'loss_lovasz', 'loss_tversky']
+    assert sorted(losses) == ['acc_seg', 'loss_dice', 'loss_focal']
 
 
 def test_mistakes_are_named() -> None:
@@ -199,10 +170,8 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r'class_weight=\[1, 2\] for 4 classes'):
         SegDiceLoss(class_weight=[1, 2])(logits, labels)
     with pytest.raises(ValueError, match='accepts no pixel weights'):
-        SegLovaszLoss()(logits, labels, weight=torch.ones_like(labels))
+        SegFocalLoss()(logits, labels, weight=torch.ones_like(labels))
     with pytest.raises(ValueError, match='class_weight=.*not all 0'):
         SegFocalLoss(class_weight=[0, 0])
     with pytest.raises(ValueError, match='gamma=-1'):
         SegFocalLoss(gamma=-1)
-    with pytest.raises(ValueError, match='beta above 0'):
-        SegTverskyLoss(beta=0)
