@@ -12,6 +12,7 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 from torch.distributed.launcher import api
 
+from mapsage_launcher import rank_notes
 from mapsage_launcher.nodes import elastic, elastic_agent
 from mapsage_launcher.stop_request import has_left
 
@@ -48,14 +49,14 @@ def test_a_machine_that_gives_up_waiting_leaves_the_rendezvous_open(
 @pytest.mark.parametrize(
     'first_round, step, note, alone',
     [
-        (0, None, elastic.FINAL_FILE, False),
+        (0, None, rank_notes.FINAL_FILE, False),
         (0, None, '', False),
         (0, 7, '', False),
-        (2, None, elastic.FINAL_FILE, True),
+        (2, None, rank_notes.FINAL_FILE, True),
         (2, None, '', True),
         (2, 0, '', False),
-        (0, None, elastic.BROKEN_FILE, True),
-        (0, 7, elastic.BROKEN_FILE, True),
+        (0, None, rank_notes.BROKEN_FILE, True),
+        (0, 7, rank_notes.BROKEN_FILE, True),
     ],
 )
 def test_a_machine_that_never_helped_or_is_broken_ends_alone(
@@ -94,7 +95,7 @@ def test_a_machine_that_never_helped_or_is_broken_ends_alone(
     handler.shutdown()
     assert bool(closed) != alone
     assert agent._remaining_restarts == (0 if note else 3)
-    assert ('which leaves the job' in capsys.readouterr().out) == (note == elastic.BROKEN_FILE)
+    assert ('which leaves the job' in capsys.readouterr().out) == (note == rank_notes.BROKEN_FILE)
 
 
 def test_a_machine_that_found_no_place_is_a_spare(tmp_path: Path) -> None:
