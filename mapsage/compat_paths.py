@@ -123,7 +123,8 @@ def keep_old_paths() -> None:
         sys.meta_path.insert(0, _MovedModules())
     for package, names in NAMES.items():
         if package in sys.modules:
-            vars(sys.modules[package])['__getattr__'] = _attributes(package, names)
+            module = vars(sys.modules[package])
+            module['__getattr__'] = _attributes(package, names, module.get('__getattr__'))
 
 
 class _MovedModules(MetaPathFinder, Loader):
@@ -160,9 +161,11 @@ def _new_name(name: str) -> Optional[str]:
     return None
 
 
-def _attributes(package: str, names: Dict[str, str]) -> Any:
+def _attributes(package: str, names: Dict[str, str], original: Any) -> Any:
     def __getattr__(name: str) -> Any:
         if name not in names:
+            if original is not None:
+                return original(name)
             raise AttributeError(f'module {package!r} has no attribute {name!r}')
         _warn(f'{package}.{name}', f'{names[name]}.{name}')
         return getattr(importlib.import_module(names[name]), name)
