@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook as HostCheckpointHook
+from mmengine.hooks import Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
@@ -25,6 +26,7 @@ from mapsage.host.optim_wrappers import built_wrappers
 from mapsage.host.runner import OptimWrappers
 from mapsage_launcher.extras import missing_extra
 
+from .checkpoints.checkpoint_hook import CheckpointHook
 from .env_cfg import ConfigError
 
 # Keys that the programs of MapSage and MMEngine read. The Runner's own keys are its arguments.
@@ -217,7 +219,7 @@ def saving_mistake(hooks: Iterable[Hook]) -> Optional[ConfigError]:
     """
     for hook in hooks:
         # A user's subclass may read further settings itself.
-        if type(hook) is CheckpointHook:
+        if type(hook) in (CheckpointHook, HostCheckpointHook):
             allowed = {*inspect.signature(Runner.save_checkpoint).parameters}
             wrong = next((name for name in hook.args if name not in allowed), None)
             if wrong is not None:

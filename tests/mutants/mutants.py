@@ -481,10 +481,10 @@ MUTANTS = (
     ),
     Mutant(
         'removed_before',
-        'mapsage/engine/checkpoints/guard.py',
+        'mapsage/engine/checkpoints/checkpoint_hook.py',
         'the last good checkpoint is removed before the next one is written',
-        'self.removals.append((self.original.remove, path))',
-        'self.original.remove(path)',
+        'remove=paths.append,',
+        'remove=backend.remove,',
         ('tests/unit/engine/checkpoints/test_saving.py',),
     ),
     Mutant(
