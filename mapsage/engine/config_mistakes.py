@@ -351,14 +351,15 @@ def _accepted(kind: Callable[..., Any]) -> Set[str]:
     """Return the names of arguments that a function or class takes.
 
     A class with ``**kwargs`` also takes the arguments of the next class in its method resolution
-    order.
+    order, and of its ``settings_class``.
     """
     functions = (
         [base.__dict__['__init__'] for base in kind.__mro__[:-1] if '__init__' in base.__dict__]
         if inspect.isclass(kind)
         else [kind]
     )
-    names: Set[str] = set()
+    settings = getattr(kind, 'settings_class', None)
+    names: Set[str] = set() if settings is None else {*inspect.signature(settings).parameters}
     for function in functions:
         parameters = inspect.signature(function).parameters
         names.update(parameters)

@@ -309,7 +309,7 @@ MUTANTS = (
         'weight_of_kept',
         'mapsage/sampling/sampler.py',
         'what is kept at random weighs as little as if it were valid',
-        'share / self.keep_fraction if group.at_random else share',
+        'share / self.settings.keep_fraction if group.at_random else share',
         'share',
         ('tests/unit/sampling/test_unbiased.py',),
     ),
