@@ -483,7 +483,7 @@ MUTANTS = (
         'removed_before',
         'mapsage/engine/checkpoints/checkpoint_hook.py',
         'the last good checkpoint is removed before the next one is written',
-        'remove=paths.append,',
+        'remove=removed_paths.append,',
         'remove=backend.remove,',
         ('tests/unit/engine/checkpoints/test_saving.py',),
     ),

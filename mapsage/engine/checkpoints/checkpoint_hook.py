@@ -71,6 +71,7 @@ class CheckpointHook(HostCheckpointHook):
     # Whether a SavingRunner has registered the hook.
     _prepared = False
     _clock: Optional[SaveClock] = None
+    _neighbor_copy: Any = False
     # The save in progress.
     _pending: Optional[Save] = None
 
@@ -191,9 +192,6 @@ class CheckpointHook(HostCheckpointHook):
             self._save_checkpoint(runner)
 
     def _save_checkpoint_with_step(self, runner: MapSageRun, *args: Any, **kwargs: Any) -> None:
-        if not self._prepared:
-            super()._save_checkpoint_with_step(runner, *args, **kwargs)
-            return
         with self._saving(runner) as (pending, runner_view):
             super()._save_checkpoint_with_step(runner_view, *args, **kwargs)
             if self._neighbor_copy and runner.neighbor_copies is not None:
@@ -204,81 +202,69 @@ class CheckpointHook(HostCheckpointHook):
             self._clock.restart()
 
     def _save_best_checkpoint(self, runner: MapSageRun, *args: Any, **kwargs: Any) -> None:
-        if not self._prepared:
-            super()._save_best_checkpoint(runner, *args, **kwargs)
-        elif self.save_best:
+        if self.save_best:
             with self._saving(runner) as (_, runner_view):
                 super()._save_best_checkpoint(runner_view, *args, **kwargs)
 
     @contextmanager
     def _saving(self, runner: MapSageRun) -> Iterator[Tuple[Save, Any]]:
-        """Yield what the block's checkpoints lead to, and the runner that MMEngine's hook sees."""
-        if self._pending is not None:
-            # A save inside a save: the outer one collects.
-            yield self._pending, runner
+        """Collect what follows the writing of the block's checkpoints. Collective.
+
+        In its saving methods MMEngine's hook removes files, writes ``last_checkpoint`` into the
+        work dir, not atomically, and logs that the best checkpoint is saved. So in the block its
+        file backend collects removals, and it sees a runner with another work dir and logger. A
+        class that overrides how CheckpointHook saves may do more with the runner, so it gets the
+        runner itself. An error in the block drops what was collected.
+
+        Yields:
+            What follows, and the runner for MMEngine's hook.
+        """
+        if self._pending is not None or not self._prepared:
+            # A save inside a save, for which the outer one collects; or a run of MMEngine's Runner.
+            yield self._pending or Save(), runner
             return
-        with runner.saving_together(self._background) as background_save:
+        with runner.saving_together(
+            self._background
+        ) as background_save, tempfile.TemporaryDirectory() as folder:
             self._pending = pending = Save() if background_save is None else background_save
+            backend, removed_paths = self.file_backend, []  # type: Any, List[str]
+            # Every checkpoint of this Runner is a file, so a folder of its name is not the run's.
+            self.file_backend = Delegate(
+                backend, remove=removed_paths.append, rmtree=lambda path: None
+            )
+
+            def report_later(*args: Any, **kwargs: Any) -> None:
+                pending.afterwards.append(functools.partial(runner.logger.info, *args, **kwargs))
+
             try:
-                with self._collecting_removals(pending), self._collecting_pointer(
-                    runner, pending
-                ) as runner_view:
-                    yield pending, runner_view
+                yield (
+                    pending,
+                    runner
+                    if self._saves_otherwise or not is_main_process()
+                    else Delegate(
+                        runner, work_dir=folder, logger=Delegate(runner.logger, info=report_later)
+                    ),
+                )
             finally:
-                self._pending = None
+                self.file_backend, self._pending = backend, None
+            pointer = Path(folder, _POINTER)
+            if pointer.exists():
+                pending.pointers.append(
+                    (os.path.join(runner.work_dir, _POINTER), pointer.read_text())
+                )
+            # The hook sets one of these two only if it has save_best.
+            attributes = vars(self)
+            current_paths = [
+                self.last_ckpt,
+                attributes.get('best_ckpt_path'),
+                *attributes.get('best_ckpt_path_dict', {}).values(),
+            ]
+            pending.removals += [
+                functools.partial(_remove, backend.remove, path, current_paths)
+                for path in removed_paths
+            ]
             if background_save is None:
                 pending.carry_out()
-
-    @contextmanager
-    def _collecting_removals(self, pending: Save) -> Iterator[None]:
-        """Collect the files that the hook removes in the block; an error in the block drops them.
-
-        MMEngine's hook removes them in the middle of its saving methods.
-        """
-        backend = self.file_backend
-        paths: List[str] = []
-        # Every checkpoint of this Runner is a file, so a folder of its name is not the run's.
-        self.file_backend = Delegate(backend, remove=paths.append, rmtree=lambda path: None)
-        try:
-            yield
-        finally:
-            self.file_backend = backend
-        # The hook sets one of these two only if it has save_best.
-        attributes = vars(self)
-        current_paths = [
-            self.last_ckpt,
-            attributes.get('best_ckpt_path'),
-            *attributes.get('best_ckpt_path_dict', {}).values(),
-        ]
-        pending.removals += [
-            functools.partial(_remove, backend.remove, path, current_paths) for path in paths
-        ]
-
-    @contextmanager
-    def _collecting_pointer(self, runner: MapSageRun, pending: Save) -> Iterator[Any]:
-        """Yield the runner as the hook sees it, so that no file names a checkpoint too early.
-
-        MMEngine's hook writes ``last_checkpoint`` into ``runner.work_dir`` right after its save,
-        and not atomically: a killed process leaves an empty file. It also logs too early that the
-        best checkpoint is saved. A class that overrides how CheckpointHook saves may do more with
-        the runner, so it gets the runner itself.
-        """
-        if self._saves_otherwise or not is_main_process():
-            yield runner
-            return
-
-        def report_later(*args: Any, **kwargs: Any) -> None:
-            pending.afterwards.append(functools.partial(runner.logger.info, *args, **kwargs))
-
-        with tempfile.TemporaryDirectory() as folder:
-            yield Delegate(
-                runner, work_dir=folder, logger=Delegate(runner.logger, info=report_later)
-            )
-            written = Path(folder, _POINTER)
-            if written.exists():
-                pending.pointers.append(
-                    (os.path.join(runner.work_dir, _POINTER), written.read_text())
-                )
 
 
 def prepare_saves(hook: HostCheckpointHook) -> None:
