@@ -13,8 +13,6 @@ from typing import List, Optional
 
 import torch
 
-from mapsage.base.file_locks import lock
-
 from .settings import SimulatorError
 
 SOURCE = Path(__file__).with_name('backend.cpp')
@@ -66,9 +64,11 @@ def build_library() -> Path:
             f'{os.environ.get("CXX", "")!r}; looked for c++, g++, clang++). Install one, for '
             f'example: apt install g++.'
         )
+    import fcntl  # not on Windows; there is no simulator there
+
     library.parent.mkdir(parents=True, exist_ok=True)
-    with open(library.with_suffix('.lock'), 'w') as lock_file:
-        lock(lock_file, wait=True)
+    with open(library.with_suffix('.lock'), 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile(program, library)
     return library

@@ -113,6 +113,11 @@ class DynamicSamplingHook(MapSageHook):
         self.weighs_losses = (
             self.uneven_batches or self._weighs_samples or self._scorer.follows_step
         )
+        if self.weighs_losses:
+            self.cross_check_obstacle = (
+                "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where "
+                'weights of the losses are not part of the batch'
+            )
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
         self._step: Optional[Step] = None
         # Position, in the block of this process, of the virtual rank that trains now.
