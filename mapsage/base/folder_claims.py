@@ -1,11 +1,10 @@
 """One writer at a time for the files of a folder: a training's work dir, a map, a feature cache.
 
 A process claims names in a folder with a small locked file there, ``.claim-<8 hex digits>``. The
-kernel releases the lock when the process ends, even if it is killed, so the claim of a dead
-process blocks nobody; the next process removes its file. Clocks are never compared.
+kernel releases the lock when the process ends (`file_locks.py`), so the claim of a dead process
+blocks nobody; the next process removes its file. Clocks are never compared.
 
-``flock`` works between the processes of one machine, and between machines over NFS (Linux 2.6.12
-and later) and SMB. It can fail in three ways:
+The lock can fail in three ways:
 
 - The file system has no locks (some FUSE and Lustre mounts): nothing is protected, and the caller
   gets a warning.
@@ -17,7 +16,6 @@ and later) and SMB. It can fail in three ways:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -25,9 +23,10 @@ import socket
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Set, TextIO, Tuple, Union
+from typing import IO, Any, Dict, Iterator, Mapping, Optional, Sequence, Set, TextIO, Tuple, Union
 
 from mapsage.base.errors import UserError
+from mapsage.base.file_locks import close_in_forks, lock
 from mapsage.base.files import parse_json
 
 _PREFIX = '.claim-'
@@ -38,7 +37,8 @@ _PATIENCE = 5.0
 # Mean seconds between two attempts; random, so that two processes do not collide again.
 _PAUSE = 0.1
 # Open files of this process's claims.
-_locked: Set[TextIO] = set()
+_locked: Set[IO] = set()
+close_in_forks(_locked)
 
 NO_LOCKS = (
     'the file system of {folder} has no locks: nobody notices if a second process writes there.'
@@ -123,23 +123,23 @@ def _create(folder: Path, facts: Mapping[str, object]) -> TextIO:
         file = open(str(path), 'x+', encoding='utf-8')
         _locked.add(file)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists():
+            locked = lock(file)
+            if locked and path.exists():
                 file.write(json.dumps(facts))
                 file.flush()
                 return file
-        # Another process has just locked the file to remove it as the claim of a killed process.
-        except BlockingIOError:
-            pass
         except OSError as error:
             _remove(file)
             raise _NoLocksError from error
         _remove(file)
+        if locked is None:
+            raise _NoLocksError
+        # Else another process has just locked the file to remove it as the claim of a killed one.
 
 
 def _remove(file: TextIO) -> None:
     """Remove a claim of this process before its lock is released."""
-    # A process that was forked in the meantime has no claims (see `_close_inherited_claims`).
+    # A process that was forked in the meantime has no claims (see `close_in_forks`).
     if file in _locked:
         with contextlib.suppress(OSError):
             os.unlink(file.name)
@@ -170,21 +170,18 @@ def _find_holder(
         try:
             # NFS gives an exclusive lock only if the file is open for writing.
             with open(path, 'r+', encoding='utf-8', errors='replace') as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    text = file.read(_LONGEST)
+                locked = lock(file)
+                holder = _parse(file.read(_LONGEST))
                 # Without a lock, its process was killed.
-                else:
-                    stale = _parse(file.read(_LONGEST))
-                    if set(stale.get('names', ())) & set(facts['names']):
-                        ended = stale
+                if locked:
+                    if set(holder.get('names', ())) & set(facts['names']):
+                        ended = holder
                     path.unlink()
+                if locked is not False:
                     continue
         # The file has been removed, or belongs to another user.
         except OSError:
             continue
-        holder = _parse(text)
         if facts['job'] and holder.get('job') == facts['job']:
             continue
         if not holder or set(holder.get('names', ())) & set(facts['names']):
@@ -226,16 +223,3 @@ def _describe_holder(holder: Mapping[str, Any]) -> str:
         if {'process', 'host', 'since'} <= holder.keys()
         else 'a process that has just started'
     )
-
-
-def _close_inherited_claims() -> None:
-    """Close the claims of the parent in a forked process.
-
-    Otherwise a loader's worker would keep the lock after its parent was killed.
-    """
-    for file in _locked:
-        file.close()
-    _locked.clear()
-
-
-os.register_at_fork(after_in_child=_close_inherited_claims)

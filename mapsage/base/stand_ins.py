@@ -12,10 +12,11 @@ from typing import Any, Iterator
 
 
 class Delegate:
-    """Base of an object that has all other attributes of the object that it stands for.
+    """An object, or the base of one, that has all other attributes of the object that it stands for.
 
     Args:
         original: Object that it stands for.
+        **replacements: Attributes that differ from the original's.
 
     Attributes:
         original: The argument of that name.
@@ -23,8 +24,9 @@ class Delegate:
 
     original: Any
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Any, **replacements: Any) -> None:
         self.original = original
+        vars(self).update(replacements)
 
     def __getattr__(self, name: str) -> Any:
         # Only for missing attributes. Pickle and copy ask for special methods before there is an

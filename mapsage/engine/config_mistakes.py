@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook as HostCheckpointHook
+from mmengine.hooks import Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
@@ -25,6 +26,7 @@ from mapsage.host.optim_wrappers import built_wrappers
 from mapsage.host.runner import OptimWrappers
 from mapsage_launcher.extras import missing_extra, names_of_missing_extras
 
+from .checkpoints.checkpoint_hook import CheckpointHook
 from .env_cfg import ConfigError
 
 # Keys that the programs of MapSage and MMEngine read. The Runner's own keys are its arguments.
@@ -232,7 +234,7 @@ def saving_mistake(hooks: Iterable[Hook]) -> Optional[ConfigError]:
     """
     for hook in hooks:
         # A user's subclass may read further settings itself.
-        if type(hook) is CheckpointHook:
+        if type(hook) in (CheckpointHook, HostCheckpointHook):
             allowed = {*inspect.signature(Runner.save_checkpoint).parameters}
             wrong = next((name for name in hook.args if name not in allowed), None)
             if wrong is not None:
@@ -366,14 +368,15 @@ def _accepted(kind: Callable[..., Any]) -> Set[str]:
     """Return the names of arguments that a function or class takes.
 
     A class with ``**kwargs`` also takes the arguments of the next class in its method resolution
-    order.
+    order, and of its ``settings_class``.
     """
     functions = (
         [base.__dict__['__init__'] for base in kind.__mro__[:-1] if '__init__' in base.__dict__]
         if inspect.isclass(kind)
         else [kind]
     )
-    names: Set[str] = set()
+    settings = getattr(kind, 'settings_class', None)
+    names: Set[str] = set() if settings is None else {*inspect.signature(settings).parameters}
     for function in functions:
         parameters = inspect.signature(function).parameters
         names.update(parameters)

@@ -8,8 +8,8 @@ itself, so most of them are only admitted here.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Mapping, Optional
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional
 
 from mapsage.base.errors import UserError
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
@@ -32,15 +32,48 @@ _KEYS = (
 )
 _DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend', 'heartbeat_timeout')
 DEFAULT_HEARTBEAT_SECONDS = 15.0
-_REDUCTIONS = ('ordered', 'native')
-# Values of torch.set_float32_matmul_precision.
-_PRECISIONS = ('highest', 'high', 'medium')
 
 
 class ConfigError(UserError, ValueError):
     """A config asks for something that MapSage cannot do."""
 
     on_every_rank = True
+
+
+def _setting(
+    default: Any,
+    key: str,
+    expected: str,
+    allowed: Callable[[Any], bool],
+    convert: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """Return a field that checks and converts its value; None, for the default, is not checked.
+
+    Args:
+        default: Value in place of None.
+        key: Key of the field in ``env_cfg``.
+        expected: Description of the allowed values.
+        allowed: Function that returns whether a value is allowed.
+        convert: Function that converts an allowed value.
+    """
+    return field(
+        default=default,
+        metadata=dict(key=key, expected=expected, allowed=allowed, convert=convert),
+    )
+
+
+def _is_flag(value: object) -> bool:
+    # Compared with `is`, because 1 == True, and a 1 in a config more likely means a number of
+    # devices.
+    return value is True or value is False
+
+
+def _is_one_of(*values: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and value in values
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -79,15 +112,77 @@ class EnvCfg:
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     use_model_parallel: Optional[bool] = None
     note: str = ''
-    port: Optional[int] = None
-    virtual_ranks: Optional[int] = None
-    reduction: Optional[str] = None
-    heartbeat_timeout: float = DEFAULT_HEARTBEAT_SECONDS
-    channels_last: bool = False
-    float32_matmul_precision: Optional[str] = None
-    cudnn_allow_tf32: Optional[bool] = None
+    port: Optional[int] = _setting(
+        None,
+        'dist_cfg.port',
+        'a TCP port, 1 to 65535.',
+        lambda port: port is not True and str(port).isdigit() and 0 < int(str(port)) < 2**16,
+        int,
+    )
+    virtual_ranks: Optional[int] = _setting(
+        None,
+        'virtual_ranks',
+        'a whole number from 1 on, the number of '
+        'virtual ranks for the whole life of the run, or None for the number in the '
+        'checkpoint, at the first start the number of processes.',
+        lambda count: _is_number(count, int) and count >= 1,
+    )
+    reduction: Optional[str] = _setting(
+        None,
+        'reduction',
+        "'ordered' (gradients are added in an order "
+        "that depends only on the virtual ranks), 'native' (as the backend adds them), or "
+        'None for what suits the backend.',
+        _is_one_of('ordered', 'native'),
+    )
+    heartbeat_timeout: float = _setting(
+        DEFAULT_HEARTBEAT_SECONDS,
+        'dist_cfg.heartbeat_timeout',
+        'seconds, at '
+        'least 1, after which a machine that gives no sign is lost, or 0 for no '
+        'heartbeat.',
+        lambda wait: _is_number(wait, int, float) and (wait == 0 or 1 <= wait < 10**6),
+        float,
+    )
+    channels_last: bool = _setting(
+        False,
+        'channels_last',
+        'True (convolutions keep the channels last '
+        'in memory) or False (first, as torch does by default).',
+        _is_flag,
+    )
+    # The values of torch.set_float32_matmul_precision.
+    float32_matmul_precision: Optional[str] = _setting(
+        None,
+        'float32_matmul_precision',
+        "'highest' (float32), 'high' (TF32), 'medium' (bfloat16), or None for PyTorch's default.",
+        _is_one_of('highest', 'high', 'medium'),
+    )
+    cudnn_allow_tf32: Optional[bool] = _setting(
+        None,
+        'cudnn_allow_tf32',
+        'True (float32 convolutions may use '
+        "TF32), False (they may not), or None for PyTorch's default.",
+        _is_flag,
+    )
     cross_check_interval: Optional[int] = None
-    accept_other_data: bool = False
+    accept_other_data: bool = _setting(
+        False,
+        'accept_other_data',
+        'True (a run is resumed although its '
+        'samples or classes differ from those of the checkpoint) or False (that is an error).',
+        _is_flag,
+    )
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value, rule = getattr(self, setting.name), setting.metadata
+            if value is None:
+                object.__setattr__(self, setting.name, setting.default)
+            elif rule and not rule['allowed'](value):
+                raise ConfigError(f'env_cfg.{rule["key"]}={value!r}: expected {rule["expected"]}')
+            elif rule:
+                object.__setattr__(self, setting.name, rule['convert'](value))
 
 
 def parse_env_cfg(
@@ -139,51 +234,21 @@ def parse_env_cfg(
             f"env_cfg.dist_cfg.init_backend={init_backend!r}: expected 'torch', "
             f'which starts the process group here. Remove the key.'
         )
+    values = {**env_cfg, **{f'dist_cfg.{key}': value for key, value in dist_cfg.items()}}
+    checked: Dict[str, Any] = {
+        setting.name: values.get(setting.metadata['key'])
+        for setting in fields(EnvCfg)
+        if setting.metadata
+    }
     return EnvCfg(
         accelerator=accelerator,
         backend=backend,
         timeout=dist_cfg.get('timeout', DEFAULT_TIMEOUT_SECONDS),
         use_model_parallel=use_model_parallel,
         note=note,
-        port=_port(dist_cfg.get('port')),
-        virtual_ranks=_virtual_ranks(env_cfg.get('virtual_ranks')),
-        reduction=_reduction(env_cfg.get('reduction')),
-        heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')),
-        channels_last=_channels_last(env_cfg.get('channels_last')),
-        float32_matmul_precision=_precision(env_cfg.get('float32_matmul_precision')),
-        cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')),
         cross_check_interval=_cross_check(env_cfg.get('cross_check')),
-        accept_other_data=_accept_other_data(env_cfg.get('accept_other_data')),
+        **checked,
     )
-
-
-def _port(value: object) -> Optional[int]:
-    if value is None:
-        return None
-    text = str(value)
-    if isinstance(value, bool) or not text.isdigit() or not 0 < int(text) < 2**16:
-        raise ConfigError(f'env_cfg.dist_cfg.port={value!r}: expected a TCP port, 1 to 65535.')
-    return int(text)
-
-
-def _virtual_ranks(value: object) -> Optional[int]:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(
-            f'env_cfg.virtual_ranks={value!r}: expected a whole number from 1 on, the number of '
-            f'virtual ranks for the whole life of the run, or None for the number in the '
-            f'checkpoint, at the first start the number of processes.'
-        )
-    return value
-
-
-def _reduction(value: object) -> Optional[str]:
-    if value is not None and (not isinstance(value, str) or value not in _REDUCTIONS):
-        raise ConfigError(
-            f"env_cfg.reduction={value!r}: expected 'ordered' (gradients are added in an order "
-            f"that depends only on the virtual ranks), 'native' (as the backend adds them), or "
-            f'None for what suits the backend.'
-        )
-    return value
 
 
 def _cross_check(value: object) -> Optional[int]:
@@ -196,65 +261,12 @@ def _cross_check(value: object) -> Optional[int]:
         )
     _refuse_unknown('env_cfg.cross_check', value, ('interval',))
     interval = value.get('interval', 200)
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+    if not _is_number(interval, int) or interval < 1:
         raise ConfigError(
             f'env_cfg.cross_check.interval={interval!r}: expected a whole number of iterations '
             f'from 1 on. Set env_cfg.cross_check=None for no checks.'
         )
     return interval
-
-
-def _channels_last(value: object) -> bool:
-    if not (value is None or value is True or value is False):
-        raise ConfigError(
-            f'env_cfg.channels_last={value!r}: expected True (convolutions keep the channels last '
-            f'in memory) or False (first, as torch does by default).'
-        )
-    return bool(value)
-
-
-def _accept_other_data(value: object) -> bool:
-    if not (value is None or value is True or value is False):
-        raise ConfigError(
-            f'env_cfg.accept_other_data={value!r}: expected True (a run is resumed although its '
-            f'samples or classes differ from those of the checkpoint) or False (that is an error).'
-        )
-    return bool(value)
-
-
-def _precision(value: object) -> Optional[str]:
-    if value is not None and (not isinstance(value, str) or value not in _PRECISIONS):
-        raise ConfigError(
-            f"env_cfg.float32_matmul_precision={value!r}: expected 'highest' (float32), 'high' "
-            f"(TF32), 'medium' (bfloat16), or None for PyTorch's default."
-        )
-    return value
-
-
-def _allow_tf32(value: object) -> Optional[bool]:
-    if not (value is None or value is True or value is False):
-        raise ConfigError(
-            f'env_cfg.cudnn_allow_tf32={value!r}: expected True (float32 convolutions may use '
-            f"TF32), False (they may not), or None for PyTorch's default."
-        )
-    return value
-
-
-def _heartbeat(value: object) -> float:
-    if value is None:
-        return DEFAULT_HEARTBEAT_SECONDS
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 <= value < 10**6
-        or 0 < value < 1
-    ):
-        raise ConfigError(
-            f'env_cfg.dist_cfg.heartbeat_timeout={value!r}: expected seconds, at '
-            f'least 1, after which a machine that gives no sign is lost, or 0 for no '
-            f'heartbeat.'
-        )
-    return float(value)
 
 
 def short_name(kind: object) -> str:
@@ -268,10 +280,8 @@ def short_name(kind: object) -> str:
     return name.rsplit('.', 1)[-1]
 
 
-def _use_model_parallel(value: object, wrapper_type: object) -> Optional[bool]:
-    # Compared with `is`, because 1 == True, and a 1 in a config more likely means a number of
-    # devices.
-    if not (value is None or value is True or value is False):
+def _use_model_parallel(value: Any, wrapper_type: object) -> Optional[bool]:
+    if value is not None and not _is_flag(value):
         raise ConfigError(
             f'env_cfg.use_model_parallel must be True, False or None, got {value!r}. None lets '
             f'MapSage decide.'

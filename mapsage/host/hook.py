@@ -22,9 +22,13 @@ class MapSageHook(Hook):
 
     Attributes:
         uneven_batches: Whether the hook may give the ranks different numbers of samples in a step.
+        cross_check_obstacle: Reason why another rank cannot compute a step with this hook again
+            from batch, weights and random state, for the error of ``env_cfg.cross_check``; ``''``
+            if it can.
     """
 
     uneven_batches: bool = False
+    cross_check_obstacle: str = ''
     _rank_start: Optional[Callable[[int, Any], None]] = None
 
     @property

@@ -175,6 +175,9 @@ class MapSageRun(_Host):
     save_timeout: float
 
     @abstractmethod
+    def copy_checkpoint(self, path: str) -> None:
+        """Let extensions copy a checkpoint of ``CheckpointHook(neighbor_copy=True)``."""
+
     def can_replay(self) -> bool:
         """Return whether ``tools/train.py --replay`` could carry out a step of this run."""
 

@@ -17,6 +17,7 @@ from .refill import PassRate
 from .sampler import BlockSampler, OtherRankError
 from .scorer import BatchShare, Scorer, as_scorer
 from .scores import TileHistory, WeightedRewards
+from .settings import SamplingSettings
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
 from .step import EndOfData, SampledBatch
@@ -39,6 +40,7 @@ __all__ = [
     'PassRate',
     'SampleMismatchError',
     'SampledBatch',
+    'SamplingSettings',
     'ScoreWindow',
     'Scorer',
     'Scores',

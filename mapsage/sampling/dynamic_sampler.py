@@ -28,37 +28,8 @@ class DynamicSampler(BlockSampler):
         score: Function that returns one number per sample of a batch, on any device.
         validity: Criteria for valid groups.
         local_target: Number of samples for each rank.
-        group_size: Number of consecutive samples that stay together; divides ``local_target``.
-        max_resample_times: Number of resamples a step may make. Each asks for the deficit of all
-            ranks, divided by the pass rate, and for ``max_refill_rounds`` times the target at most:
-            with 3 and 4, a step may draw 13 times its target.
-        shortfall: Policy if the resamples do not suffice, see :func:`decide_shortfall`.
-        max_age: Number of steps that a surplus group may wait in the pool. With 0, resamples ask
-            for somewhat less, because surplus is lost. None means 0 if the validity judges a spread
-            (``eps``), because a surplus group is of an older policy then, and else 1.
-        max_refill_rounds: Largest number of samples that one resample asks for, as a multiple of
-            the target.
-        keep_fraction: Probability with which a group that is not valid is kept at random.
-        unbiased: Whether such a group weighs ``1 / keep_fraction`` in :attr:`SampledBatch.weights`,
-            so that the weighted batches have the class prior of the data.
-        scores_per_sample: Number of scores per sample, such as rewards, in sequence.
-        seed: Seed of the random keep, which also depends on rank, step and resample.
-        channel: Channel to the ranks that sample together, used for nothing else; when None, a
-            :func:`default_channel` over gloo.
-        group: Process group for the default channel; all ranks when None.
-        timeout: Seconds a rank may be late on the default channel; half an hour when None.
-        place: Function that returns a sample from another rank on the device where this rank
-            needs it.
-        observe: Function called with the samples of each group and the reason why it is dropped,
-            ``''`` if it is kept.
-        group_key: Function that returns the key of a sample, such as the number of a rollout, in
-            place of ``group_size``: samples with equal keys in a round are a group, of any size and
-            on any ranks. It is judged as a whole, and its samples are counted, moved and filled up
-            one by one; :attr:`SampledBatch.group_scores` has the scores of all its members. Fetches
-            ask for the same number on all ranks.
-        logger: Logger for a warning on the first rank about each step that falls short, for INFO
-            lines there about the first 100 steps with missing samples, and for DEBUG lines
-            otherwise.
+        **settings: The other fields of :class:`SamplingSettings`, and ``seed``, ``channel``,
+            ``group``, ``timeout``, ``place``, ``observe`` and ``logger`` of :class:`BlockSampler`.
 
     Attributes:
         totals: Sums over the steps since the caller last cleared them.

@@ -15,8 +15,9 @@ from mapsage.base.random_state import derived_seed
 
 from .keyed_groups import KeyedVerdict
 from .pool import Group
+from .settings import SamplingSettings
 from .step import Findings, StepInProgress
-from .validity import NOT_FINITE, Scores, Validity, to_float64
+from .validity import NOT_FINITE, Scores, to_float64
 
 
 class Judge:
@@ -26,11 +27,7 @@ class Judge:
         fetch: Function that takes the number of a virtual rank and a number of samples, and
             returns about as many of its next samples.
         score: Function that takes the number of a virtual rank and the samples of a batch.
-        validity: Criteria for valid groups.
-        local_target: Number of samples for each virtual rank.
-        group_size: Number of consecutive samples that stay together.
-        scores_per_sample: Number of scores per sample.
-        keep_fraction: Probability with which a group that is not valid is kept at random.
+        settings: Settings of the sampling.
         seed: Seed of the random keep.
         observe: Function called with the samples of each group and the reason why it is dropped.
     """
@@ -39,19 +36,12 @@ class Judge:
         self,
         fetch: Callable[[int, int], Sequence[Any]],
         score: Callable[[int, Sequence[Any]], Scores],
-        validity: Validity,
-        *,
-        local_target: int,
-        group_size: int,
-        scores_per_sample: int,
-        keep_fraction: float,
-        seed: int,
-        observe: Optional[Callable[[Sequence[Any], str], None]],
+        settings: SamplingSettings,
+        seed: int = 0,
+        observe: Optional[Callable[[Sequence[Any], str], None]] = None,
     ) -> None:
-        self._fetch, self._score, self._validity = fetch, score, validity
-        self._local_target, self._group_size = local_target, group_size
-        self._scores_per_sample = scores_per_sample
-        self._keep_fraction, self._seed, self._observe = keep_fraction, seed, observe
+        self._fetch, self._score, self._settings = fetch, score, settings
+        self._seed, self._observe = seed, observe
 
     def fetch_and_judge(
         self,
@@ -77,8 +67,10 @@ class Judge:
         samples, scores = self.fetch(step, findings, wanted, initial)
         if not samples:
             return
-        size = self._group_size
-        verdict = self._validity.judge(scores, size * self._scores_per_sample, threshold)
+        size = self._settings.group_size
+        verdict = self._settings.validity.judge(
+            scores, size * self._settings.scores_per_sample, threshold
+        )
         findings.scores += verdict.means.tolist()
         drawn = self._draw_random_keep(step, findings.rank, len(verdict.reasons))
         for index, reason in enumerate(verdict.reasons):
@@ -118,12 +110,12 @@ class Judge:
             return [], nothing
         step.stats.fetched += len(samples)
         step.unjudged += len(samples)
-        if len(samples) % self._group_size:
-            raise ValueError(incomplete_groups(len(samples), self._group_size))
+        if len(samples) % self._settings.group_size:
+            raise ValueError(incomplete_groups(len(samples), self._settings.group_size))
         scores = to_float64(self._score(findings.rank, samples))
-        if len(scores) != len(samples) * self._scores_per_sample:
+        if len(scores) != len(samples) * self._settings.scores_per_sample:
             raise ValueError(
-                f'{len(scores) // self._scores_per_sample} scores for {len(samples)} '
+                f'{len(scores) // self._settings.scores_per_sample} scores for {len(samples)} '
                 f'samples, expected one per sample.'
             )
         return samples, scores
@@ -169,7 +161,7 @@ class Judge:
             group: The group, whose reason is empty if it is kept at random.
             verdict: Reason why it is not valid.
         """
-        size = self._group_size
+        size = self._settings.group_size
         findings.judged += size
         findings.passed += 0 if verdict else size
         findings.not_finite += size if verdict == NOT_FINITE else 0
@@ -177,25 +169,26 @@ class Judge:
             self._observe(group.samples, group.reason)
         # The fallback policy may use the first groups, whether valid or not.
         original = (
-            not step.attempt or len(findings.original) * self._group_size < self._local_target
+            not step.attempt
+            or len(findings.original) * self._settings.group_size < self._settings.local_target
         )
         if original:
             findings.original.append(group)
         if not group.reason:
             findings.usable.append(group)
-            step.stats.unfiltered += self._group_size if group.at_random else 0
+            step.stats.unfiltered += self._settings.group_size if group.at_random else 0
         elif not original:
-            step.stats.drop(group.reason, self._group_size)
+            step.stats.drop(group.reason, self._settings.group_size)
         step.unjudged -= size
 
     def _draw_random_keep(self, step: StepInProgress, rank: int, groups: int) -> List[bool]:
         """Draw which groups are kept at random. A resumed run draws the same ones."""
-        if not self._keep_fraction:
+        if not self._settings.keep_fraction:
             return [False] * groups
         generator = torch.Generator().manual_seed(
             derived_seed(self._seed, rank, step.stats.step, step.attempt, 0)
         )
-        return (torch.rand(groups, generator=generator) < self._keep_fraction).tolist()
+        return (torch.rand(groups, generator=generator) < self._settings.keep_fraction).tolist()
 
 
 def incomplete_groups(samples: int, group_size: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -36,7 +36,8 @@ from .lockstep import (
 from .pool import DatedSample, Group, SurplusPool
 from .quantile import ScoreWindow
 from .refill import PassRate, divide_groups, refill_size
-from .shortfall import FALLBACK, Decision, ShortfallError, check_policy, decide_shortfall
+from .settings import SamplingSettings
+from .shortfall import FALLBACK, Decision, ShortfallError, decide_shortfall
 from .statistics import EXPIRED, NOT_RESTORED, SURPLUS, StepStatistics, Totals
 from .statistics import FAILED as OVERTAKEN
 from .step import (
@@ -44,9 +45,6 @@ from .step import (
     Findings,
     SampledBatch,
     StepInProgress,
-    check_keyed_settings,
-    check_settings,
-    describe_random_keep,
 )
 from .step_log import StepLog
 from .validity import Validity
@@ -66,10 +64,33 @@ class BlockSampler:
         fetch: Function that takes the number of a virtual rank and a number of samples, and returns
             its next samples.
         score: Function that takes the number of a virtual rank and the samples of a batch.
+        validity: Criteria for valid groups.
+        local_target: Number of samples for each virtual rank.
         ranks: Virtual ranks, and the process of the group that runs each; one per process when
-            None. All other arguments are as in :class:`DynamicSampler`.
+            None.
+        seed: Seed of the random keep, which also depends on rank, step and resample.
         initial_size: Number of samples that a virtual rank asks for at the start of a step;
             ``local_target`` when None.
+        channel: Channel to the ranks that sample together, used for nothing else; when None, a
+            :func:`default_channel` over gloo.
+        group: Process group for the default channel; all ranks when None.
+        timeout: Seconds a rank may be late on the default channel; half an hour when None.
+        place: Function that returns a sample from another rank on the device where this rank
+            needs it.
+        observe: Function called with the samples of each group and the reason why it is dropped,
+            ``''`` if it is kept.
+        logger: Logger for a warning on the first rank about each step that falls short, for INFO
+            lines there about the first 100 steps with missing samples, and for DEBUG lines
+            otherwise.
+        **settings: The other fields of :class:`SamplingSettings`.
+
+    Attributes:
+        settings: Settings of the sampling.
+        totals: Sums over the steps since the caller last cleared them.
+
+    Raises:
+        ValueError: For a setting out of range.
+        LockstepError: On every rank, if a rank has different settings.
     """
 
     def __init__(
@@ -79,87 +100,60 @@ class BlockSampler:
         validity: Validity,
         local_target: int,
         ranks: Optional[VirtualRanks] = None,
-        group_size: int = 1,
-        max_resample_times: int = 3,
-        shortfall: str = 'fallback',
-        max_age: Optional[int] = None,
-        max_refill_rounds: int = 4,
-        keep_fraction: float = 0.0,
-        unbiased: bool = False,
-        scores_per_sample: int = 1,
+        *,
         seed: int = 0,
+        initial_size: Optional[int] = None,
         channel: Optional[Channel] = None,
         group: Optional[Any] = None,
         timeout: Optional[float] = None,
         place: Optional[Callable[[Any], Any]] = None,
         observe: Optional[Callable[[Sequence[Any], str], None]] = None,
         logger: Optional[logging.Logger] = None,
-        group_key: Optional[Callable[[Any], Hashable]] = None,
-        initial_size: Optional[int] = None,
+        **settings: Any,
     ) -> None:
-        self.local_target, self.group_size, self._validity = local_target, group_size, validity
-        self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
-        self.shortfall = shortfall
-        self.keep_fraction, self.unbiased = keep_fraction, unbiased
-        self._initial_size = initial_size or local_target
-        self._place = place
-        max_age = validity.default_max_age if max_age is None else max_age
         channel = channel or default_channel(group, timeout)
+        self._initial_size = initial_size or local_target
+        try:
+            self.settings = SamplingSettings(validity, local_target, **settings)
+        except ValueError as error:
+            # The ranks compare their settings first, so that a difference is an error on each.
+            check_equal_settings(channel, str(error))
+            raise
+        compared = dict(
+            vars(self.settings),
+            initial_size=self._initial_size,
+            group_key=self.settings.group_key is not None,
+        )
+        del compared['validity']
+        text = ', '.join(f'{name}={value!r}' for name, value in compared.items())
+        check_equal_settings(channel, f'{text}, {validity}')
+        self._place = place
         processes = len(channel.ranks)
         self._ranks = ranks or VirtualRanks(processes, processes)
         self._block = self._ranks.block(channel.ranks.index(channel.rank))
         self._consensus = Consensus(round_fields(self._ranks), channel=channel)
-        check_equal_settings(
-            channel,
-            (
-                f'local_target={local_target}, group_size={group_size}, '
-                f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
-                f'max_age={max_age}, initial_size={self._initial_size}, '
-                f'max_refill_rounds={max_refill_rounds}, group_key={group_key is not None}, '
-                f'keep_fraction={keep_fraction}, unbiased={unbiased}, '
-                f'scores_per_sample={scores_per_sample}, {validity}'
-            ),
-        )
-        check_settings(
-            local_target, group_size, max_resample_times, max_refill_rounds, keep_fraction, unbiased
-        )
-        check_policy(shortfall)
-        if group_key is None:
-            validity.check_group_size(group_size * scores_per_sample)
-        else:
-            check_keyed_settings(group_size, max_age, keep_fraction)
-        self._group_key = group_key
         self._world = self._ranks.count
-        self._judge = Judge(
-            fetch,
-            score,
-            validity,
-            local_target=local_target,
-            group_size=group_size,
-            scores_per_sample=scores_per_sample,
-            keep_fraction=keep_fraction,
-            seed=seed,
-            observe=observe,
-        )
+        self._judge = Judge(fetch, score, self.settings, seed, observe)
         logger = logger or logging.getLogger(__name__)
         # Numbers in the log: global ranks where every process runs one virtual rank.
         names = channel.ranks if self._ranks.one_each else range(self._world)
-        self._log = StepLog(logger, names, self._block, self.global_target, group_size)
-        self._max_age = max_age
-        self._pools = [SurplusPool(max_age) for _ in self._block]
+        self._log = StepLog(
+            logger, names, self._block, self.global_target, self.settings.group_size
+        )
+        self._pools = [SurplusPool(self.settings.max_age or 0) for _ in self._block]
         self._rate = PassRate()
         # With a quantile: scores of all ranks, equal on every rank.
         self._scores = ScoreWindow()
-        self._watch = CollapseWatch(validity, shortfall, logger)
+        self._watch = CollapseWatch(validity, self.settings.shortfall, logger)
         self._step = self._not_restored = 0
         self.totals = Totals()
-        if keep_fraction and not self._block.start:
-            logger.info(describe_random_keep(keep_fraction, unbiased))
+        if self.settings.keep_fraction and not self._block.start:
+            logger.info(self.settings.describe_random_keep())
 
     @property
     def global_target(self) -> int:
         """Number of samples for all ranks together."""
-        return self.local_target * self._world
+        return self.settings.local_target * self._world
 
     @property
     def step(self) -> int:
@@ -209,11 +203,11 @@ class BlockSampler:
 
     def _surplus(self) -> int:
         """Return the number of samples in the pools of this process."""
-        return sum(len(pool) for pool in self._pools) * self.group_size
+        return sum(len(pool) for pool in self._pools) * self.settings.group_size
 
     def _close(self, step: StepInProgress, expired: Sequence[Sequence[Group]]) -> None:
         """Count the expired samples of a finished step, and its surplus."""
-        step.stats.drop(EXPIRED, sum(map(len, expired)) * self.group_size)
+        step.stats.drop(EXPIRED, sum(map(len, expired)) * self.settings.group_size)
         step.stats.drop(NOT_RESTORED, self._not_restored)
         self._not_restored = 0
         step.stats.surplus = self._surplus()
@@ -225,7 +219,7 @@ class BlockSampler:
             pool.restore([*old, *findings.usable])
             for group in findings.original:
                 if group.reason:
-                    step.stats.drop(group.reason, self.group_size)
+                    step.stats.drop(group.reason, self.settings.group_size)
         step.stats.drop(OVERTAKEN, step.unjudged)
         step.stats.surplus = self._surplus() + self._not_restored
         self.totals.add_unfinished(step.stats)
@@ -290,30 +284,34 @@ class BlockSampler:
 
     def _wants_more(self, step: StepInProgress, result: Round) -> bool:
         return (
-            step.stats.missing > 0 and step.attempt < self.max_resample_times and not result.ended
+            step.stats.missing > 0
+            and step.attempt < self.settings.max_resample_times
+            and not result.ended
         )
 
     def _resample(self, step: StepInProgress) -> Round:
         step.attempt += 1
         rate = self._rate.value
         groups = refill_size(
-            step.stats.missing // self.group_size,
-            rate + (1 - rate) * self.keep_fraction,
-            self.max_refill_rounds * max(1, self._initial_size // self.group_size) * self._world,
+            step.stats.missing // self.settings.group_size,
+            rate + (1 - rate) * self.settings.keep_fraction,
+            self.settings.max_refill_rounds
+            * max(1, self._initial_size // self.settings.group_size)
+            * self._world,
             self._deviations(step),
         )
-        if self._group_key is not None:
+        if self.settings.group_key is not None:
             # A group may need a part of every rank.
             groups = math.ceil(groups / self._world) * self._world
         wanted = [
-            count * self.group_size
+            count * self.settings.group_size
             for count in divide_groups(groups, self._world, step.stats.step % self._world)
         ]
         self._log.line(
             step,
             '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
             step.attempt,
-            self.max_resample_times,
+            self.settings.max_resample_times,
             self._log.format_progress(step),
             step.stats.missing,
         )
@@ -336,8 +334,8 @@ class BlockSampler:
 
     def _deviations(self, step: StepInProgress) -> float:
         """Return by how many standard deviations a resample asks for less than the deficit."""
-        last = step.attempt == self.max_resample_times
-        if self._max_age:
+        last = step.attempt == self.settings.max_resample_times
+        if self.settings.max_age:
             # Surplus is used in the next step.
             return -2.0 if last else 0.0
         return 0.0 if last else 1.0
@@ -358,10 +356,10 @@ class BlockSampler:
         for findings in step.findings:
             findings.begin_round()
         failure: Optional[Exception] = None
-        quantile = self._validity.quantile
+        quantile = self.settings.validity.quantile
         threshold = None if quantile is None else self._scores.quantile(quantile)
         try:
-            if self._group_key is None:
+            if self.settings.group_key is None:
                 for position, findings in enumerate(step.findings):
                     self._judge.fetch_and_judge(
                         step,
@@ -388,11 +386,11 @@ class BlockSampler:
             failure,
             [
                 dict(
-                    valid=len(findings.usable) * self.group_size,
+                    valid=len(findings.usable) * self.settings.group_size,
                     judged=findings.judged,
                     passed=findings.passed,
                     not_finite=findings.not_finite,
-                    original=len(findings.original) * self.group_size,
+                    original=len(findings.original) * self.settings.group_size,
                 )
                 for findings in step.findings
             ],
@@ -423,7 +421,7 @@ class BlockSampler:
             RankError: If another rank failed to fetch or score; that rank raises its own exception.
             Exception: Whatever the observer raises, after the collectives.
         """
-        assert self._group_key is not None
+        assert self.settings.group_key is not None
         samples: List[List[Any]] = [[] for _ in step.findings]
         keys: List[List[int]] = [[] for _ in step.findings]
         tables = [torch.empty(0, 1, dtype=torch.float64) for _ in step.findings]
@@ -437,7 +435,7 @@ class BlockSampler:
                     None if initial is None else initial[position],
                 )
                 keys[position] = [
-                    key_number(self._group_key(sample)) for sample in samples[position]
+                    key_number(self.settings.group_key(sample)) for sample in samples[position]
                 ]
                 if samples[position]:
                     tables[position] = scores.view(len(samples[position]), -1)
@@ -460,7 +458,13 @@ class BlockSampler:
         if not max(drawn):
             return
         verdicts = judge_across_ranks(
-            self._consensus.channel, self._ranks, self._validity, keys, tables, drawn, threshold
+            self._consensus.channel,
+            self._ranks,
+            self.settings.validity,
+            keys,
+            tables,
+            drawn,
+            threshold,
         )
         for findings, rank_samples, rank_keys in zip(step.findings, samples, keys):
             self._judge.add_keyed(step, findings, rank_samples, rank_keys, verdicts)
@@ -471,8 +475,8 @@ class BlockSampler:
         for scores in local_scores:
             self._watch.add(scores)
         # The longest list sets the shape on every rank.
-        most = max(result.judged) // self.group_size
-        if self._validity.quantile is not None and most:
+        most = max(result.judged) // self.settings.group_size
+        if self.settings.validity.quantile is not None and most:
             rows = gather_rows(self._consensus.channel, self._ranks, local_scores, most, math.nan)
             self._scores.add([score for row in rows for score in row])
 
@@ -486,10 +490,14 @@ class BlockSampler:
             )
         try:
             decision = decide_shortfall(
-                self.shortfall, result.valid, result.original, self.local_target, self.group_size
+                self.settings.shortfall,
+                result.valid,
+                result.original,
+                self.settings.local_target,
+                self.settings.group_size,
             )
         except ShortfallError:
-            step.stats.outcome = self.shortfall
+            step.stats.outcome = self.settings.shortfall
             # Store the groups, so that none is lost if the caller continues.
             self._store_unused(step, set())
             raise
@@ -498,7 +506,7 @@ class BlockSampler:
 
     def _hand_out(self, step: StepInProgress, decision: Decision) -> List[SampledBatch]:
         """Return the batch of each virtual rank of this process. Collective."""
-        stats, size, plan = step.stats, self.group_size, decision.plan
+        stats, size, plan = step.stats, self.settings.group_size, decision.plan
         fallen_back = decision.outcome == FALLBACK
         supplied: List[List[DatedSample]] = []
         repeats = invalid = 0
@@ -543,7 +551,7 @@ class BlockSampler:
                 stats,
                 rank_weights,
                 tuple(stats.step - sample.found_at for sample in batch),
-                tuple(sample.group_scores for sample in batch) if self._group_key else (),
+                tuple(sample.group_scores for sample in batch) if self.settings.group_key else (),
             )
             for rank, rank_samples, rank_weights, batch in zip(
                 self._block, samples_by_rank, weights, dated
@@ -566,14 +574,17 @@ class BlockSampler:
             supplied: The group of each sample that the virtual ranks of this process supply.
             decision: Decision of the step.
         """
-        unbiased = self.unbiased and decision.outcome != FALLBACK
+        unbiased = self.settings.unbiased and decision.outcome != FALLBACK
         if not unbiased and not decision.sample_weights:
             return [(1.0,) * decision.plan.targets[rank] for rank in self._block]
         local_weights = [[1.0] * len(groups) for groups in supplied]
         if unbiased:
-            share = self._rate.kept(self.keep_fraction)
+            share = self._rate.kept(self.settings.keep_fraction)
             local_weights = [
-                [share / self.keep_fraction if group.at_random else share for group in groups]
+                [
+                    share / self.settings.keep_fraction if group.at_random else share
+                    for group in groups
+                ]
                 for groups in supplied
             ]
         if decision.sample_weights:
@@ -593,9 +604,9 @@ class BlockSampler:
         for pool, findings in zip(self._pools, step.findings):
             for group in findings.original:
                 if group.reason and id(group) not in used:
-                    step.stats.drop(group.reason, self.group_size)
+                    step.stats.drop(group.reason, self.settings.group_size)
             rest = [group for group in findings.usable if id(group) not in used]
-            step.stats.drop(SURPLUS, len(pool.put(rest)) * self.group_size)
+            step.stats.drop(SURPLUS, len(pool.put(rest)) * self.settings.group_size)
 
 
 def _describe_ranks(start: int, stop: int, count: int) -> str:

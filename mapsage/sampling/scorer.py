@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from torch import nn
 
+from .settings import SamplingSettings
 from .shortfall import FALLBACK
 from .step import SampledBatch
 from .validity import Scores, Validity
@@ -187,6 +188,36 @@ class _AdaptedScorer(Scorer):
 
     def _member(self, name: str, default: Any = None) -> Any:
         return getattr(self._users, name, default)
+
+
+def check_scorer(scorer: Scorer, settings: SamplingSettings, prefetch: bool) -> None:
+    """Check whether a scorer and the settings of the sampling hook suit each other.
+
+    Args:
+        scorer: The scorer.
+        settings: Settings of the sampling.
+        prefetch: Whether the next step is sampled while this one computes.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    scorer.check_sampling(settings.validity, dict(vars(settings)))
+    name = scorer.name
+    if settings.shortfall == 'mask' and scorer.follows_step:
+        raise ValueError(
+            f"shortfall='mask' with {name}: it computes a loss of its own, which "
+            f"knows no weights of samples. Choose 'shrink' or 'pad'."
+        )
+    if prefetch and scorer.uses_model:
+        raise ValueError(
+            f'prefetch=True with {name}: it would read weights while the step '
+            f'changes them. Set prefetch=False, or score by labels.'
+        )
+    if settings.group_size > 1 and scorer.history is not None:
+        raise ValueError(
+            f'group_size={settings.group_size} with {name}: it remembers one score per '
+            f'tile, and all views of a tile would get it. Set group_size=1.'
+        )
 
 
 def as_scorer(score: Any) -> Scorer:

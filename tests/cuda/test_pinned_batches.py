@@ -31,7 +31,7 @@ def preprocessed(pin_memory: bool, narrow: bool) -> Tuple[List[Tuple[torch.dtype
         dict(inputs=image, data_samples=sample)
         for image, sample in zip(*(batch()[name] for name in ('inputs', 'data_samples')))
     ]
-    loader: Any = KeyedLoader.adopt(
+    loader: Any = KeyedLoader(
         DataLoader(
             samples,
             batch_size=2,

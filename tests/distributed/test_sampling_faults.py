@@ -313,6 +313,8 @@ def with_a_fault(fault: str, folder: Path) -> Any:
         settings['group_size'] = 3
     if fault == 'settings' and bad:
         settings['max_age'] = 7
+    if fault == 'bad setting' and bad:
+        settings['max_resample_times'] = -1
     if fault == 'no original':
         settings.update(shortfall='fallback', max_resample_times=0)
         fetch = (lambda wanted: []) if bad else fetch
@@ -439,6 +441,7 @@ def test_a_failure_anywhere_is_one_error_on_all_ranks(
             'group_size=3.',
         ),
         ('settings', None, 'rank 3: local_target=4'),
+        ('bad setting', None, 'rank 3: max_resample_times=-1, expected 0 or more.'),
         ('step', None, 'rank 3: step 4, resample 0'),
         ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended'),
     ],
@@ -554,6 +557,7 @@ def scenarios() -> Dict[str, Any]:
         'other keys',
         'parts of groups',
         'settings',
+        'bad setting',
         'step',
         'all end',
         'no original',

@@ -309,7 +309,7 @@ MUTANTS = (
         'weight_of_kept',
         'mapsage/sampling/sampler.py',
         'what is kept at random weighs as little as if it were valid',
-        'share / self.keep_fraction if group.at_random else share',
+        'share / self.settings.keep_fraction if group.at_random else share',
         'share',
         ('tests/unit/sampling/test_unbiased.py',),
     ),
@@ -483,10 +483,10 @@ MUTANTS = (
     ),
     Mutant(
         'removed_before',
-        'mapsage/engine/checkpoints/guard.py',
+        'mapsage/engine/checkpoints/checkpoint_hook.py',
         'the last good checkpoint is removed before the next one is written',
-        'self.removals.append((self.original.remove, path))',
-        'self.original.remove(path)',
+        'remove=removed_paths.append,',
+        'remove=backend.remove,',
         ('tests/unit/engine/checkpoints/test_saving.py',),
     ),
     Mutant(

@@ -10,7 +10,6 @@ is written is in `mapsage/geo/fast_copy.py`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from mapsage.base.file_locks import lock
 from mapsage.base.files import parse_json
 from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.geo import (
@@ -383,13 +383,11 @@ class FastCopies:
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[bool]:
         """Return a context with whether no process, this one included, uses the copies."""
-        descriptor, alone = -1, True
-        try:
+        descriptor, alone = -1, False
+        # There may be no folder, or it cannot be written.
+        with contextlib.suppress(OSError):
             descriptor = os.open(str(self.folder / _IN_USE), os.O_RDONLY | os.O_CREAT, 0o666)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # There is no folder, it cannot be written, it is in use, or its file system has no locks.
-        except OSError:
-            alone = False
+            alone = bool(lock(descriptor))
         try:
             yield alone
         finally:
@@ -404,7 +402,7 @@ class FastCopies:
         with contextlib.suppress(OSError):
             descriptor = os.open(str(self.folder / _IN_USE), os.O_RDONLY | os.O_CREAT, 0o666)
             _in_use[self.folder] = descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            lock(descriptor, shared=True, wait=True)
 
 
 def _estimate(missing: Sequence[FastCopy], originals: Dict[str, str]) -> Dict[str, int]:

@@ -7,7 +7,6 @@ a full disk or a killed process costs time, never a wrong result.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -20,6 +19,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import numpy as np
 from mmengine.logging import print_log
 
+from mapsage.base.file_locks import lock, unlock
 from mapsage.base.files import atomic_write
 from mapsage.base.process import return_free_memory
 from mapsage.geo import GeoError, Raster, stamp
@@ -197,13 +197,11 @@ class _ScanLock:
         except OSError:
             # No process of this machine can get the lock, so each one scans by itself.
             return True
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock(self._file):
             return True
-        except OSError:
-            os.close(self._file)
-            self._file = None
-            return False
+        os.close(self._file)
+        self._file = None
+        return False
 
     def __exit__(self, *exception: Any) -> None:
         if self._file is None or self._name is None:
@@ -214,7 +212,7 @@ class _ScanLock:
             pass
         # Closing the file would not be enough if a child was forked in the meantime: it inherits
         # the lock.
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        unlock(self._file)
         os.close(self._file)
         self._file = None
 

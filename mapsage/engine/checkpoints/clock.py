@@ -8,13 +8,12 @@ rare: some 20 between two checkpoints instead of one per step.
 from __future__ import annotations
 
 import time
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from mmengine.hooks import CheckpointHook
 
 from mapsage.distributed import Channel, SerialChannel, open_channel
-from mapsage.host.runner import HostRunner
 
 
 def parse_minutes(hook: CheckpointHook) -> Optional[float]:
@@ -58,56 +57,36 @@ def steps_to_wait(left: float, elapsed: float, steps: int) -> int:
 
 
 class SaveClock:
-    """Lets a CheckpointHook save when rank 0's clock says that the interval is over.
-
-    A save that the hook makes for another reason restarts the interval.
+    """Tells when rank 0's clock says that the interval since the last save is over.
 
     Args:
-        hook: Hook that counts iterations.
-        seconds: Time between two saves.
+        minutes: Time between two saves.
+
+    Attributes:
+        minutes: The argument of that name.
+        steps: Iterations since the last save; the caller counts them.
     """
 
-    def __init__(self, hook: CheckpointHook, seconds: float) -> None:
-        self._hook, self._seconds = hook, seconds
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
         self._channel: Channel = SerialChannel()
-        self._restart()
+        self.restart()
 
-    def attach(self) -> None:
-        """Replace three methods of the hook by versions that also use the clock."""
-        # The methods of the instance are replaced, which mypy forbids for a typed hook.
-        hook: Any = self._hook
-        before_train, after_iter = hook.before_train, hook.after_train_iter
-        save = hook._save_checkpoint_with_step
+    def open(self) -> None:
+        """Begin a training. Collective."""
+        self._channel = open_channel(purpose='save clock')
+        self.restart()
 
-        def open_clock(runner: HostRunner) -> None:
-            before_train(runner)
-            self._channel = open_channel(purpose='save clock')
-            self._restart()
+    def restart(self) -> None:
+        """Note that a checkpoint was saved now."""
+        self._since, self.steps, self._ask_at = time.monotonic(), 0, 1
 
-        def save_if_due(runner: HostRunner, *args: Any, **kwargs: Any) -> None:
-            self._steps += 1
-            after_iter(runner, *args, **kwargs)
-            if self._steps >= self._ask_at and runner.iter + 1 >= hook.save_begin and self._due():
-                runner.logger.info(
-                    f'Saving checkpoint at {runner.iter + 1} iterations, '
-                    f'{self._seconds / 60:g} minutes after the last one'
-                )
-                hook._save_checkpoint(runner)
-
-        def save_and_restart(*args: Any, **kwargs: Any) -> None:
-            save(*args, **kwargs)
-            self._restart()
-
-        hook.before_train, hook.after_train_iter = open_clock, save_if_due
-        hook._save_checkpoint_with_step = save_and_restart
-
-    def _restart(self) -> None:
-        self._since, self._steps, self._ask_at = time.monotonic(), 0, 1
-
-    def _due(self) -> bool:
-        """Ask rank 0. Collective: all ranks have counted the same iterations."""
+    def is_due(self) -> bool:
+        """Return whether to save. Collective in some steps: all ranks count the same iterations."""
+        if self.steps < self._ask_at:
+            return False
         elapsed = time.monotonic() - self._since
-        answer = torch.tensor([steps_to_wait(self._seconds - elapsed, elapsed, self._steps)])
+        answer = torch.tensor([steps_to_wait(self.minutes * 60 - elapsed, elapsed, self.steps)])
         self._channel.broadcast(answer, self._channel.ranks[0])
-        self._ask_at = self._steps + int(answer)
+        self._ask_at = self.steps + int(answer)
         return not answer.item()

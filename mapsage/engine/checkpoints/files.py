@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import uuid
 from io import FileIO
 from pathlib import Path
-from typing import List, Optional, Set, Tuple, Union
+from typing import IO, List, Optional, Set, Tuple, Union
 
 import torch
 
 from mapsage.base.errors import UserError
+from mapsage.base.file_locks import close_in_forks, lock
 from mapsage.base.files import describe_room, megabytes
 from mapsage.engine.checkpoints.writer_lease import check_writer
 
 _PARTIAL = re.compile(r'\.[0-9a-f]{8}\.partial$')
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Files that this process is writing.
-_open_partials: Set[FileIO] = set()
+_open_partials: Set[IO] = set()
+close_in_forks(_open_partials)
 
 
 class SaveError(UserError, OSError):
@@ -104,9 +105,9 @@ def remove_leftovers(folder: str) -> List[str]:
         with contextlib.suppress(OSError):
             # NFS grants an exclusive lock only on a file that is open for writing.
             with open(path, 'r+b') as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                removed.append(str(path))
+                if lock(file):
+                    path.unlink()
+                    removed.append(str(path))
     return removed
 
 
@@ -148,33 +149,13 @@ def _create_partial(path: str) -> Tuple[FileIO, str]:
         partial = f'{path}.{uuid.uuid4().hex[:8]}.partial'
         raw = open(partial, 'xb', buffering=0)
         _open_partials.add(raw)
-        try:
-            fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.exists(partial)
-        except BlockingIOError:
-            is_ours = False
-        except OSError:
-            # The file system has no locks.
-            is_ours = True
-        if is_ours:
+        locked = lock(raw)
+        # The file system may have no locks.
+        if locked is None or (locked and os.path.exists(partial)):
             return raw, partial
         # Another process took the file for a leftover before it was locked.
         raw.close()
         _open_partials.discard(raw)
-
-
-def _close_partials_in_child() -> None:
-    """Close the partial files that a fork inherited from the process that writes them.
-
-    Otherwise a loader's worker that was forked meanwhile would outlive its killed parent with the
-    lock, and would occupy the disk space of the file after its removal.
-    """
-    for file in _open_partials:
-        file.close()
-    _open_partials.clear()
-
-
-os.register_at_fork(after_in_child=_close_partials_in_child)
 
 
 def _explain(error: OSError, path: str, folder: str, partial: str, size: int) -> SaveError:

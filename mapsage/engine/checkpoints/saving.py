@@ -3,7 +3,7 @@
 :class:`SavingRunner` is MMEngine's Runner plus three guarantees. All ranks take part in a save, so
 that hooks can collect their ranks' state. A checkpoint gets its name only once it is on the disk
 (`files.py`), usually while the training continues (`background.py`). And a checkpoint that does not
-fit the model is an error. What happens to CheckpointHook is in `guard.py`; MapSageRunner in
+fit the model is an error. The hook that saves is in `checkpoint_hook.py`; MapSageRunner in
 `engine/runner.py` builds on this class.
 """
 
@@ -45,8 +45,8 @@ from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weight
 from mapsage.models.frozen_weights import restore_left_out
 
 from .background import BackgroundSaves, Save
+from .checkpoint_hook import prepare_saves
 from .files import write_checkpoint
-from .guard import guard_saves
 from .host_copy import HostCopies
 
 
@@ -233,14 +233,14 @@ class SavingRunner(Runner):
     def register_hook(
         self, hook: Union[Hook, Dict[str, Any]], priority: Union[str, int, None] = None
     ) -> None:
-        """Register a hook; a CheckpointHook is guarded, see :func:`guard_saves`."""
+        """Register a hook; a CheckpointHook of any class saves as MapSage's."""
         registered = list(self._hooks)
         super().register_hook(hook, priority)
         for new_hook in self._hooks:
             if isinstance(new_hook, CheckpointHook) and not any(
                 new_hook is old_hook for old_hook in registered
             ):
-                guard_saves(new_hook)
+                prepare_saves(new_hook)
 
     @contextmanager
     def saving_together(self, background: bool = False) -> Iterator[Optional[Save]]:

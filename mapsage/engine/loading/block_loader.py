@@ -53,24 +53,17 @@ class BlockLoader(KeyedLoader):
     It looks like the loader of its first virtual rank: ``batch_size``, ``sampler`` and length are
     that loader's. So is each batch, which also carries the batches of the other virtual ranks, see
     :func:`~mapsage.distributed.wrappers.rank_batches.unpack_rank_batches`. The same workers read all of them.
+
+    Args:
+        loaders: One :class:`KeyedLoader` per virtual rank, all of the same dataset.
     """
 
-    _loaders: List[DataLoader]
-
-    @classmethod
-    def join(cls, loaders: Sequence[DataLoader]) -> BlockLoader:
-        """Turn the loader of the first virtual rank into one for all of them, in place.
-
-        Args:
-            loaders: One :class:`KeyedLoader` per virtual rank, all of the same dataset.
-        """
-        first = loaders[0]
-        first.__class__ = cls
-        assert isinstance(first, cls)
-        vars(first)['_loaders'] = list(loaders)
+    def __init__(self, loaders: Sequence[DataLoader]) -> None:
+        # The settings and the samples of the first loader.
+        vars(self).update(vars(loaders[0]))
+        self._loaders: List[DataLoader] = [self, *loaders[1:]]
         samplers = [_find_sampler(loader) for loader in loaders]
         samplers[0].lead(samplers[1:])
-        return first
 
     def _get_iterator(self) -> Any:
         # torch's iterators take the sampler from the loader, so they are built from a changed copy.
@@ -172,7 +165,7 @@ def build_block_loader(
             _check_rank(_find_sampler(loader), virtual_rank, ranks.count)
             loaders.append(loader)
     _check_lengths([len(loader) for loader in loaders])
-    return BlockLoader.join(loaders)
+    return BlockLoader(loaders)
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:
@@ -196,8 +189,10 @@ def _check_lengths(lengths: Sequence[int]) -> None:
 def as_rank(rank: int, world_size: int) -> Iterator[None]:
     """Make MMEngine and torch say that this process is rank ``rank`` of ``world_size``.
 
-    Samplers ask both when they are built, and have no arguments for the two numbers. A collective
-    in the block is refused, because processes carry out different numbers of virtual ranks.
+    MMEngine's samplers, and users' that follow them, ask both when they are built and have no
+    arguments for the two numbers. They have imported MMEngine's functions by name, so torch's, which
+    these call, are replaced. A collective in the block is refused, because processes carry out
+    different numbers of virtual ranks; torch has no one place where all collectives pass.
 
     Raises:
         VirtualRanksError: From a collective of torch.distributed.

@@ -1,7 +1,7 @@
 """Builds the loaders of a run, with an order that follows from the seed and checked datasets.
 
 MMEngine's ``Runner.build_dataloader`` does the building. MapSage wraps the sampler before it
-(:class:`~.data_order.ResumableSampler`) and adopts the loader after it
+(:class:`~.data_order.ResumableSampler`) and takes over the loader after it
 (:class:`~.keyed_loader.KeyedLoader`). MMEngine deep-copies a loader's config, so nothing can be
 built before that call: :func:`checked_dataset` is passed as a dataset type and runs inside it.
 """
@@ -76,7 +76,7 @@ def build_keyed_loader(
     loader = Runner.build_dataloader(config, seed, diff_rank_seed)
     if isinstance(loader.dataset, IterableDataset):
         return loader
-    return KeyedLoader.adopt(loader, check_labels, explain_error)
+    return KeyedLoader(loader, check_labels, explain_error)
 
 
 def set_test_mode(loop: Loop) -> Loop:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.datasets.byte_labels import narrow_labels
 from mapsage.distributed import die_with_parent
@@ -124,25 +123,21 @@ def _has_metainfo(sample: object) -> bool:
 class KeyedLoader(DataLoader):
     """A loader whose ``dataset`` is the user's, while its iterators read :attr:`samples`.
 
+    Args:
+        loader: Loader of a map-style dataset that MMEngine has built, whose settings it takes over.
+        check: As for :class:`KeyedDataset`.
+        explain: As for :class:`KeyedDataset`.
+
     Attributes:
         samples: View of the dataset that seeds and checks; hooks set its attributes.
     """
 
     samples: KeyedDataset
 
-    @classmethod
-    def adopt(cls, loader: DataLoader, check: CheckSample, explain: ExplainError) -> KeyedLoader:
-        """Turn a loader that MMEngine has built into one of this class, in place.
-
-        Args:
-            loader: Loader of a map-style dataset.
-            check: As for :class:`KeyedDataset`.
-            explain: As for :class:`KeyedDataset`.
-        """
-        loader.__class__ = cls
-        assert isinstance(loader, cls)
-        loader.samples = KeyedDataset(loader.dataset, check, explain)
-        return loader
+    def __init__(self, loader: DataLoader, check: CheckSample, explain: ExplainError) -> None:
+        # Not DataLoader's __init__, which would make another batch sampler and warn once more.
+        vars(self).update(vars(loader))
+        self.samples = KeyedDataset(loader.dataset, check, explain)
 
     def _get_iterator(self) -> Any:
         # torch's iterators copy what they need from a loader when they are built, so they are built
@@ -159,10 +154,8 @@ class KeyedLoader(DataLoader):
         free_bytes = None if self.samples.measured else free_shared_memory()
         self.samples.measured = True
         with starting_workers(needs):
-            iterator = WorkerIterator.adopt(
-                super(KeyedLoader, loader)._get_iterator(), needs, free_bytes
-            )
-        if spare and isinstance(iterator, _MultiProcessingDataLoaderIter):
+            iterator = WorkerIterator(loader, needs, free_bytes)
+        if spare:
             workers: List[Any] = iterator._workers
             for worker in workers:
                 # When an iterator is deleted, torch terminates a worker that does not end by

@@ -27,7 +27,7 @@ import torch
 from mmengine.dist import is_main_process
 from mmengine.logging import MMLogger, print_log
 from torch._utils import ExceptionWrapper
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -295,28 +295,20 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator, which raises LoaderWorkerError if a killed worker cuts off a batch.
 
     It measures its first batch, and warns if the batches may not fit into shared memory.
+
+    Args:
+        loader: Loader with workers.
+        workers: Workers of the loader.
+        free: Bytes of shared memory that are free before they start; None if a batch of the loader
+            was measured before.
     """
 
-    _workers_of_loader: Workers
-    # Free shared memory before the workers started; None once a batch is measured.
-    _free_bytes: Optional[int]
-
-    @classmethod
-    def adopt(cls, iterator: Iterator[Any], workers: Workers, free: Optional[int]) -> Iterator[Any]:
-        """Turn an iterator with workers into an instance of this class, in place; return it.
-
-        Args:
-            iterator: Iterator of a loader.
-            workers: Workers of the loader.
-            free: Bytes of shared memory that were free before they started, or None.
-        """
-        if type(iterator) is _MultiProcessingDataLoaderIter:
-            _replace_worker_check()
-            iterator.__class__ = cls
-            assert isinstance(iterator, cls)
-            iterator._workers_of_loader, iterator._free_bytes = workers, free
-            _iterators.add(iterator)
-        return iterator
+    def __init__(self, loader: DataLoader, workers: Workers, free: Optional[int]) -> None:
+        self._workers_of_loader, self._free_bytes = workers, free
+        loader.check_worker_number_rationality()
+        super().__init__(loader)
+        _replace_worker_check()
+        _iterators.add(self)
 
     def __next__(self) -> Any:
         try:

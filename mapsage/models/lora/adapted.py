@@ -1,7 +1,8 @@
 """Layers with low-rank adapters, which add ``scale * B A x`` to the output of the layer.
 
-A layer gets its adapters in place: its class is replaced by a subclass, so names in the state dict
-stay valid, ``isinstance`` still holds, and the weights of a pretrained model load as before. The
+A layer gets its adapters in place: its class is replaced by a subclass, as by torch's
+``nn.utils.parametrize``. So names in the state dict stay valid, ``isinstance`` still holds, other
+modules that refer to the layer still find it, and the weights of a pretrained model load as before. The
 layer gains two parameter dicts, ``lora_A`` and ``lora_B``, with one entry per adapted projection
 (q, k, v), because one layer often computes all three.
 

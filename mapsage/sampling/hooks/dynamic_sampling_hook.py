@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
 import torch
@@ -31,8 +32,9 @@ from mapsage.host.hook import MapSageHook
 from mapsage.host.keyed_samples import keyed_samples
 from mapsage.host.loop_stage import LoopStage, insert_stage
 from mapsage.host.runner import HostRunner, MapSageRun
-from mapsage.sampling import BatchShare, BlockSampler, Validity
+from mapsage.sampling import BatchShare, BlockSampler, SamplingSettings, Validity
 from mapsage.sampling.lockstep import check_equal_settings
+from mapsage.sampling.scorer import check_scorer
 
 from .sample_weights import PixelWeights, check_asked, weigh_heads
 from .sampled_steps import LoaderError, LoaderStream, SampledEpochs, SampledSteps, Step
@@ -63,27 +65,16 @@ class DynamicSamplingHook(MapSageHook):
         validity: Arguments of :class:`mapsage.sampling.Validity`.
         local_target: Number of samples a virtual rank trains on in a step; the loader's batch size
             when None.
-        group_size: Number of samples that stay together and are judged together.
-        max_resample_times: Number of resamples a step may make. Each draws as many samples as the
-            pass rate suggests, up to ``max_refill_rounds`` batches on each rank: with 3 and 4, a
-            step may draw 12 batches beyond its first.
-        shortfall: Policy for when the resamples do not suffice: ``'fallback'``, ``'pad'``,
-            ``'mask'``, ``'shrink'`` or ``'raise'``, see
-            :func:`mapsage.sampling.decide_shortfall`. ``'mask'`` weighs samples, as ``unbiased``
-            does, and needs the same heads.
-        max_age: Number of steps that surplus samples may wait for their use. None means 0 if the
-            validity judges a spread (``eps``), and else 1.
-        max_refill_rounds: Largest number of batches that one resample may draw on each rank.
-        keep_fraction: Probability with which a group that is not valid is kept nevertheless.
-        unbiased: Whether such a group weighs ``1 / keep_fraction`` in the loss, so that the
-            weighted class prior equals the prior of the data. Needs heads of MMSegmentation with
-            cross-entropy.
         prefetch: Whether to sample the next step in the background while this one computes. Needs
             loader workers and a score that neither uses the model nor draws random numbers.
         timeout: Seconds a rank may be late; the timeout of the default group when None.
         interval: Number of steps between summaries; the interval of LoggerHook when None.
+        **settings: ``group_size``, ``max_resample_times``, ``shortfall``, ``max_age``,
+            ``max_refill_rounds``, ``keep_fraction`` and ``unbiased`` of
+            :class:`mapsage.sampling.SamplingSettings`.
 
     Attributes:
+        settings_class: Class that takes the settings.
         uneven_batches: Whether ranks may have different numbers of samples in a step.
         weighs_losses: Whether losses depend on what the hook knows of the rank's batch.
 
@@ -93,61 +84,41 @@ class DynamicSamplingHook(MapSageHook):
 
     # After DeviceCheckHook, before LoggerHook and CheckpointHook.
     priority = 'ABOVE_NORMAL'
+    settings_class = SamplingSettings
 
     def __init__(
         self,
         score: Any,
         validity: Dict[str, Any],
         local_target: Optional[int] = None,
-        group_size: int = 1,
-        max_resample_times: int = 3,
-        shortfall: str = 'fallback',
-        max_age: Optional[int] = None,
-        max_refill_rounds: int = 4,
-        keep_fraction: float = 0.0,
-        unbiased: bool = False,
         prefetch: bool = False,
         timeout: Optional[float] = None,
         interval: Optional[int] = None,
+        **settings: Any,
     ) -> None:
         self._scorer = build_scorer(score)
-        self._validity = Validity(**validity)
-        self._validity.check_group_size(group_size * self._scorer.scores_per_sample)
-        self._settings: Dict[str, Any] = dict(
-            group_size=group_size,
-            max_resample_times=max_resample_times,
-            shortfall=shortfall,
-            max_age=self._validity.default_max_age if max_age is None else max_age,
-            max_refill_rounds=max_refill_rounds,
-            keep_fraction=keep_fraction,
-            unbiased=unbiased,
+        self._settings = SamplingSettings(
+            Validity(**validity),
+            # Without a target, one group until the loader is known.
+            local_target or settings.get('group_size', 1),
             scores_per_sample=self._scorer.scores_per_sample,
+            group_key=None,
+            **settings,
         )
+        check_scorer(self._scorer, self._settings, prefetch)
         self._timeout = timeout
-        self._scorer.check_sampling(self._validity, self._settings)
         self._pixel_weights: Dict[str, PixelWeights] = {}
-        self.uneven_batches = shortfall == 'shrink'
-        self._weighs_samples = unbiased or shortfall == 'mask'
+        self.uneven_batches = self._settings.shortfall == 'shrink'
+        self._weighs_samples = self._settings.unbiased or self._settings.shortfall == 'mask'
         self.weighs_losses = (
             self.uneven_batches or self._weighs_samples or self._scorer.follows_step
         )
+        if self.weighs_losses:
+            self.cross_check_obstacle = (
+                "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where "
+                'weights of the losses are not part of the batch'
+            )
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
-        name = self._scorer.name
-        if shortfall == 'mask' and self._scorer.follows_step:
-            raise ValueError(
-                f"shortfall='mask' with {name}: it computes a loss of its own, which "
-                f"knows no weights of samples. Choose 'shrink' or 'pad'."
-            )
-        if prefetch and self._scorer.uses_model:
-            raise ValueError(
-                f'prefetch=True with {name}: it would read weights while the step '
-                f'changes them. Set prefetch=False, or score by labels.'
-            )
-        if group_size > 1 and self._scorer.history is not None:
-            raise ValueError(
-                f'group_size={group_size} with {name}: it remembers one score per '
-                f'tile, and all views of a tile would get it. Set group_size=1.'
-            )
         self._step: Optional[Step] = None
         # Position, in the block of this process, of the virtual rank that trains now.
         self._slot = 0
@@ -181,19 +152,18 @@ class DynamicSamplingHook(MapSageHook):
         self._block = self._ranks.block(self._channel.ranks.index(self._channel.rank))
         collate = loader.collate_fn
         self._scoring = self._bind_scorer(runner, loader)
-        stream = LoaderStream(loader, self._block, self._settings['group_size'])
+        settings = replace(self._settings, local_target=target)
+        stream = LoaderStream(loader, self._block, settings.group_size)
         self._sampler = BlockSampler(
             stream,
             self._scoring,
-            self._validity,
-            target,
-            self._ranks,
+            ranks=self._ranks,
             seed=runner.seed,
             channel=open_channel(None, self._timeout, 'sampling'),
             logger=runner.logger,
             initial_size=self._batch_size,
             observe=lambda group, reason: self._report.observe(group, reason, self._sampler.step),
-            **self._settings,
+            **vars(settings),
         )
         self._report = SamplingReport(
             runner, self._channel, self._sampler.global_target, self._scorer
@@ -381,7 +351,7 @@ class DynamicSamplingHook(MapSageHook):
             self._pixel_weights = weigh_heads(
                 runner.model,
                 lambda: self._step.batches[self._slot].weights if self._step else (),
-                'unbiased=True' if self._settings['unbiased'] else "shortfall='mask'",
+                'unbiased=True' if self._settings.unbiased else "shortfall='mask'",
             )
 
     def _weigh(
@@ -454,7 +424,7 @@ class DynamicSamplingHook(MapSageHook):
         restored = load_pools(
             pools[self._block.start : self._block.stop],
             keyed_samples(loader),
-            self._sampler.group_size,
+            self._settings.group_size,
         )
         if restored.lost_groups:
             runner.logger.warning(

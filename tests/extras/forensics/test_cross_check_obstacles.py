@@ -64,7 +64,7 @@ def test_obstacles_of_a_config(tmp_path: Path) -> None:
     for settings, weighs in (
         (dict(shortfall='pad'), False),
         (dict(shortfall='shrink'), True),
-        (dict(unbiased=True), True),
+        (dict(unbiased=True, keep_fraction=0.5), True),
     ):
         runner.register_hook(DynamicSamplingHook(label, dict(low=0), **settings))
         assert ('shrink' in cross_check_obstacle(runner)) is weighs

@@ -219,7 +219,7 @@ def test_a_file_system_without_locks_is_told(
     def refuse(file: Any, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(folder_claims.fcntl, 'flock', refuse)
+    monkeypatch.setattr(fcntl, 'flock', refuse)
     with claimed(tmp_path, ['a'], '') as warning:
         assert warning.startswith(f'the file system of {tmp_path} has no locks')
         assert claims(tmp_path) == []

@@ -69,7 +69,7 @@ def test_the_preprocessor_gives_the_bits_of_a_loader_that_does_not_narrow(worker
         samples: Any = [
             packed(torch.randint(0, 9, (1, 5 + n, 6), generator=draw)) for n in range(3)
         ]
-        loader: Any = KeyedLoader.adopt(
+        loader: Any = KeyedLoader(
             DataLoader(samples, 3, collate_fn=pseudo_collate, num_workers=workers),
             lambda *_: None,
             lambda *_: _[-1],

@@ -48,6 +48,19 @@ def optim(**settings: Any) -> dict:
             "optim_wrapper.optimizer.type='AdamWW' is no known optimizer. Did you mean 'AdamW'?",
         ),
         (
+            'custom_hooks',
+            [
+                dict(
+                    type='DynamicSamplingHook',
+                    score=dict(type='LabelScore'),
+                    validity=dict(low=0),
+                    max_resample_time=2,
+                )
+            ],
+            "DynamicSamplingHook has no setting 'max_resample_time'. "
+            "Did you mean 'max_resample_times'?",
+        ),
+        (
             'optim_wrapper',
             optim(optimizer=dict(lr=0.1)),
             "optim_wrapper.optimizer={'lr': 0.1} has no type",

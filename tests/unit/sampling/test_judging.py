@@ -7,7 +7,7 @@ from typing import Any, List, Sequence, Tuple
 
 import pytest
 
-from mapsage.sampling import StepStatistics, Validity
+from mapsage.sampling import SamplingSettings, StepStatistics, Validity
 from mapsage.sampling.judging import Judge
 from mapsage.sampling.step import Findings, StepInProgress
 
@@ -17,15 +17,12 @@ def judge(
 ) -> Tuple[StepInProgress, List[Tuple[List[float], str]]]:
     """Judge one batch whose samples are their scores; return the step and the observed groups."""
     observed: List[Tuple[List[float], str]] = []
-    options = dict(
-        dict(local_target=2, group_size=2, scores_per_sample=1, keep_fraction=0.0, seed=0),
-        **settings,
-    )
+    seed = settings.pop('seed', 0)
     judging = Judge(
         lambda rank, wanted: list(scores),
         lambda rank, samples: samples,
-        Validity(low=0.5),
-        **options,
+        SamplingSettings(Validity(low=0.5), 2, group_size=2, **settings),
+        seed,
         observe=lambda samples, reason: observed.append((list(samples), reason)),
     )
     progress = StepInProgress(
@@ -71,13 +68,7 @@ def test_a_score_that_raises_leaves_the_samples_unjudged() -> None:
     judging = Judge(
         lambda rank, wanted: [1, 2],
         score,
-        Validity(low=0.5),
-        local_target=2,
-        group_size=1,
-        scores_per_sample=1,
-        keep_fraction=0.0,
-        seed=0,
-        observe=None,
+        SamplingSettings(Validity(low=0.5), 2),
     )
     with pytest.raises(ArithmeticError):
         judging.fetch_and_judge(step, step.findings[0], 2, None, None)

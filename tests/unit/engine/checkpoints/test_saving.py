@@ -13,6 +13,7 @@ import pytest
 import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import CheckpointHook
+from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from mapsage.compat.checkpoint_loading import load_from_local
@@ -41,6 +42,21 @@ class Rising(BaseMetric):
 
 class OwnCheckpointHook(CheckpointHook):
     """A user's own kind of hook."""
+
+
+class RemovesItself(CheckpointHook):
+    """A user's hook that replaces how CheckpointHook saves, and calls nothing of it."""
+
+    def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
+        if self.last_ckpt is not None:
+            self.file_backend.remove(self.last_ckpt)
+        name = self.filename_tmpl.format(step)
+        self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        runner.save_checkpoint(self.out_dir, name, meta=meta, by_epoch=self.by_epoch)
+
+
+class OfTheRegistry(HOOKS.get('CheckpointHook')):  # type: ignore[misc]
+    """A user's hook that derives from the registered class."""
 
 
 def build(
@@ -107,7 +123,10 @@ def test_what_is_left_is_what_mmengine_leaves(
         ),
     ],
 )
-@pytest.mark.parametrize('kind', ['CheckpointHook', OwnCheckpointHook])
+@pytest.mark.parametrize(
+    'kind',
+    ['CheckpointHook', CheckpointHook, OwnCheckpointHook, RemovesItself, OfTheRegistry],
+)
 def test_a_save_that_fails_leaves_the_last_good_one(
     checkpoint: dict, kept: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +137,20 @@ def test_a_save_that_fails_leaves_the_last_good_one(
     with pytest.raises(OSError):
         runner.train()
     assert kept in files(tmp_path) and (tmp_path / kept).is_file()
+
+
+@pytest.mark.parametrize('kind', [CheckpointHook, OwnCheckpointHook])
+def test_a_hook_that_the_user_built_is_protected_and_stays_the_same_object(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = kind(interval=1, max_keep_ckpts=1, by_epoch=False)
+    (tmp_path / 'iter_4.pth').mkdir()  # in the way of the next one
+    runner = build(MapSageRunner, tmp_path, hook, monkeypatch)
+    assert any(hook is registered for registered in runner.hooks)
+    assert isinstance(hook, kind) and type(hook).__name__ == kind.__name__
+    with pytest.raises(OSError):
+        runner.train()
+    assert (tmp_path / 'iter_3.pth').is_file()
 
 
 def test_a_checkpoint_saved_again_under_its_name_stays(

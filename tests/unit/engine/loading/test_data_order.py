@@ -210,7 +210,7 @@ def samples(workers: int, world: int = 1) -> List[Any]:
     ranks = []
     for rank in range(world):
         sampler = sampler_of(DefaultSampler, 10, rank, world, 2)
-        loader = KeyedLoader.adopt(
+        loader = KeyedLoader(
             DataLoader(
                 Augmented(), batch_size=2, sampler=sampler, num_workers=workers, collate_fn=list
             ),

@@ -28,7 +28,7 @@ from mapsage.engine.loading.keyed_loader import KeyedLoader
 # MMSegmentation prints a line when it is imported.
 print('imported', flush=True)
 
-loader = KeyedLoader.adopt(DataLoader(range(6), num_workers=2, persistent_workers=True),
+loader = KeyedLoader(DataLoader(range(6), num_workers=2, persistent_workers=True),
                            lambda *_: None, lambda *_: _[-1])
 with listening(True):
     print([int(each) for each in loader])
@@ -52,7 +52,7 @@ class Hanging(Dataset):
 def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1)
     dataset = Hanging()
-    loader = KeyedLoader.adopt(
+    loader = KeyedLoader(
         DataLoader(dataset, num_workers=1, prefetch_factor=2), lambda *_: None, lambda *_: _[-1]
     )
     with listening(True):

@@ -46,7 +46,7 @@ class Killed(Dataset):
 
 
 def loader(dataset: Dataset, workers: int, **settings: Any) -> KeyedLoader:
-    return KeyedLoader.adopt(
+    return KeyedLoader(
         DataLoader(dataset, batch_size=2, num_workers=workers, **settings),
         lambda *_: None,
         lambda *_: _[-1],
@@ -164,7 +164,7 @@ def collate(samples):
 def main(argv=None):
     side = 8 * int(sys.argv[1]) if sys.argv[1].isdigit() else 512
     images = [torch.ones(3, side, side + index) for index in range(12)]
-    loader = KeyedLoader.adopt(
+    loader = KeyedLoader(
         DataLoader(images, batch_size=1 if side == 512 else 512 ** 2 // side ** 2, num_workers=2,
                    collate_fn=collate, persistent_workers=True), lambda *_: None,
         lambda *_: _[-1])
