@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from typing import Callable, Sequence
 
 from mapsage_launcher.drivers import no_plugins_loaded
@@ -24,11 +25,16 @@ def import_program(module: str) -> Callable[[], object]:
         Function that runs the program with the command line of this process.
     """
     if module.startswith('mapsage.') and asks_for_help(sys.argv[1:]):
-        with only_help():
-            # Its parser prints the help and exits.
-            return importlib.import_module(module).main
+        return partial(_print_help, module)
     with no_plugins_loaded():
         return importlib.import_module(module).run
+
+
+def _print_help(module: str) -> None:
+    """Let the parser of a program print the help and exit."""
+    # The parser may import extras that add options to the program.
+    with only_help():
+        importlib.import_module(module).main()
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
