@@ -178,6 +178,7 @@ class MapSageRun(_Host):
     def copy_checkpoint(self, path: str) -> None:
         """Let extensions copy a checkpoint of ``CheckpointHook(neighbor_copy=True)``."""
 
+    @abstractmethod
     def can_replay(self) -> bool:
         """Return whether ``tools/train.py --replay`` could carry out a step of this run."""
 
