@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-from pathlib import Path
 from typing import Callable
 
 from mapsage.maps.exported import ExportedModel
@@ -49,7 +48,7 @@ def run_prediction(prediction: Prediction, say: Callable[[str], None]) -> int:
         say(text)
         prediction.model.note_for_launcher(text)
     if prediction.model.rank == 0:
-        refresh_report(Path(prediction.options.out).parent, say)
+        refresh_report(prediction.setup.folder.parent, say)
     return status
 
 
