@@ -7,13 +7,15 @@ import os
 import sys
 
 import torch
-from mmengine.config import Config
-from mmengine.registry import RUNNERS
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 
 def train(settings):
+    # Imported here, because Ray copies to its workers what the function names outside.
+    from mmengine.config import Config
+    from mmengine.registry import RUNNERS
+
     cfg = Config.fromfile(settings['config'])
     cfg.work_dir, cfg.launcher = settings['work_dir'], 'pytorch'
     # The first start finds no checkpoint; a restart continues from the newest.
@@ -26,7 +28,7 @@ if __name__ == '__main__':
     TorchTrainer(
         train,
         train_loop_config=dict(config=os.path.abspath(config), work_dir=os.path.abspath(work_dir)),
-        scaling_config=ScalingConfig(int(workers), use_gpu=torch.cuda.is_available()),
+        scaling_config=ScalingConfig(num_workers=int(workers), use_gpu=torch.cuda.is_available()),
         run_config=RunConfig(
             storage_path=os.path.abspath(work_dir), failure_config=FailureConfig(max_failures=2)
         ),

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
@@ -78,6 +79,9 @@ _was_used = False
 
 # Length of the blocks in which files are written; GDAL collects them to parts of 50 MB.
 _WRITE_BYTES = 8 << 20
+
+# File systems of servers that can list a folder.
+_LISTED_SERVERS = ('/vsis3/', '/vsigs/', '/vsiaz/', '/vsiadls/', '/vsioss/')
 
 # Drivers that connect to servers directly, not through one of GDAL's file systems.
 _SERVICES = (
@@ -256,12 +260,22 @@ def remove_file(path: str) -> None:
 
 
 def list_folder(path: str) -> List[str]:
-    """Return the names of the files in a folder of one of GDAL's file systems; empty on failure."""
+    """Return the names of the files in a folder of one of GDAL's file systems; empty on failure.
+
+    GDAL tries lists of servers once, unlike other requests, so a busy server is asked again here.
+    """
     if _gdal is None:
         return []
     about_to_connect()
-    with _environment():
-        return _take(_gdal.VSIReadDir(os.fsencode(path.rstrip('/'))))
+    folder = path.rstrip('/')
+    for _ in range(int(os.environ['GDAL_HTTP_MAX_RETRY']) + 1):
+        with _environment():
+            names = _take(_gdal.VSIReadDir(os.fsencode(folder)))
+        if names or not folder.startswith(_LISTED_SERVERS):
+            break
+        forget(folder)
+        time.sleep(float(os.environ['GDAL_HTTP_RETRY_DELAY']))
+    return names
 
 
 def forget(path: str) -> None:
