@@ -5,13 +5,14 @@ python examples/ray_train.py CONFIG WORK_DIR [workers]      (pip install "ray[tr
 
 import os
 import sys
+from typing import Dict
 
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 
-def train(settings):
+def train(settings: Dict[str, str]) -> None:
     # Imported here, because Ray copies to its workers what the function names outside.
     from mmengine.config import Config
     from mmengine.registry import RUNNERS

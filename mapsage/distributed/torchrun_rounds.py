@@ -68,7 +68,9 @@ def current_round(environ: Mapping[str, str] = os.environ) -> Optional[TorchrunR
         (
             position
             for position, word in enumerate(words)
-            if re.search(r'(^|/)(torchrun|torch\.distributed\.run|torch/distributed/run\.py)$', word)
+            if re.search(
+                r'(^|/)(torchrun|torch\.distributed\.run|torch/distributed/run\.py)$', word
+            )
         ),
         None,
     )

@@ -60,7 +60,7 @@ def test_a_machine_joins_a_job_of_torchrun(
     """torchrun alone leaves it waiting for MASTER_ADDR; then all machines end."""
     meet = (
         f"custom_hooks = [dict(type='MeetPeers', iteration=3, ranks=2, "
-        f"reached={str(tmp_path / 'reached')!r})]\n"
+        f'reached={str(tmp_path / "reached")!r})]\n'
     )
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT + meet)
     options = [

@@ -14,7 +14,9 @@ PAGE = ROOT / 'docs' / 'how-to' / 'engines.md'
 
 
 def manifests() -> List[Dict[str, Any]]:
-    return [yaml.safe_load(text) for text in re.findall(r'```yaml\n(.*?)```', PAGE.read_text(), re.S)]
+    return [
+        yaml.safe_load(text) for text in re.findall(r'```yaml\n(.*?)```', PAGE.read_text(), re.S)
+    ]
 
 
 def manifest_of(kind: str) -> Dict[str, Any]:

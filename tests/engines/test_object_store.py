@@ -30,7 +30,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             driver='GTiff', width=150, height=150, count=3, dtype='uint8', crs='EPSG:32633'
         )
         transform = from_origin(400000 + 150 * number, 5800000, 1, 1)
-        with rasterio.open(str(folder / f'{name}.tif'), 'w', transform=transform, **profile) as file:
+        with rasterio.open(
+            str(folder / f'{name}.tif'), 'w', transform=transform, **profile
+        ) as file:
             file.write(random.randint(0, 255, (3, 150, 150)).astype(np.uint8))
     return folder
 
@@ -62,7 +64,12 @@ def local_maps(
 
 
 def predict(
-    model: Tuple[Path, Path], folder: Path, scenes: Any, out: Any, environ: Dict[str, str], *options: str
+    model: Tuple[Path, Path],
+    folder: Path,
+    scenes: Any,
+    out: Any,
+    environ: Dict[str, str],
+    *options: str,
 ) -> Finished:
     """Run tools/predict.py in a folder."""
     return launch(
@@ -95,9 +102,7 @@ def test_maps_of_a_bucket_in_a_bucket(
 ) -> None:
     server.set_fault(fault)
     prefix = f'maps{fault}/'
-    finished = predict(
-        model, tmp_path, 's3://maps/scenes/', f's3://maps/{prefix}', server.environ
-    )
+    finished = predict(model, tmp_path, 's3://maps/scenes/', f's3://maps/{prefix}', server.environ)
     assert finished.status == 0, finished.output[-3000:]
     stored = objects(server, prefix)
     assert {
@@ -159,7 +164,10 @@ def test_a_mosaic_of_the_bucket_names_no_other_server(
 ) -> None:
     server.set_fault('')
     source = '<VRTDataset><SourceFilename>{}</SourceFilename></VRTDataset>'
-    for folder, name in (('same', '/vsis3/maps/same/a.tif'), ('other', 'http://example.invalid/a.tif')):
+    for folder, name in (
+        ('same', '/vsis3/maps/same/a.tif'),
+        ('other', 'http://example.invalid/a.tif'),
+    ):
         server.client().put_object(
             Bucket='maps', Key=f'{folder}/m.tif', Body=source.format(name).encode()
         )
