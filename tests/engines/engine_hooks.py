@@ -35,3 +35,16 @@ class MeetPeers(Hook):
             self.reached.touch()
             while runner.world_size < self.ranks:
                 time.sleep(0.1)
+
+
+@HOOKS.register_module()
+class SlowSteps(Hook):
+    """Steps of half a second; the second one makes a file."""
+
+    def __init__(self, reached: str) -> None:
+        self.reached = Path(reached)
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter == 1:
+            self.reached.touch()
+        time.sleep(0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
@@ -76,6 +77,29 @@ def test_a_machine_joins_a_job_of_torchrun(
     for machine in (first, second):
         check_finished(machine.finish())
     check_same(tmp_path, reference)
+
+
+def test_the_stop_hook_of_a_pod_lets_the_ranks_of_torchrun_save(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    """docs/how-to/engines.md has this command; there, torchrun is process 1."""
+    slow = (
+        f"custom_hooks = [dict(type='SlowSteps', reached={str(tmp_path / 'reached')!r})]\n"
+        "train_cfg['max_iters'] = 1000\n"
+    )
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT + slow)
+    run = Launch(
+        *['--standalone', '--nproc-per-node', '2', 'tools/train.py'],
+        *[config, '--launcher', 'pytorch', '--work-dir', tmp_path],
+        command=TORCHRUN,
+        environ={'PYTHONPATH': HOOKS},
+        cold=True,
+    )
+    run.wait_for(tmp_path / 'reached')
+    assert 'pkill -USR1 -P 1 &&' in (ROOT / 'docs/how-to/engines.md').read_text()
+    subprocess.run(['pkill', '-USR1', '-P', str(run.process.pid)], check=True)
+    finished = run.finish()
+    assert (tmp_path / 'stopped.pth').exists(), finished.output[-6000:]
 
 
 def mpi_command() -> List[str]:
