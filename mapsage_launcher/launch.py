@@ -23,9 +23,9 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, List
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
-from mapsage_launcher import shipped, stop_request
+from mapsage_launcher import schedulers, shipped, stop_request
 from mapsage_launcher.addresses import wait_explained
 from mapsage_launcher.drivers import no_plugins_loaded
 from mapsage_launcher.extras import missing_extra
@@ -45,6 +45,7 @@ _stores: List[TCPStore] = []
 
 def run() -> None:
     """Start the ranks of the command line, wait for them, and exit with their status."""
+    machines = _read_machines()
     ranks = RankStart(sys.argv[1:])
     count = RankCount(sys.argv[1:], shipped.SHIPPED / 'tools' / 'count_cards.py', ranks.driver)
     with no_plugins_loaded():
@@ -57,6 +58,8 @@ def run() -> None:
         sys.exit(f'error: {error}')
     if count_line:
         print(count_line, flush=True)
+    if machines is not None:
+        _apply_machines(machines, args)
     _arrange_meeting(args)
     _run_program('MAPSAGE_FIRST', ranks)
     notes = private_folder()
@@ -85,6 +88,34 @@ def run() -> None:
             signal.signal(number, signal.SIG_DFL)
     os.environ.pop('MAPSAGE_ERROR_NOTES')
     _run_program('MAPSAGE_THEN', ranks)
+
+
+def _read_machines() -> Optional[schedulers.Machines]:
+    """Return the machines of the job; None if the command line says where they meet."""
+    if schedulers.has_meeting_options(sys.argv[1:]):
+        return None
+    try:
+        machines = schedulers.read_machines(os.environ)
+    except schedulers.SchedulerError as error:
+        sys.exit(f'error: {error}')
+    # The pods of a PyTorchJob have them. What this launcher starts gets its own, or is one process.
+    for name in ('RANK', 'WORLD_SIZE'):
+        os.environ.pop(name, None)
+    return machines
+
+
+def _apply_machines(machines: schedulers.Machines, args: argparse.Namespace) -> None:
+    """Change torchrun's parsed arguments, and what this machine does besides, for the machines."""
+    line = schedulers.apply(machines, args)
+    if line:
+        print(line, flush=True)
+    is_elastic = ':' in machines.nodes
+    if is_elastic and Path(args.training_script).name == 'train.py':
+        # The user's own --resume comes later, so it wins.
+        args.training_script_args.insert(1, '--resume')
+    if is_elastic or machines.rank != '0':
+        # The map of the demo is made once, on machine 0.
+        os.environ.pop('MAPSAGE_THEN', None)
 
 
 def _check_config(args: argparse.Namespace) -> None:

@@ -33,28 +33,16 @@ is_demo() {
 }
 
 # Replace this process by the launcher of NPROC_PER_NODE ranks of a program in tools/, by default one
-# for each card. CONFIG may be empty.
+# for each card. The launcher reads NNODES and what a scheduler says. CONFIG may be empty.
 launch() {
-    local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-cards} nodes=${NNODES:-1} rendezvous
+    local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-${PET_NPROC_PER_NODE:-cards}}
     shift 2
-    if [[ "$nodes" == *:* ]]; then  # machines come and go: tools/launch.py reads RENDEZVOUS
-        rendezvous=(--rdzv_backend c10d)
-        if [ "${program##*/}" = train.py ]; then set -- --resume "$@"; fi
-    elif [ "$nodes" -eq 1 ]; then
-        rendezvous=(--standalone)  # tools/launch.py lets the ranks meet without a port
-    else
-        if [ -z "${MASTER_ADDR:-}" ]; then
-            echo "error: NNODES=$nodes needs MASTER_ADDR, the address of machine 0" >&2
-            exit 2
-        fi
-        rendezvous=(--node_rank "${NODE_RANK:-0}" --master_addr "$MASTER_ADDR"
-                    --master_port "${MASTER_PORT:-29500}")
-    fi
+    case $ranks in auto|gpu) ranks=cards ;; esac  # torchrun would count the cards of CUDA alone
 
     # One thread per rank by default, since the ranks share the cores.
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
 
-    exec "$python" "$root/tools/launch.py" --nnodes "$nodes" --nproc_per_node "$ranks" \
-        "${rendezvous[@]}" "$program" ${config:+"$config"} --launcher pytorch \
+    exec "$python" "$root/tools/launch.py" --nproc_per_node "$ranks" \
+        "$program" ${config:+"$config"} --launcher pytorch \
         ${ACCELERATOR:+--accelerator "$ACCELERATOR"} ${WORK_DIR:+--work-dir "$WORK_DIR"} "$@"
 }

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # Set up the environments of the tests and run the tests.
 #
-#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser|trl] [--again FILE] [arguments of pytest]
+#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser|trl|engines] [--again FILE] [arguments of pytest]
 #
 #   --all-legs     legs main, t20 and xla, one after the other, each to its end; the exit status is 0
 #                  only if all of them pass
 #   --leg LEG      leg to run (default: main); cuda is PyTorch's CUDA build over a double of the CUDA
 #                  runtime, which needs no card; browser is main with playwright, and runs
 #                  tests/browser in Debian's Chromium (apt-get install chromium); trl is main
-#                  with TRL and accelerate, and runs tests/trl
+#                  with TRL and accelerate, and runs tests/trl; engines is main with Ray and an S3
+#                  server, and runs tests/engines, also under Debian's openmpi-bin and slurm-wlm
 #   --again FILE   file to which the names of tests are added that failed and passed when they ran
 #                  again by themselves, in one process; they do not fail the run. No test runs again
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
 # pytest runs them in one process. Without arguments of pytest, the main leg leaves out tests/long,
-# tests/cluster, tests/browser and tests/trl, which .ci/run runs by themselves, and also runs ruff,
-# mypy, import-linter and check_wording.py; each other leg runs the tests that can differ on it.
+# tests/cluster, tests/browser, tests/trl and tests/engines, which .ci/run runs by themselves, and also
+# runs ruff, mypy, import-linter and check_wording.py; each other leg runs the tests that can differ on it.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,7 +27,7 @@ again=
 while [ $# -gt 0 ]; do
     case "$1" in
         --all-legs) legs=(main t20 xla); shift ;;
-        --leg) legs=("${2:?--leg needs main, xla, t20, cuda, browser or trl}"); shift 2 ;;
+        --leg) legs=("${2:?--leg needs main, xla, t20, cuda, browser, trl or engines}"); shift 2 ;;
         --again) again=${2:?--again needs a file}; shift 2 ;;
         *) break ;;
     esac
@@ -88,9 +89,11 @@ few() {
 choose_paths() {
     case "$1" in
         # tests/long takes minutes, and tests/cluster wants the machine alone
-        main) paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser --ignore tests/trl) ;;
+        main) paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser --ignore tests/trl
+                     --ignore tests/engines) ;;
         browser) paths=(tests/browser) ;;
         trl) paths=(tests/trl) ;;
+        engines) paths=(tests/engines) ;;
         # what trains, resumes and fails on one device or several: equal losses with another torch
         cuda) paths=(tests/cuda tests/contract tests/distributed/test_{equivalence,metric_ranks,ordered_sum}.py
                      tests/distributed/test_{resume,sampling_exchange}.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
-#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|docs|cuda|trl] [--dev]
+#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|docs|cuda|trl|engines] [--dev]
 #
 #   ort117, ort19    the oldest runtimes that exported models are meant for, and nothing else
 #   browser          playwright on top of the environment of main, which is made with --dev
@@ -10,6 +10,7 @@
 #                    runtime (tests/doubles/cuda). Exit status 5: that cannot be had on this machine.
 #   trl              TRL and accelerate, which the examples use, on top of the same environment, whose
 #                    torch they share
+#   engines          Ray, a local S3 server and the schemas of Kubeflow on top of the same environment
 #   --dev            also install requirements/dev.txt (tests and checks)
 #   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs); clones share it
 #   MAPSAGE_PYTHON   Python to use instead, with the packages that it has; no environment is made
@@ -25,9 +26,9 @@ leg=main
 dev=
 for argument in "$@"; do
     case "$argument" in
-        main|xla|t20|ort117|ort19|browser|docs|cuda|trl) leg=$argument ;;
+        main|xla|t20|ort117|ort19|browser|docs|cuda|trl|engines) leg=$argument ;;
         --dev) dev=1 ;;
-        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser, docs, cuda or trl, and --dev"; exit 2 ;;
+        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser, docs, cuda, trl or engines, and --dev"; exit 2 ;;
     esac
 done
 
@@ -47,6 +48,7 @@ case "$leg" in
     docs) requirements=$root/requirements/docs.txt; version=3.11 ;;
     cuda) requirements=$root/requirements/cuda.txt; version=3.11 ;;
     trl) requirements=$root/requirements/trl.txt; version=3.11 ;;
+    engines) requirements=$root/requirements/engines.txt; version=3.11 ;;
 esac
 
 # Print the path of a Python of version $1, from PATH or from pyenv.
@@ -72,7 +74,7 @@ hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(s
 
 home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
 if [ "$leg" = browser ] || [ "$leg" = docs ] || [ "$leg" = cuda ] ||
-    [ "$leg" = trl ]; then
+    [ "$leg" = trl ] || [ "$leg" = engines ]; then
     below=$(bash "${BASH_SOURCE[0]}" main --dev)
     dev=  # they are in the environment below
     env=$home/$leg-$(hash_of "$requirements" "$root/requirements.txt")

@@ -9,7 +9,9 @@
 #
 #   NPROC_PER_NODE   number of ranks on this machine (default: one for each visible card; 8 where
 #                    there is none)
-#   NNODES           machines (default 1)      NODE_RANK     number of this one (default 0)
+#   NNODES           machines (default: what a scheduler says in PET_NNODES, SKYPILOT_NUM_NODES,
+#                    WORLD_SIZE of a PyTorchJob or VC_*_HOSTS, else 1; docs/how-to/engines.md)
+#                                              NODE_RANK     number of this one (default 0)
 #   MASTER_ADDR      address of machine 0,     MASTER_PORT   its port (default 29500); neither has
 #                    needed if NNODES > 1                    an effect on one machine
 #   MAPSAGE_SECRET_FILE  file that proves machines to each other (docs/explanation/security.md;
@@ -53,11 +55,9 @@ if is_demo "$config"; then
             --work-dir=*) work_dir=${arguments[$index]#*=} ;;
         esac
     done
-    if [ "${NODE_RANK:-0}" -eq 0 ] && [[ "${NNODES:-1}" != *:* ]]; then
-        # The program that the launcher runs once all ranks have ended successfully.
-        MAPSAGE_THEN=$(printf '%s\n' "$root/tools/demo.py" map "$work_dir/$(basename "$config")" \
-            "${MAPSAGE_DEMO:-data/demo}/scene.tif" ${ACCELERATOR:+--accelerator "$ACCELERATOR"})
-        export MAPSAGE_THEN
-    fi
+    # The program that the launcher of machine 0 runs once all ranks have ended successfully.
+    MAPSAGE_THEN=$(printf '%s\n' "$root/tools/demo.py" map "$work_dir/$(basename "$config")" \
+        "${MAPSAGE_DEMO:-data/demo}/scene.tif" ${ACCELERATOR:+--accelerator "$ACCELERATOR"})
+    export MAPSAGE_THEN
 fi
 launch train.py "$config" ${ENCODERS:+--encoders "$ENCODERS"} "$@"

@@ -80,9 +80,12 @@ def build_parser(argv: Optional[Sequence[str]]) -> argparse.ArgumentParser:
         nargs='+',
         metavar='INPUT',
         help='images, folders of images, scenes, and other names that GDAL opens: '
-        'https://..., s3://..., /vsizip/..., subdatasets',
+        'https://..., s3://..., s3://BUCKET/FOLDER/, /vsizip/..., subdatasets',
     )
-    parser.add_argument('--out', help='folder of the maps')
+    parser.add_argument(
+        '--out',
+        help='folder of the maps; s3://BUCKET/FOLDER/ (gs, az) gets them when they are finished',
+    )
     _add_window_options(parser)
     _add_file_options(parser)
     for extension in extensions_of('predict'):
@@ -256,7 +259,7 @@ def run_prediction(prediction: Prediction, say: Callable[[str], None]) -> int:
         say(text)
         prediction.model.note_for_launcher(text)
     if prediction.model.rank == 0:
-        refresh_report(Path(prediction.options.out).parent, say)
+        refresh_report(prediction.setup.folder.parent, say)
     return status
 
 

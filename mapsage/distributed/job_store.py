@@ -37,6 +37,7 @@ from mapsage_launcher.trust.private_store import (
 )
 
 from .launcher import ENCODERS_VARIABLE, on_one_machine
+from .torchrun_rounds import current_round
 
 # These variables distinguish the jobs of a user on a machine and the restarts of a job. They are
 # equal on all ranks of a job.
@@ -134,7 +135,8 @@ def _open_shared_store(host: str, port: int, keeps_store: bool, limit: timedelta
                 descriptor = os.dup(listener.fileno())
     if descriptor is None:
         store: dist.Store = next(dist.rendezvous('env://', timeout=limit))[0]
-        return store
+        this_round = current_round()
+        return store if this_round is None else dist.PrefixStore(str(this_round.number), store)
     # multi_tenant: if this process opens env:// later, it gets this store.
     return dist.TCPStore(
         host,

@@ -157,6 +157,10 @@ def _need(environ: Mapping[str, str], launcher: str, hint: str, *names: str) -> 
 
 
 def _pytorch(environ: Mapping[str, str]) -> Dict[str, str]:
+    # Kubeflow's PyTorchJob starts one process in each pod, without LOCAL_RANK. If two processes of
+    # one machine take its first card, that is an error of `check_own_cards`.
+    if 'RANK' in environ and environ.get('LOCAL_WORLD_SIZE', '1') == '1':
+        environ = {'LOCAL_RANK': '0', **environ}
     return _need(
         environ,
         'pytorch',

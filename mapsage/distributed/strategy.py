@@ -171,15 +171,22 @@ def _describe_model_parallel(device_count: int) -> str:
 
 
 def _refuse_forgotten_launcher(environ: Mapping[str, str]) -> None:
-    """Raise StrategyError if torchrun started this process, with ``--launcher none``."""
-    # torchrun sets its run id in its ranks only, so a shell rarely exports one.
+    """Raise StrategyError if several processes were started, with ``--launcher none``."""
     world_size = environ.get('WORLD_SIZE', '')
-    if 'TORCHELASTIC_RUN_ID' in environ and world_size.isdecimal() and int(world_size) > 1:
+    # torchrun sets its run id in its ranks only, so a shell rarely exports one. The pods of
+    # Kubeflow's PyTorchJob have no LOCAL_RANK, which leftovers of torchrun have.
+    if 'TORCHELASTIC_RUN_ID' in environ:
+        engine, leftover = 'torchrun', 'TORCHELASTIC_RUN_ID'
+    elif 'KUBERNETES_SERVICE_HOST' in environ and 'LOCAL_RANK' not in environ:
+        engine, leftover = 'a job of Kubernetes', 'WORLD_SIZE'
+    else:
+        return
+    if world_size.isdecimal() and int(world_size) > 1:
         raise StrategyError(
-            f'torchrun started {world_size} processes (this is rank {environ.get("RANK", "?")}) '
+            f'{engine} started {world_size} processes (this is rank {environ.get("RANK", "?")}) '
             f'with --launcher none: each would train a model and write it into the same work dir. '
             f'Add --launcher pytorch. If this shell only inherited the variables, '
-            f'unset TORCHELASTIC_RUN_ID.'
+            f'unset {leftover}.'
         )
 
 

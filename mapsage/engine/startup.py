@@ -9,6 +9,7 @@ comes first, and a process group needs the accelerator, so :func:`choose_acceler
 from __future__ import annotations
 
 import os
+import sys
 from typing import Dict, Mapping, Optional, Union
 
 import mmengine.device.utils
@@ -32,6 +33,7 @@ from mapsage.distributed.backend_watch import watch_backends
 from mapsage.distributed.device_checks import check_own_cards
 from mapsage.distributed.groups.process_group import select_device
 from mapsage.distributed.launcher_notes import absent_ranks, note_joining
+from mapsage.distributed.torchrun_rounds import current_round
 
 
 def identify_process(launcher: str, port: Optional[int] = None) -> Dict[str, str]:
@@ -117,6 +119,7 @@ def join_ranks(
         return
     if not dist.is_initialized():
         note_joining()
+        _help_machines_to_join()
         try:
             init_process_group(accelerator, backend, timeout)
         except (RuntimeError, OSError) as error:
@@ -134,3 +137,22 @@ def join_ranks(
             ) from error
         watch_backends(accelerator, timeout)
     check_own_cards(accelerator, local_rank())
+
+
+def _help_machines_to_join() -> None:
+    """Let machines join a job of plain torchrun; rank 0 warns if they could not."""
+    if os.environ.get('RANK') != '0':
+        return
+    try:
+        this_round = current_round()
+        if this_round is not None:
+            this_round.publish_address(os.environ)
+    # The job itself can begin; only a machine that joins later would wait.
+    except RuntimeError as error:
+        sys.stderr.write(
+            f'warning: the rendezvous store of torchrun does not answer '
+            f'({error_text(error).splitlines()[0]}). A machine that joins would wait 60 s for '
+            f'MASTER_ADDR, and all would end: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all '
+            f'machines.\n'
+        )
+        sys.stderr.flush()

@@ -33,6 +33,7 @@ from .gdal_files import gdal_environment, stamp
 from .gdal_names import (
     PICTURE_SUFFIXES,
     SCENE_SUFFIXES,
+    as_vsi,
     content_of,
     files_of,
     is_gdal_name,
@@ -57,7 +58,7 @@ from .raster import Raster
 from .reference_systems import crs_of_code, full_turn, same_crs
 from .statistics import BandStatistics, band_statistics, hidden_data_band, tally_bands
 from .vector_labels import BurntLabels, VectorLabels
-from .vsi import forbid_servers
+from .vsi import forbid_servers, list_folder, remove_file, write_file
 
 __all__ = [
     'AreaOfInterest',
@@ -87,6 +88,7 @@ __all__ = [
     'VECTOR_SUFFIXES',
     'VectorLabels',
     'acquisition_time',
+    'as_vsi',
     'band_statistics',
     'band_wavelengths',
     'box_on_grid',
@@ -102,6 +104,7 @@ __all__ = [
     'hidden_data_band',
     'is_gdal_name',
     'is_remote',
+    'list_folder',
     'locate',
     'match',
     'measure_read_times',
@@ -113,6 +116,7 @@ __all__ = [
     'read_classes',
     'read_on_grid',
     'remote_file',
+    'remove_file',
     'reprojected',
     'same_crs',
     'server_in',
@@ -124,5 +128,6 @@ __all__ = [
     'without_secrets',
     'write_cog',
     'write_fast_copy',
+    'write_file',
     'write_polygons',
 ]

@@ -196,7 +196,7 @@ def is_remote(name: str) -> bool:
     return any(kind in _REMOTE for kind in _VSI.findall(as_vsi(_container(name))))
 
 
-def server_in(path: str) -> str:
+def server_in(path: str, folder: str = '') -> str:
     """Return a name on a server that GDAL would request when it opens a file, or ''.
 
     Such files are descriptions: mosaics (VRT) and mosaics in them, services (WMS), items of
@@ -205,8 +205,14 @@ def server_in(path: str) -> str:
     overviews, elevation models and arrays of coordinates alike.
 
     Args:
-        path: Path of a local file.
+        path: Path of a file.
+        folder: Folder in one of GDAL's file systems that the user named; what lies below it does
+            not count.
     """
+
+    def counts(name: str) -> bool:
+        return not folder or not as_vsi(name).startswith(folder)
+
     seen: Set[str] = set()
     waiting = [path]
     while waiting:
@@ -215,16 +221,16 @@ def server_in(path: str) -> str:
             continue
         seen.add(path)
         server = '' if os.path.isfile(path) else remote_file(path)
-        if server:
+        if server and counts(path):
             return server
         try:
             text = _description(path)
         except OSError:
             # There is no such file.
             continue
-        name = _ON_SERVER.search(text)
-        if name:
-            return name.group()
+        for name in _ON_SERVER.findall(text):
+            if counts(name):
+                return name
         for source in _SOURCE.findall(_COMMENT.sub('', text)):
             source = source.strip()
             source = _container(source) if is_gdal_name(source) else source
@@ -386,7 +392,10 @@ def _description(path: str) -> str:
             if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] in _MARKUP:
                 content += file.read()
     else:
-        content = content_of(path, _LARGEST_DESCRIPTION)
+        # Without the rest of a large scene on a server.
+        content = vsi.read_head(as_vsi(path), 1024)
+        if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] in _MARKUP:
+            content = content_of(path, _LARGEST_DESCRIPTION)
     if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] not in _MARKUP:
         return ''
     text = html.unescape(_SRS.sub('', content.decode('utf-8', 'replace')))

@@ -8,10 +8,13 @@ library hides its functions, the results are empty. Names are explained in `gdal
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import re
 import sys
-from typing import Any, Dict, List, Optional
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
 
 import rasterio
 import rasterio.io
@@ -52,6 +55,13 @@ def _load() -> Optional[ctypes.CDLL]:
             ctypes.POINTER(ctypes.c_uint64),
             ctypes.c_int64,
         ]
+        library.VSIFOpenL.restype = ctypes.c_void_p
+        library.VSIFOpenL.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        library.VSIFReadL.restype = library.VSIFWriteL.restype = ctypes.c_size_t
+        for function in (library.VSIFReadL, library.VSIFWriteL):
+            function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+        library.VSIFCloseL.argtypes = [ctypes.c_void_p]
+        library.VSIUnlink.argtypes = [ctypes.c_char_p]
         library.CSLDestroy.argtypes = [ctypes.POINTER(ctypes.c_char_p)]
         library.VSIFree.argtypes = [ctypes.c_void_p]
         library.VSICurlPartialClearCache.argtypes = [ctypes.c_char_p]
@@ -66,6 +76,12 @@ def _load() -> Optional[ctypes.CDLL]:
 
 _gdal = _load()
 _was_used = False
+
+# Length of the blocks in which files are written; GDAL collects them to parts of 50 MB.
+_WRITE_BYTES = 8 << 20
+
+# File systems of servers that can list a folder.
+_LISTED_SERVERS = ('/vsis3/', '/vsigs/', '/vsiaz/', '/vsiadls/', '/vsioss/')
 
 # Drivers that connect to servers directly, not through one of GDAL's file systems.
 _SERVICES = (
@@ -182,13 +198,84 @@ def read_bytes(path: str, limit: int = -1) -> bytes:
         _gdal.VSIFree(data)
 
 
+def read_head(path: str, size: int) -> bytes:
+    """Return the first bytes of a file in one of GDAL's file systems; empty on failure."""
+    if _gdal is None:
+        return b''
+    about_to_connect()
+    with _environment():
+        file = _gdal.VSIFOpenL(os.fsencode(path), b'rb')
+        if not file:
+            return b''
+        buffer = ctypes.create_string_buffer(size)
+        count = _gdal.VSIFReadL(buffer, 1, size, file)
+        _gdal.VSIFCloseL(file)
+    return buffer.raw[:count]
+
+
+def write_file(source: Union[bytes, Path], path: str) -> None:
+    """Write bytes, or a copy of a local file, to one of GDAL's file systems.
+
+    Args:
+        source: Content, or path of the local file.
+        path: Name of the new file.
+
+    Raises:
+        OSError: If the server refuses the file, or has not as many bytes as were sent.
+    """
+    if _gdal is None:
+        raise OSError('this GDAL library hides its functions for files on servers')
+    about_to_connect()
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source.open('rb')
+    with stream, _environment():
+        file = _gdal.VSIFOpenL(os.fsencode(path), b'wb')
+        if not file:
+            raise OSError(f'{path} cannot be opened for writing')
+        is_written = all(
+            _gdal.VSIFWriteL(block, 1, len(block), file) == len(block)
+            for block in iter(lambda: stream.read(_WRITE_BYTES), b'')
+        )
+        # The last part is sent here, so an error may come as late as this.
+        is_written = _gdal.VSIFCloseL(file) == 0 and is_written
+    forget(path)
+    arrived = size_in(headers(path)) if is_written and size else size
+    if not is_written or arrived != size:
+        raise OSError(
+            f'{path} was refused'
+            if not is_written
+            else f'{path} has {arrived} bytes there and {size} here'
+        )
+
+
+def remove_file(path: str) -> None:
+    """Remove a file of one of GDAL's file systems.
+
+    Raises:
+        OSError: If the server refuses it.
+    """
+    with _environment():
+        if _gdal is None or _gdal.VSIUnlink(os.fsencode(path)) != 0:
+            raise OSError(f'{path} cannot be removed')
+
+
 def list_folder(path: str) -> List[str]:
-    """Return the names of the files in a folder of one of GDAL's file systems; empty on failure."""
+    """Return the names of the files in a folder of one of GDAL's file systems; empty on failure.
+
+    GDAL tries lists of servers once, unlike other requests, so a busy server is asked again here.
+    """
     if _gdal is None:
         return []
     about_to_connect()
-    with _environment():
-        return _take(_gdal.VSIReadDir(os.fsencode(path.rstrip('/'))))
+    folder = path.rstrip('/')
+    for _ in range(int(os.environ['GDAL_HTTP_MAX_RETRY']) + 1):
+        with _environment():
+            names = _take(_gdal.VSIReadDir(os.fsencode(folder)))
+        if names or not folder.startswith(_LISTED_SERVERS):
+            break
+        forget(folder)
+        time.sleep(float(os.environ['GDAL_HTTP_RETRY_DELAY']))
+    return names
 
 
 def forget(path: str) -> None:

@@ -25,9 +25,11 @@ from mapsage.geo import (
     Mosaic,
     Raster,
     RasterBlockError,
+    as_vsi,
     content_of,
     files_of,
     is_gdal_name,
+    is_remote,
     output_name,
     pixel_sides,
     server_in,
@@ -62,7 +64,7 @@ def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, s
 
     Args:
         paths: Files, folders and other names that GDAL opens. A folder stands for the images
-            directly inside it.
+            directly inside it; on a server it ends with a slash: ``s3://bucket/scenes/``.
         allow_remote: Whether a file of a folder, such as a mosaic (VRT), may make this process
             contact a server. Servers that ``paths`` name are contacted in any case.
 
@@ -75,13 +77,17 @@ def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, s
         if not (os.path.exists(path) or is_gdal_name(path)):
             raise PredictError(f'input {path} does not exist.')
         files = files_of(path, SCENE_SUFFIXES)
+        # A folder on a server or in an archive that the user names, such as s3://bucket/scenes/.
+        folder = as_vsi(path) if is_gdal_name(path) and path.endswith('/') else ''
         if not files:
             raise PredictError(
                 f'the folder {path} holds no image: expected files that end in '
                 f'{", ".join(SCENE_SUFFIXES)}. Folders below are not looked into.'
+                + ' A server that refuses to list it looks the same: check its name and the '
+                'credentials.' * is_remote(path)
             )
         for file in files:
-            server = '' if allow_remote or files == [path] else server_in(file)
+            server = '' if allow_remote or files == [path] else server_in(file, folder)
             if server:
                 raise PredictError(
                     f'{file} names {without_secrets(server)}, and no server is '

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mapsage.geo import AreaOfInterest, GeoError, is_remote, stamp
 
@@ -20,10 +20,11 @@ from .description import Bands, Classes
 from .errors import BrokenInputError, PredictError
 from .inputs import Scene
 from .map_model import PlaceSource
-from .outputs import Outputs
+from .outputs import Outputs, is_done
 from .reading import most_readers
 from .strip_store import StripStore, key_of
 from .strips import Predictor, Strip, count_windows, predict_strips
+from .upload import Upload
 from .windows import Grid, assign_ranks
 
 
@@ -41,6 +42,7 @@ class MapSetup:
         confidence, probabilities, polygons, previews: Whether maps have these files.
         single_input: Whether there is one map only.
         places: Places of a model of scene stacks, or None.
+        upload: Object store that gets the finished maps, or None.
     """
 
     folder: Path
@@ -57,6 +59,22 @@ class MapSetup:
     previews: bool
     single_input: bool
     places: Optional[PlaceSource] = None
+    upload: Optional[Upload] = None
+
+    def is_done(self, outputs: Outputs, settings: Mapping[str, object]) -> bool:
+        """Return whether a map is finished where the user wants it.
+
+        Raises:
+            PredictError: In the cases of :func:`mapsage.maps.outputs.is_done`.
+        """
+        if self.upload is None:
+            return is_done(outputs, settings)
+        if self.upload.has(outputs, settings):
+            return True
+        if is_done(outputs, settings):
+            self.upload.send(outputs)
+            return True
+        return False
 
     def open_scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
         """Return an opened input, in the size in which the model sees it; default: its own."""
@@ -202,6 +220,8 @@ class MapJob:
                 None if setup.area is None else setup.area.of_scene(raster),
                 setup.dates_of(self.plan.path),
             )
+        if setup.upload is not None:
+            setup.upload.send(self.outputs)
 
     def note_input_files(self) -> None:
         """Note the state of the input's files, which must not change before the map is written."""

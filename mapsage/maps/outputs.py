@@ -11,7 +11,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from mapsage.base.files import atomic_write, parse_json
 from mapsage.geo import confidence_path, probabilities_path
@@ -118,8 +118,17 @@ class Outputs:
         return report if is_report else None
 
 
-def is_done(outputs: Outputs, settings: Mapping[str, object]) -> bool:
+def is_done(
+    outputs: Outputs,
+    settings: Mapping[str, object],
+    exists: Callable[[Path], bool] = Path.exists,
+) -> bool:
     """Return whether the map exists and was made with these settings.
+
+    Args:
+        outputs: Paths of the map's files.
+        settings: Everything that the map depends on.
+        exists: Function that returns whether there is a file of the map.
 
     Raises:
         PredictError: If a file of the map exists but does not belong to it, or the map was made
@@ -134,7 +143,7 @@ def is_done(outputs: Outputs, settings: Mapping[str, object]) -> bool:
         foreign = [
             path
             for path in (*outputs.files(), outputs.report)
-            if path.exists() and path.name not in known
+            if exists(path) and path.name not in known
         ]
         if foreign:
             raise PredictError(
@@ -153,7 +162,7 @@ def is_done(outputs: Outputs, settings: Mapping[str, object]) -> bool:
             f'another --out, or add --overwrite.'
         )
     return all(
-        path is None or path.exists()
+        path is None or exists(path)
         for path in (outputs.map, outputs.confidence, outputs.probabilities)
     )
 

@@ -19,7 +19,7 @@ from .errors import PredictError
 from .inputs import OWN_SIZE, Scene, choose_size
 from .map_job import MapJob, MapSetup, ScenePlan
 from .options import MapOptions
-from .outputs import add_polygons, is_done
+from .outputs import add_polygons
 from .windows import Grid
 
 
@@ -121,14 +121,16 @@ class MapPlanner:
             f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path
         )
         outputs = self._setup.outputs_of(name)
-        if not self._options.overwrite and is_done(outputs, settings):
+        if not self._options.overwrite and self._setup.is_done(outputs, settings):
             self._say(
                 f'{outputs.map} is there, made with the same settings: skipped '
                 f'(--overwrite makes it again)'
             )
-            add_polygons(
-                outputs, self._setup.classes, self._setup.outlines, self._setup.dates_of(path)
-            )
+            # A map in an object store may have no local copy.
+            if outputs.map.exists():
+                add_polygons(
+                    outputs, self._setup.classes, self._setup.outlines, self._setup.dates_of(path)
+                )
             return None
         return ScenePlan(name, path, *size, settings, [], [], window_columns)
 

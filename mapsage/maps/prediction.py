@@ -13,12 +13,11 @@ import time
 from collections import ChainMap
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.base.progress import ProgressLine
-from mapsage.geo import AreaOfInterest
+from mapsage.geo import AreaOfInterest, is_remote
 from mapsage.geo.change_classes import UNCHANGED
 
 from .errors import BrokenInputError, PredictError
@@ -29,6 +28,7 @@ from .options import MapOptions, class_indices
 from .outputs import Outputs
 from .places import find_places
 from .planning import MapPlan, MapPlanner
+from .upload import Upload, local_folder
 
 # Lines about damaged blocks that a map's summary shows at most.
 _MOST_DAMAGE_LINES = 20
@@ -87,7 +87,9 @@ class Prediction:
         self.options, self.model = options, model
         self._rank = model.rank
         self._say = say if model.rank == 0 else lambda line: None
+        self._folder = local_folder(options.out)
         with model.fail_together('preparing the prediction'), ExitStack() as stack:
+            self._upload = Upload(options.out) if is_remote(options.out) else None
             area = None if options.aoi is None else AreaOfInterest(options.aoi)
             self._inputs = find_inputs(options, model.places)
             members = find_members(options.inputs, options.allow_remote) if options.mosaic else []
@@ -98,7 +100,8 @@ class Prediction:
             # Polygons of a map of change show what has changed.
             unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
-                folder=Path(options.out),
+                folder=self._folder,
+                upload=self._upload,
                 classes=model.classes,
                 bands=replace(bands, chosen=tuple(options.bands)) if options.bands else bands,
                 window=model.window,
@@ -230,7 +233,9 @@ class Prediction:
 
     def _claim_files(self, stack: ExitStack) -> None:
         """Keep other predictions from writing the same maps until the stack is closed."""
-        folder = Path(self.options.out)
+        folder = self._folder
+        if self._upload is not None:
+            self._say(self._upload.check())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             warning = stack.enter_context(

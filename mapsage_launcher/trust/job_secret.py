@@ -198,16 +198,25 @@ def _read(path: Path, origin: str) -> bytes:
             raise SecretError(
                 f'{origin} is no regular file: expected a file with the secret of this job.'
             )
-        if facts.st_uid != os.getuid():
+        # Kubernetes mounts a Secret read-only: files of root, which the pod's fsGroup may read.
+        is_mounted_secret = facts.st_uid == 0 and bool(
+            os.fstatvfs(file.fileno()).f_flag & os.ST_RDONLY
+        )
+        if facts.st_uid != os.getuid() and not is_mounted_secret:
             raise SecretError(
                 f'{origin} belongs to user {facts.st_uid}: expected a file of user '
                 f'{os.getuid()}, since its owner knows the secret. Copy it: '
                 f'(umask 077; cp FILE COPY).'
             )
-        if mode & 0o077:
+        if mode & (0o037 if is_mounted_secret else 0o077):
+            repair = (
+                'set defaultMode: 0400 in its volume of Kubernetes'
+                if is_mounted_secret
+                else f'run chmod 600 {path}'
+            )
             raise SecretError(
                 f'{origin} has mode {mode:04o}, so others may read or write it: '
-                f'expected 0600. If nobody has read it, run chmod 600 {path}; else '
+                f'expected 0600. If nobody has read it, {repair}; else '
                 f'write a new secret into it: {_MAKE_ONE}.'
             )
         content = file.read(_MAX_BYTES + 1)

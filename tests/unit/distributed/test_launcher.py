@@ -47,6 +47,13 @@ def test_pytorch() -> None:
     assert launcher_environment('pytorch', dict(TORCHRUN, OTHER='x')) == TORCHRUN
 
 
+def test_one_process_in_each_pod_has_no_local_rank() -> None:
+    pod = {name: value for name, value in TORCHRUN.items() if name != 'LOCAL_RANK'}
+    assert launcher_environment('pytorch', pod) == dict(TORCHRUN, LOCAL_RANK='0')
+    with pytest.raises(LauncherError, match='needs the environment variable.s. LOCAL_RANK, '):
+        launcher_environment('pytorch', dict(pod, LOCAL_WORLD_SIZE='2'))
+
+
 def test_mpi() -> None:
     want = dict(TORCHRUN, MASTER_PORT='29500', LOCAL_WORLD_SIZE='2')
     assert launcher_environment('mpi', MPI) == want
@@ -77,7 +84,12 @@ def test_slurm_port_is_between_the_services_and_the_ephemeral_ports(job: int) ->
     'launcher, variables', [('pytorch', TORCHRUN), ('mpi', MPI), ('slurm', SLURM)]
 )
 def test_every_missing_variable_is_named(launcher: str, variables: Dict[str, str]) -> None:
-    optional = {'OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_JOB_ID', 'SLURM_NTASKS_PER_NODE'}
+    optional = {
+        'LOCAL_RANK',
+        'OMPI_COMM_WORLD_LOCAL_SIZE',
+        'SLURM_JOB_ID',
+        'SLURM_NTASKS_PER_NODE',
+    }
     for name in set(variables) - optional:
         rest = {key: value for key, value in variables.items() if key != name}
         with pytest.raises(LauncherError, match=f'{launcher!r} needs .* {name}, .*--launcher none'):

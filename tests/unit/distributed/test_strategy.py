@@ -210,6 +210,13 @@ def test_leftovers_are_listed(
         ),
         (False, torchrun('2'), 8, 'none', 'torchrun started 2 processes'),
         (True, torchrun(), 8, 'none', 'Add --launcher pytorch'),
+        (
+            None,
+            dict(KUBERNETES_SERVICE_HOST='10.0.0.1', WORLD_SIZE='2', RANK='1', **RENDEZVOUS),
+            1,
+            'none',
+            'a job of Kubernetes started 2 processes .this is rank 1.*Add --launcher pytorch',
+        ),
         (None, {}, 0, 'none', 'no device is visible'),
         (True, {}, 0, 'none', 'no device is visible'),
         (None, torchrun(), 0, 'pytorch', 'no device is visible'),
@@ -228,7 +235,7 @@ def test_refused(wish: Any, environ: dict, devices: int, launcher: str, words: s
         resolve_strategy(wish, environ, devices, launcher=launcher)
 
 
-@pytest.mark.parametrize('missing', list(leftovers()))
+@pytest.mark.parametrize('missing', set(leftovers()) - {'LOCAL_RANK'})
 def test_every_partial_set_under_a_launcher_names_what_is_missing(missing: str) -> None:
     environ = {name: value for name, value in leftovers().items() if name != missing}
     with pytest.raises(StrategyError, match=rf'\b{missing}, which are not set'):

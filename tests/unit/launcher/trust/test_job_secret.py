@@ -1,6 +1,7 @@
 """Where the secret of a job comes from, and which ones are refused."""
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -94,6 +95,65 @@ def test_a_file_and_a_folder_of_somebody_else_are_refused(home, tmp_path):
     folder.mkdir(parents=True, mode=0o700)
     os.chown(str(folder), 12345, -1)
     refused({'HOME': str(home)}, 'user 12345', str(folder))
+
+
+# What kubelet makes: a tmpfs that the container gets read-only, files behind two symbolic links.
+MOUNTED = """
+import os, subprocess, sys
+from mapsage_launcher.trust.job_secret import SecretError, job_secret
+folder, mode, secret = sys.argv[1], int(sys.argv[2], 8), sys.argv[3]
+subprocess.run(['mount', '-t', 'tmpfs', 'secret', folder], check=True)
+os.makedirs(f'{folder}/..2026')
+with open(f'{folder}/..2026/secret', 'w') as file:
+    file.write(secret)
+os.chown(f'{folder}/..2026/secret', 0, 2000)
+os.chmod(f'{folder}/..2026/secret', mode)
+os.symlink('..2026', f'{folder}/..data')
+os.symlink('..data/secret', f'{folder}/secret')
+subprocess.run(['mount', '-o', 'remount,ro', folder], check=True)
+os.setgroups([2000])
+os.setgid(1000)
+os.setuid(1000)
+try:
+    print(job_secret({'MAPSAGE_SECRET_FILE': f'{folder}/secret'}).decode())
+except SecretError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or subprocess.call(['unshare', '--mount', 'true']) != 0,
+    reason='mounts a file system of its own',
+)
+@pytest.mark.parametrize(
+    'mode, expected',
+    [
+        # defaultMode 0400 with an fsGroup
+        (0o440, SECRET),
+        (0o444, 'has mode 0444, .* set defaultMode: 0400'),
+        (0o460, 'has mode 0460'),
+    ],
+)
+def test_a_secret_that_kubernetes_mounts(mode, expected):
+    with tempfile.TemporaryDirectory(dir='/tmp') as folder:
+        os.chmod(folder, 0o755)
+        done = subprocess.run(
+            [
+                *'unshare --mount'.split(),
+                sys.executable,
+                '-c',
+                MOUNTED,
+                folder,
+                f'{mode:o}',
+                SECRET,
+            ],
+            cwd=str(ROOT),
+            stdout=subprocess.PIPE,
+            universal_newlines=True,
+            timeout=60,
+            check=True,
+        )
+    assert re.match(f'.*{expected}', done.stdout)
 
 
 def test_a_named_pipe_does_not_stop_the_process(tmp_path):

@@ -1,5 +1,6 @@
-"""scripts/slurm_train.sh under a real Slurm of one node. CI does not install it: `apt-get install
-slurm-wlm munge` does, and the test starts daemons of its own."""
+"""scripts/slurm_train.sh under a real Slurm of one node: `apt-get install slurm-wlm munge`.
+
+The test starts daemons of its own."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ def test_a_job_saves_and_goes_on_by_itself(
     environ: Dict[str, str] = {
         'MAPSAGE_PYTHON': warm_python(),
         'WORK_DIR': str(tmp_path / 'work'),
-        'PYTHONPATH': str(Path(__file__).parent),
+        'PYTHONPATH': str(ROOT / 'tests' / 'integration'),
         'MAPSAGE_TEST_GO': str(tmp_path / 'go'),
         'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached'),
         'MASTER_PORT': str(free_port()),
