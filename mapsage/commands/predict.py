@@ -86,7 +86,7 @@ def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel
     """Return the model that the command line names, not loaded yet."""
     if args.model is not None:
         return ExportedModel(
-            args.model, args.runtime, args.window, args.overlap, args.batch_size, args.tta
+            args.model, args.runtime, args.overlap, args.batch_size, args.tta, args.window
         )
     from .checkpoint_model import CheckpointModel
 

@@ -19,11 +19,11 @@ from .assembly import assemble
 from .description import Bands, Classes
 from .errors import BrokenInputError, PredictError
 from .inputs import Scene
-from .map_model import PlaceSource
+from .map_model import PlaceSource, Predictor
 from .outputs import Outputs
 from .reading import most_readers
 from .strip_store import StripStore, key_of
-from .strips import Predictor, Strip, count_windows, predict_strips
+from .strips import Strip, count_windows, predict_strips
 from .windows import Grid, assign_ranks
 
 

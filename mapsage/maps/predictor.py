@@ -1,8 +1,10 @@
 """Scores of windows from a PyTorch model, multiplied with the blending weights.
 
 `WindowPredictor` does the preprocessing of the config and the forward pass for windows of one size.
-When a batch does not fit the memory, it halves the batch size for good. Exported models have the
-same interface in `exported.py`.
+When a batch does not fit the memory, it halves the batch size for good. On a CPU, several threads
+compute a batch each: PyTorch divides every operator of a batch among its threads, which wait for
+each other after each operator, and threads with a batch each do not. Two of them compute 1.35 times
+as many windows of 256 pixels a second as two that share a batch (docs/benchmarks.md).
 
 Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
 """
@@ -10,9 +12,10 @@ Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
 from __future__ import annotations
 
 import copy
+import queue
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Tuple, cast
 
 import numpy as np
 import torch
@@ -23,13 +26,16 @@ from mapsage.accelerator import current_accelerator, is_out_of_memory
 
 from .errors import PredictError
 from .folding import Folding, choose_folds, fold_batch_norms
+from .map_model import Predictor, Scores
 from .windows import blend_weights
 
 # Axes of (batch, bands, height, width) along which a view is mirrored.
 _FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
+# Threads that compute a batch each: every one needs the memory of a batch's activations.
+_MOST_PARALLEL = 4
 
 
-class WindowPredictor:
+class WindowPredictor(Predictor):
     """Computes weighted scores of windows of one size on the current accelerator.
 
     A score is a class probability: the softmax over the logits, or the sigmoid of a binary model's
@@ -61,8 +67,6 @@ class WindowPredictor:
         parallel: Number of threads that may compute a batch at the same time.
     """
 
-    parallel = 1
-
     def __init__(
         self,
         model: nn.Module,
@@ -89,14 +93,32 @@ class WindowPredictor:
         self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
         self._device_weights = torch.from_numpy(self.weights).to(device)
+        self._replicas: Optional[queue.SimpleQueue[WindowPredictor]] = None
 
-    def replica(self) -> WindowPredictor:
+    def use_threads(self, threads: int) -> None:
+        """Let several threads call this predictor of a CPU at the same time.
+
+        Sets :attr:`parallel`; it stays 1 if the model cannot be copied. More callers wait.
+
+        Args:
+            threads: Number of threads that compute.
+        """
+        self.parallel, self._threads_each = divide_threads(threads)
+        replicas = [self]
+        try:
+            replicas += [self._replica() for _ in range(self.parallel - 1)]
+        # copy.deepcopy raises the first for objects such as locks, and PyTorch the second for
+        # tensors that a module has computed with a gradient.
+        except (TypeError, RuntimeError):
+            self.parallel, self._threads_each = 1, threads
+        self._replicas = queue.SimpleQueue()
+        for replica in replicas:
+            self._replicas.put(replica)
+
+    def _replica(self) -> WindowPredictor:
         """Return a predictor for another thread, with the same weights in the same memory.
 
         Its modules are copies, because a module may store a part of its computation in itself.
-
-        Raises:
-            TypeError, RuntimeError: If a module of the model cannot be copied.
         """
         tensors = chain(self._model.parameters(), self._model.buffers())
         replica = copy.copy(self)
@@ -150,7 +172,7 @@ class WindowPredictor:
         np.stack(windows, out=batch.numpy())
         return batch
 
-    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
+    def __call__(self, windows: Scores) -> np.ndarray:
         """Return the weighted scores of a batch of windows.
 
         Args:
@@ -165,6 +187,18 @@ class WindowPredictor:
                 single window does not fit the memory, or the device cannot compute in ``amp``.
         """
         windows = torch.as_tensor(windows)
+        if self._replicas is None:
+            return self._predict(windows)
+        replica = self._replicas.get()
+        try:
+            # The number belongs to the calling thread.
+            torch.set_num_threads(self._threads_each)
+            return replica._predict(windows)
+        finally:
+            self._replicas.put(replica)
+
+    def _predict(self, windows: torch.Tensor) -> np.ndarray:
+        """Return the weighted scores of a batch of windows, in halves if memory is short."""
         computed: List[np.ndarray] = []
         first = 0
         while first < len(windows):
@@ -301,6 +335,22 @@ class WindowPredictor:
         if self._gives_scores:
             return logits
         return logits.softmax(1) if self.scores > 1 else logits.sigmoid()
+
+
+def divide_threads(threads: int) -> Tuple[int, int]:
+    """Return the number of batches to compute at a time, and PyTorch's threads for each.
+
+    As few threads as possible are left over, and then as many batches as possible are computed.
+    Up to four threads compute a batch each, with the bits of PyTorch with a single thread.
+
+    Args:
+        threads: Number of threads, 1 or more.
+    """
+    parallel = max(
+        range(1, min(threads, _MOST_PARALLEL) + 1),
+        key=lambda count: (count * (threads // count) if count > 1 else 0, count),
+    )
+    return parallel, threads // parallel
 
 
 def dtype_name(dtype: torch.dtype) -> str:

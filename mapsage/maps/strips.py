@@ -12,57 +12,18 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import (
-    TYPE_CHECKING,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Protocol,
-    Sequence,
-    Union,
-)
+from typing import Callable, Generator, Iterable, Iterator, List, Optional
 
 import numpy as np
 
 from .background import WriteBehind, map_in_order, read_ahead
 from .blending import RowBlender
 from .inputs import Scene
+from .map_model import Predictor, Scores
 from .reading import Window, WindowReader
 from .windows import Grid, consecutive_runs
 
-if TYPE_CHECKING:
-    # Exported models run on machines without PyTorch.
-    import torch
-
 _BATCHES_AHEAD = 2
-
-
-class Predictor(Protocol):
-    """Computes weighted scores of windows, with a checkpoint's model or an exported one.
-
-    Attributes:
-        scores: Number of scores of a pixel.
-        threshold: Score above which a model with a single score means class 1.
-        weights: ``(height, width)`` float32 factors of the scores.
-        parallel: Number of threads that may compute a batch at the same time.
-    """
-
-    scores: int
-    threshold: float
-    weights: np.ndarray
-    parallel: int
-
-    def stack(self, windows: Sequence[np.ndarray]) -> Union[np.ndarray, torch.Tensor]:
-        """Return a batch of ``(bands, h, w)`` windows, in memory that suits the device.
-
-        The thread that reads calls this, while the batch before is computed.
-        """
-
-    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
-        """Return ``(batch, scores, height, width)`` float32 for ``(batch, bands, h, w)``."""
 
 
 @dataclass
@@ -105,7 +66,7 @@ class _Batch:
     damage: List[str] = field(default_factory=list)
     passed: int = 0
     ends_row: bool = False
-    stacked: Union[None, np.ndarray, torch.Tensor] = None
+    stacked: Optional[Scores] = None
 
 
 def predict_strips(
@@ -141,14 +102,12 @@ def predict_strips(
     reader = WindowReader(scene, most_readers)
     window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
     for first, last in consecutive_runs(strips):
-        blender = RowBlender(
-            predictor.scores,
+        blender = predictor.blender(
             window,
             grid.width,
             grid.shared_rows,
-            predictor.threshold,
-            confidence,
-            probabilities,
+            confidence=confidence,
+            probabilities=probabilities,
         )
         _predict_run(reader, grid, first, last, predictor, batch_size, blender, store, advance)
 
@@ -177,7 +136,7 @@ def _predict_run(
     damage: List[str] = []
     blender.begin(_rows_of(grid, grid.first_row(first)))
 
-    def blend(batch: _Batch, scores: Optional[np.ndarray]) -> None:
+    def blend(batch: _Batch, scores: Optional[Scores]) -> None:
         for index, column in enumerate(batch.columns):
             assert scores is not None
             blender.add(column, scores[index], predictor.weights, batch.valid[index])
@@ -194,7 +153,7 @@ def _predict_run(
             if batch.row < last:
                 blender.begin(_rows_of(grid, batch.row + 1))
 
-    def compute(batch: _Batch) -> Optional[np.ndarray]:
+    def compute(batch: _Batch) -> Optional[Scores]:
         return None if batch.stacked is None else predictor(batch.stacked)
 
     def stack(batches: Iterable[_Batch]) -> Generator[_Batch, None, None]:
