@@ -12,7 +12,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -212,6 +212,22 @@ class Accelerator(abc.ABC):
         It needs a usable current device.
         """
         return None
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an empty tensor on the host, in memory that the device copies from by itself."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to copy a tensor of the device; return a function that returns the copy.
+
+        The function waits for the copy alone, where the stack can tell: work that was queued later
+        goes on meanwhile. Any thread may call both.
+        """
+        return tensor.cpu
+
+    def fence(self, device: torch.device) -> Callable[[], None]:
+        """Return a function that waits until what is queued on a device now has finished."""
+        return self.synchronize
 
     def flush(self) -> None:
         """Run the operations that a lazy device has recorded; do nothing on other devices."""

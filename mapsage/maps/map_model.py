@@ -75,7 +75,7 @@ class Predictor:
 
     scores: int
     threshold: float
-    weights: Scores
+    weights: Any
     batch_size: int
     parallel = 1
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import copy
 import queue
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Collection, Deque, Iterator, List, Optional, Sequence, Tuple, cast
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from torch import nn
 
 from mapsage.accelerator import current_accelerator, is_out_of_memory
 
+from .blending import RowBlender
+from .device_blending import DeviceBlender
 from .errors import PredictError
 from .folding import Folding, choose_folds, fold_batch_norms
 from .map_model import Predictor, Scores
@@ -31,6 +34,8 @@ from .windows import blend_weights
 
 # Axes of (batch, bands, height, width) along which a view is mirrored.
 _FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
+# Batches that wait on a device while the host queues the next one.
+_BATCHES_AHEAD = 2
 # Threads that compute a batch each: every one needs the memory of a batch's activations.
 _MOST_PARALLEL = 4
 
@@ -63,7 +68,7 @@ class WindowPredictor(Predictor):
         scores: Number of scores of a pixel.
         threshold: Score above which a binary model with a single output means class 1.
         has_views: Whether mirror images are predicted, too.
-        weights: ``(height, width)`` float32 factors of the scores.
+        weights: ``(height, width)`` float32 factors of the scores, where the scores are.
         parallel: Number of threads that may compute a batch at the same time.
     """
 
@@ -90,9 +95,13 @@ class WindowPredictor(Predictor):
         threshold = getattr(head, 'threshold', None)
         self.threshold: float = 0.5 if threshold is None else threshold
         self.has_views = tta
-        self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
+        weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
-        self._device_weights = torch.from_numpy(self.weights).to(device)
+        self._device_weights = torch.from_numpy(weights).to(device)
+        # A lazy device would compile a program for every position of a window.
+        self._blends_on_device = device.type != 'cpu' and not current_accelerator().lazy
+        self.weights: Any = self._device_weights if self._blends_on_device else weights
+        self._fences: Deque[Callable[[], None]] = deque()
         self._replicas: Optional[queue.SimpleQueue[WindowPredictor]] = None
 
     def use_threads(self, threads: int) -> None:
@@ -166,13 +175,32 @@ class WindowPredictor(Predictor):
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
         # From an empty array, because PyTorch takes no view that is mirrored.
         dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
-        batch = torch.empty(
-            (len(windows), *windows[0].shape), dtype=dtype, pin_memory=self._device.type == 'cuda'
-        )
+        batch = current_accelerator().host_buffer((len(windows), *windows[0].shape), dtype)
         np.stack(windows, out=batch.numpy())
         return batch
 
-    def __call__(self, windows: Scores) -> np.ndarray:
+    def blender(
+        self, window: Tuple[int, int], width: int, shared_rows: int, **planes: bool
+    ) -> RowBlender:
+        """Return what blends the scores on the device, or on the host if that is too small."""
+        if self._blends_on_device:
+            try:
+                return DeviceBlender(
+                    self._device,
+                    current_accelerator().copy_to_host,
+                    self.scores,
+                    window,
+                    width,
+                    shared_rows,
+                    self.threshold,
+                    **planes,
+                )
+            except PredictError as error:
+                self._say(f'{error} Goes on with blending on the host.')
+                self._blends_on_device, self.weights = False, self._device_weights.cpu().numpy()
+        return super().blender(window, width, shared_rows, **planes)
+
+    def __call__(self, windows: Scores) -> Scores:
         """Return the weighted scores of a batch of windows.
 
         Args:
@@ -180,7 +208,8 @@ class WindowPredictor(Predictor):
                 order of the config's test pipeline.
 
         Returns:
-            ``(batch, scores, height, width)`` float32.
+            ``(batch, scores, height, width)`` float32; a tensor if the device blends, which may
+            still be computing it.
 
         Raises:
             PredictError: If the model returns another number of scores than its head declares, a
@@ -197,9 +226,14 @@ class WindowPredictor(Predictor):
         finally:
             self._replicas.put(replica)
 
-    def _predict(self, windows: torch.Tensor) -> np.ndarray:
+    def _predict(self, windows: torch.Tensor) -> Scores:
         """Return the weighted scores of a batch of windows, in halves if memory is short."""
-        computed: List[np.ndarray] = []
+        if self._blends_on_device:
+            # The host is at most two batches ahead of the device, whose scores take memory.
+            if len(self._fences) == _BATCHES_AHEAD:
+                self._fences.popleft()()
+            windows = windows.to(self._device, non_blocking=windows.is_pinned())
+        computed: List[Any] = []
         first = 0
         while first < len(windows):
             scores = self._compute(windows[first : first + self.batch_size])
@@ -208,6 +242,9 @@ class WindowPredictor(Predictor):
                 continue
             computed.append(scores)
             first += len(scores)
+        if self._blends_on_device:
+            self._fences.append(current_accelerator().fence(self._device))
+            return computed[0] if len(computed) == 1 else torch.cat(computed)
         return computed[0] if len(computed) == 1 else np.concatenate(computed)
 
     def views(self, windows: torch.Tensor) -> Iterator[np.ndarray]:
@@ -236,7 +273,7 @@ class WindowPredictor(Predictor):
                 self._raise_if_dtype_unsupported(error)
                 raise
 
-    def _compute(self, windows: torch.Tensor) -> Optional[np.ndarray]:
+    def _compute(self, windows: torch.Tensor) -> Optional[Scores]:
         """Return the weighted scores of a batch, or None if it does not fit the memory."""
         count = len(windows)
         accelerator = current_accelerator()
@@ -257,7 +294,7 @@ class WindowPredictor(Predictor):
                     else total.mul_(self._device_weights)
                 )
             accelerator.flush()
-            return weighted.cpu().numpy()[:count]
+            return weighted if self._blends_on_device else weighted.cpu().numpy()[:count]
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 # The caller retries after this frame is gone, because the error holds tensors.

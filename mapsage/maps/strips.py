@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Callable, Generator, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Generator, Iterable, Iterator, List, Optional
 
 import numpy as np
 
@@ -136,9 +136,8 @@ def _predict_run(
     damage: List[str] = []
     blender.begin(_rows_of(grid, grid.first_row(first)))
 
-    def blend(batch: _Batch, scores: Optional[Scores]) -> None:
+    def blend(batch: _Batch, scores: Any) -> None:
         for index, column in enumerate(batch.columns):
-            assert scores is not None
             blender.add(column, scores[index], predictor.weights, batch.valid[index])
         damage.extend(batch.damage)
         if batch.ends_row:
