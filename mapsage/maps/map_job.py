@@ -278,4 +278,4 @@ def _grid_of(plan: ScenePlan, setup: MapSetup) -> Grid:
         setup.window,
         setup.overlap,
         None if columns is None else tuple(map(tuple, columns)),
-    )
+    ).bounded(len(setup.classes.names))

@@ -86,7 +86,7 @@ class Predictor:
         """
         return np.stack(windows)
 
-    def __call__(self, windows: Scores) -> Scores:
+    def __call__(self, windows: Scores) -> Any:
         """Return ``(batch, scores, height, width)`` float32 for ``(batch, bands, h, w)``."""
         raise NotImplementedError
 

@@ -200,7 +200,7 @@ class WindowPredictor(Predictor):
                 self._blends_on_device, self.weights = False, self._device_weights.cpu().numpy()
         return super().blender(window, width, shared_rows, **planes)
 
-    def __call__(self, windows: Scores) -> Scores:
+    def __call__(self, windows: Scores) -> Any:
         """Return the weighted scores of a batch of windows.
 
         Args:

@@ -21,7 +21,7 @@ from .blending import RowBlender
 from .inputs import Scene
 from .map_model import Predictor, Scores
 from .reading import Window, WindowReader
-from .windows import Grid, consecutive_runs
+from .windows import Grid
 
 _BATCHES_AHEAD = 2
 
@@ -101,10 +101,11 @@ def predict_strips(
     """
     reader = WindowReader(scene, most_readers)
     window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
-    for first, last in consecutive_runs(strips):
+    for first, last in grid.runs(strips):
+        begin, end = grid.reach(first)
         blender = predictor.blender(
             window,
-            grid.width,
+            end - begin,
             grid.shared_rows,
             confidence=confidence,
             probabilities=probabilities,
@@ -116,7 +117,7 @@ def count_windows(grid: Grid, strips: Iterable[int]) -> int:
     """Return the number of windows that :func:`predict_strips` reads for these strips."""
     return sum(
         len(grid.columns_of(row))
-        for first, last in consecutive_runs(strips)
+        for first, last in grid.runs(strips)
         for row in range(grid.first_row(first), last + 1)
     )
 
@@ -134,18 +135,24 @@ def _predict_run(
 ) -> None:
     """Predict the consecutive strips ``first`` to ``last``."""
     damage: List[str] = []
+    left = grid.reach(first)[0]
+    span = slice(*(column - left for column in grid.span(first)))
     blender.begin(_rows_of(grid, grid.first_row(first)))
 
     def blend(batch: _Batch, scores: Any) -> None:
         for index, column in enumerate(batch.columns):
-            blender.add(column, scores[index], predictor.weights, batch.valid[index])
+            blender.add(column - left, scores[index], predictor.weights, batch.valid[index])
         damage.extend(batch.damage)
         if batch.ends_row:
             rows = blender.take()
             if batch.row >= first:
                 store(
                     Strip(
-                        batch.row, rows.classes, rows.confidence, list(damage), rows.probabilities
+                        batch.row,
+                        rows.classes[:, span],
+                        None if rows.confidence is None else rows.confidence[:, span],
+                        list(damage),
+                        None if rows.probabilities is None else rows.probabilities[..., span],
                     )
                 )
             damage.clear()
@@ -198,7 +205,7 @@ def _read_batches(
 ) -> Iterator[_Batch]:
     """Yield the windows of the rows of windows ``first`` to ``last`` in batches of one row each."""
     corners = (
-        (column, grid.rows[row])
+        (column, grid.strip(row)[0])
         for row in range(first, last + 1)
         for column in grid.columns_of(row)
     )

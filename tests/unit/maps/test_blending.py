@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, List
 
@@ -113,6 +114,44 @@ def test_strips_predicted_apart_are_the_same_bits(strips: list) -> None:
     for strip in apart:
         np.testing.assert_array_equal(strip.classes, everything[strip.number].classes)
         np.testing.assert_array_equal(strip.confidence, everything[strip.number].confidence)
+
+
+@pytest.mark.parametrize('blocks', [2, 3, 8])
+def test_blocks_of_columns_are_the_same_bits(blocks: int) -> None:
+    """Memory is bounded by them; windows of single batches, since kernels follow the batch."""
+    torch.manual_seed(0)
+    scene = MemoryScene(random_pixels(40, 130))
+    scene.valid[:, 50:] = False
+    scene.valid[5:, 90:] = True
+    whole_grid = Grid(40, 130, (24, 24), 10)
+    predictor = WindowPredictor(PixelModel(context=5), torch.device('cpu'), (24, 24), 10, 1)
+    rows = len(whole_grid.rows)
+    maps = []
+    for grid in (whole_grid, replace(whole_grid, blocks=blocks)):
+        assert [grid.span(number)[0] for number in range(0, grid.strip_count, rows)][0] == 0
+        strips: List[Strip] = []
+        # The last one of each block alone, as a rank may get it.
+        apart = range(rows - 1, grid.strip_count, rows)
+        others = [number for number in range(grid.strip_count) if number not in apart]
+        for numbers in (apart, others):
+            predict_strips(
+                scene, grid, numbers, predictor, 1, True, strips.append, lambda count: None, True
+            )
+        planes = np.full((6, 40, 130), 99, np.uint8)
+        for strip in strips:
+            box = slice(*grid.strip(strip.number)), slice(*grid.span(strip.number))
+            assert (planes[(slice(None), *box)] == 99).all()
+            planes[(0, *box)], planes[(1, *box)] = strip.classes, strip.confidence
+            planes[(slice(2, None), *box)] = strip.probabilities
+        maps.append(planes)
+    np.testing.assert_array_equal(*maps)
+
+
+def test_blocks_bound_the_memory_of_any_width() -> None:
+    assert Grid(10_000, 10_000, (512, 512), 128).bounded(150).blocks == 1
+    grid = Grid(600, 400_000, (512, 512), 128).bounded(7)
+    widest = max(np.subtract(*grid.reach(number)[::-1]) for number in range(0, grid.strip_count, 2))
+    assert 4 * 8 * grid.shared_rows * widest < 1.02 * 2**30
 
 
 def test_mirrored_windows_make_a_model_symmetric() -> None:
