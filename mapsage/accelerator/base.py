@@ -206,6 +206,10 @@ class Accelerator(abc.ABC):
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
         return None
 
+    def has_16_bit_units(self) -> bool:
+        """Return whether the current device is known to multiply 16-bit matrices faster."""
+        return False
+
     def describe_probes(self) -> Optional[str]:
         """Return a line for the log with the capabilities that were tried on the device, or None.
 

@@ -113,6 +113,9 @@ class CudaAccelerator(Accelerator):
             return None
         return torch.cuda.get_device_capability()[0] >= 8  # since Ampere
 
+    def has_16_bit_units(self) -> bool:
+        return _HIP is None and torch.cuda.get_device_capability()[0] >= 7  # since Volta
+
     def device_count(self) -> int:
         return torch.cuda.device_count()
 

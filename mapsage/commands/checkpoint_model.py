@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -67,7 +67,7 @@ class CheckpointModel(MapModel):
 
     Attributes:
         config: The config that the command line names.
-        folded_norms: Batch normalizations that rank 0 found to be foldable; empty on other ranks.
+        decisions: Precision, and the batch normalizations that rank 0 found to be foldable.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
@@ -90,7 +90,8 @@ class CheckpointModel(MapModel):
         self.window, self.overlap, self.window_origin = choose_window(
             self.config, args.window, args.overlap
         )
-        self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
+        amp = self._accelerator.has_16_bit_units() if args.amp is None else args.amp
+        self._amp = choose_precision(self.config, self._accelerator) if amp else None
         device = self._accelerator.device(local_rank())
         self.predictor: WindowPredictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
@@ -103,6 +104,7 @@ class CheckpointModel(MapModel):
             self._say,
         )
         self._on_cpu = device.type == 'cpu'
+        folded_norms: Sequence[str] = ()
         # Not for places, because random numbers are no dates and no flags.
         if (
             self.rank == 0
@@ -110,15 +112,21 @@ class CheckpointModel(MapModel):
             and self._amp is None
             and not isinstance(self.places, PlaceInputs)
         ):
-            self.folded_norms, self._refused_norms = self.predictor.choose_folds(self.bands.count)
+            folded_norms, self._refused_norms = self.predictor.choose_folds(self.bands.count)
+        self.decisions = dict(
+            amp=None if self._amp is None else dtype_name(self._amp),
+            folded_norms=list(folded_norms),
+        )
         self.batch_size = self.predictor.batch_size = choose_batch(
             args.batch_size, self.window, self.predictor.scores, self._accelerator, self.bands.count
         )
 
-    def prepare(self, folded_norms: Sequence[str]) -> None:
-        """Fold the batch normalizations that rank 0 names, and start the threads of a CPU."""
+    def prepare(self, decisions: Mapping[str, Any]) -> None:
+        """Compute in the precision of rank 0 and, on a CPU, with folded norms and in threads."""
+        amp = decisions['amp']
+        self.predictor.amp = None if amp is None else getattr(torch, amp)
         if self._on_cpu:
-            self.predictor.fold_batch_norms(folded_norms)
+            self.predictor.fold_batch_norms(decisions['folded_norms'])
             self.predictor.use_threads(torch.get_num_threads())
 
     def settings(self) -> Dict[str, Any]:

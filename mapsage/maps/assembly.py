@@ -216,7 +216,9 @@ def _merge_strips(
             map_writer.write(first, resized.classes, resized.confidence)
             if probability_writer is not None and resized.probabilities is not None:
                 probability_writer.write(first, resized.probabilities)
-            content.counts += np.bincount(resized.classes.ravel(), minlength=256)
+            # Row by row, because numpy widens what it counts to 8 bytes a pixel.
+            for pixels in resized.classes:
+                content.counts += np.bincount(pixels, minlength=256)
             content.shrunk_rows.append(shrink_labels(resized.classes, first, shrink_factor))
     return content
 

@@ -211,7 +211,7 @@ class RowBlender:
             raise PredictError(
                 'the model gave scores that are not numbers (NaN): look at the '
                 'checkpoint, at mean and std of its data_preprocessor, and at the '
-                'values of the scene; float16 with --amp ends at 65,504.'
+                'values of the scene; float16 ends at 65,504, and --no-amp computes in float32.'
             )
 
     def _write_probabilities(

@@ -23,7 +23,7 @@ from .map_model import PlaceSource, Predictor
 from .outputs import Outputs
 from .reading import most_readers
 from .strip_store import StripStore, key_of
-from .strips import Strip, count_windows, predict_strips
+from .strips import Strip, Waits, count_windows, predict_strips
 from .windows import Grid, assign_ranks
 
 
@@ -156,7 +156,7 @@ class MapJob:
 
     def predict(
         self, rank: int, predictor: Predictor, batch_size: int, advance: Callable[[int], None]
-    ) -> None:
+    ) -> Waits:
         """Predict and store the strips of this rank.
 
         Args:
@@ -165,12 +165,15 @@ class MapJob:
             batch_size: Largest number of windows in a batch.
             advance: Function that receives the number of windows done since the last call.
 
+        Returns:
+            How long the model waited for readers and writer.
+
         Raises:
             BrokenInputError: If the input cannot be read any more, or has changed.
         """
         scene = self._open((self.plan.height, self.plan.width))
         with scene.raster:
-            predict_strips(
+            return predict_strips(
                 scene,
                 self.grid,
                 self.strips_of(rank),

@@ -109,8 +109,7 @@ class MapModel:
         predictor: Computes weighted scores of windows.
         batch_size: Number of windows that are predicted at a time.
         places: Places of a model of scene stacks; None for models of single scenes.
-        folded_norms: Names of the batch normalizations that are folded into convolutions; known
-            after ``load`` on rank 0, which decides for all.
+        decisions: What rank 0 decides for all ranks, in types of JSON; known after ``load``.
     """
 
     rank, world_size = 0, 1
@@ -122,13 +121,13 @@ class MapModel:
     predictor: Predictor
     batch_size: int
     places: Optional[PlaceSource] = None
-    folded_norms: Sequence[str] = ()
+    decisions: Mapping[str, Any] = {}
 
     def load(self) -> None:
         """Read the weights, and set the attributes that depend on them."""
         raise NotImplementedError
 
-    def prepare(self, folded_norms: Sequence[str]) -> None:
+    def prepare(self, decisions: Mapping[str, Any]) -> None:
         """Make the model ready for its first window, as rank 0 decided."""
 
     def settings(self) -> Dict[str, Any]:

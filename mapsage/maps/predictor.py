@@ -64,6 +64,7 @@ class WindowPredictor(Predictor):
         say: Function that receives a line for the user.
 
     Attributes:
+        amp: Data type of autocast, or None.
         batch_size: Current number of windows of a batch; halved when the memory runs out.
         scores: Number of scores of a pixel.
         threshold: Score above which a binary model with a single output means class 1.
@@ -86,7 +87,7 @@ class WindowPredictor(Predictor):
         self._model = cast(Any, model.eval())
         self._device = device
         self._window, self.batch_size = window, batch_size
-        self._amp, self._say = amp, say
+        self.amp, self._say = amp, say
         self._flips = _FLIPS if tta else _FLIPS[:1]
         self.scores = int(getattr(self._model, 'out_channels', None) or self._model.num_classes)
         head: Any = getattr(model, 'decode_head', None)
@@ -304,11 +305,11 @@ class WindowPredictor(Predictor):
 
     def _raise_if_dtype_unsupported(self, error: Exception) -> None:
         """Raise an error with a next step if the device cannot compute in the dtype of ``amp``."""
-        if self._amp is not None and 'not implemented for' in str(error):
+        if self.amp is not None and 'not implemented for' in str(error):
             raise PredictError(
-                f'--amp: torch {torch.__version__} cannot compute this model in '
-                f'{dtype_name(self._amp)} on {current_accelerator().name} '
-                f'({error}). Leave out --amp.'
+                f'16 bits: torch {torch.__version__} cannot compute this model in '
+                f'{dtype_name(self.amp)} on {current_accelerator().name} '
+                f'({error}). Add --no-amp.'
             ) from error
 
     def _halve(self) -> None:
@@ -352,7 +353,7 @@ class WindowPredictor(Predictor):
         shape = tuple(inputs.shape[2:])
         metas = [dict(sample.metainfo, img_shape=shape, pad_shape=shape) for sample in samples]
         with self._precision():
-            if self._amp is not None and not current_accelerator().lazy:
+            if self.amp is not None and not current_accelerator().lazy:
                 # On a CPU, 16-bit convolutions are 1.5 to 2 times as fast with channels last;
                 # tensor cores use this order anyway.
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -360,7 +361,7 @@ class WindowPredictor(Predictor):
             return self._model.encode_decode(inputs, metas)[:, :, :height, :width]
 
     def _precision(self) -> AbstractContextManager:
-        return nullcontext() if self._amp is None else current_accelerator().autocast(self._amp)
+        return nullcontext() if self.amp is None else current_accelerator().autocast(self.amp)
 
     def _scores(self, windows: torch.Tensor) -> torch.Tensor:
         logits = self.logits(windows).float()

@@ -47,6 +47,30 @@ class Strip:
 
 
 @dataclass
+class Waits:
+    """Seconds that the model waited for windows to be read, and for rows to be written."""
+
+    reading: float = 0.0
+    writing: float = 0.0
+
+    def describe(self, seconds: float) -> str:
+        """Return each one's share of the prediction's seconds, and what makes the slowest faster."""
+        shares = dict(
+            reading=self.reading,
+            model=max(0.0, seconds - self.reading - self.writing),
+            writing=self.writing,
+        )
+        hint = dict(
+            reading='tiled, uncompressed or local scenes are read faster',
+            model='more devices share the windows, and a smaller --overlap leaves fewer',
+            writing='--confidence and --probabilities take longest',
+        )
+        slowest = max(shares, key=lambda name: shares[name])
+        text = ', '.join(f'{name} {100 * part / seconds:.0f} %' for name, part in shares.items())
+        return f'{text} of the time: {hint[slowest]}'
+
+
+@dataclass
 class _Batch:
     """Windows of one row of windows. The last batch of a row may be empty.
 
@@ -80,7 +104,7 @@ def predict_strips(
     advance: Callable[[int], None],
     probabilities: bool = False,
     most_readers: int = 1,
-) -> None:
+) -> Waits:
     """Predict some strips of a scene.
 
     For each run of consecutive strips, the rows of windows that reach into its first strip from
@@ -98,7 +122,11 @@ def predict_strips(
             including windows without data.
         probabilities: Whether strips have the probabilities of all classes.
         most_readers: Largest number of threads that may read the scene at the same time.
+
+    Returns:
+        How long the model waited for the other threads.
     """
+    waits = Waits()
     reader = WindowReader(scene, most_readers)
     window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
     for first, last in grid.runs(strips):
@@ -110,7 +138,10 @@ def predict_strips(
             confidence=confidence,
             probabilities=probabilities,
         )
-        _predict_run(reader, grid, first, last, predictor, batch_size, blender, store, advance)
+        _predict_run(
+            reader, grid, first, last, predictor, batch_size, blender, store, advance, waits
+        )
+    return waits
 
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
@@ -132,6 +163,7 @@ def _predict_run(
     blender: RowBlender,
     store: Callable[[Strip], None],
     advance: Callable[[int], None],
+    waits: Waits,
 ) -> None:
     """Predict the consecutive strips ``first`` to ``last``."""
     damage: List[str] = []
@@ -174,10 +206,12 @@ def _predict_run(
     with closing(batches), WriteBehind(blend, _BATCHES_AHEAD) as behind, closing(
         read_ahead(batches, _BATCHES_AHEAD)
     ) as ready, closing(
-        map_in_order(compute, _watch(ready, reader), predictor.parallel)
+        map_in_order(compute, _watch(ready, reader, waits), predictor.parallel)
     ) as computed:
         for batch, scores in computed:
+            asked = time.monotonic()
             behind.put(batch, scores)
+            waits.writing += time.monotonic() - asked
             advance(batch.passed)
 
 
@@ -187,7 +221,7 @@ def _rows_of(grid: Grid, strip: int) -> int:
     return stop - start
 
 
-def _watch(batches: Iterator[_Batch], reader: WindowReader) -> Iterator[_Batch]:
+def _watch(batches: Iterator[_Batch], reader: WindowReader, waits: Waits) -> Iterator[_Batch]:
     """Yield batches, and tell the reader how long each kept the caller waiting."""
     end = time.monotonic()
     while True:
@@ -196,6 +230,7 @@ def _watch(batches: Iterator[_Batch], reader: WindowReader) -> Iterator[_Batch]:
         if batch is None:
             return
         start, end = end, time.monotonic()
+        waits.reading += end - asked
         reader.note_batch(end - asked, end - start)
         yield batch
 

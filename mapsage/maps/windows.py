@@ -14,7 +14,7 @@ from typing import Iterable, List, Optional, Sequence, Tuple
 import numpy as np
 
 # Bytes of the sums that a row of windows leaves to the next one, in a block of columns.
-_SUM_BYTES = 1 << 30
+_SUM_BYTES = 768 << 20
 
 
 def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
@@ -95,7 +95,7 @@ class Grid:
     blocks: int = 1
 
     def bounded(self, scores: int) -> Grid:
-        """Return this grid in so many blocks that the sums of a row of windows take 1 GiB at most.
+        """Return this grid in so many blocks that the sums of a row of windows take 768 MiB at most.
 
         Args:
             scores: Number of scores of a pixel.

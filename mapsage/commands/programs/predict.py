@@ -126,8 +126,11 @@ def _add_window_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--amp',
         action='store_true',
-        help='16-bit floats where the model allows them: bfloat16, on cuda float16',
+        default=None,
+        help='16-bit floats where the model allows them: bfloat16, on cuda float16 (default: on a '
+        'card of cuda with 16-bit matrix units)',
     )
+    parser.add_argument('--no-amp', dest='amp', action='store_false', help='32-bit floats')
     parser.add_argument(
         '--bands',
         type=int,
