@@ -224,8 +224,8 @@ class Accelerator(abc.ABC):
     def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start to copy a tensor of the device; return a function that returns the copy.
 
-        The function waits for the copy alone, where the stack can tell: work that was queued later
-        goes on meanwhile. Any thread may call both.
+        The function waits until the copy is complete. With streams and events (CUDA), work that was
+        queued later is not waited for. Both calls are thread-safe.
         """
         return tensor.cpu
 
