@@ -15,6 +15,7 @@ from transfers import Transfers
 from mapsage.accelerator import current_accelerator
 from mapsage.maps import strips as strips_module
 from mapsage.maps.background import WriteBehind
+from mapsage.maps.blending import RowBlender
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.strips import Strip, predict_strips
 from mapsage.maps.windows import Grid
@@ -150,3 +151,22 @@ def test_one_byte_a_pixel_comes_back_and_no_batch_waits_for_the_host(
             np.testing.assert_array_equal(on_card.confidence, on_cpu.confidence)
             np.testing.assert_array_equal(on_card.probabilities, on_cpu.probabilities)
     assert current_accelerator().name == 'cuda'
+
+
+def test_a_card_too_small_for_the_sums_leaves_blending_to_the_host() -> None:
+    lines: List[str] = []
+    scene = Following(PIXELS)
+    window = (512, 512)
+    predictor = WindowPredictor(
+        SevenClasses(scene, 'cuda'), torch.device('cuda'), window, 128, 2, say=lines.append
+    )
+    torch.cuda.set_per_process_memory_fraction(0.0001)
+    try:
+        blender = predictor.blender(window, 1700, 318)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert type(blender) is RowBlender
+    (line,) = lines
+    assert line.startswith('out of memory while scores are blended') and 'on the host' in line
+    scores = predictor(predictor.stack([np.zeros((3, *window), np.uint8)]))
+    assert isinstance(scores, np.ndarray) and isinstance(predictor.weights, np.ndarray)
