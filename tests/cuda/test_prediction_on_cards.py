@@ -49,6 +49,8 @@ class Device(PixelModel):
             dict(type='SegDataPreProcessor', mean=[0.0] * 3, std=[1.0] * 3, bgr_to_rgb=True)
         )
         self.to(device)
+        # As a model of MMEngine does: the preprocessor must learn its device.
+        self.data_preprocessor.to(device)
 
     def encode_decode(self, inputs: torch.Tensor, metas: List[dict]) -> torch.Tensor:
         assert self.scene.begun.wait(60)
