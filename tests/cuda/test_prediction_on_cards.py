@@ -50,7 +50,7 @@ class Device(PixelModel):
         )
         self.to(device)
         # As a model of MMEngine does: the preprocessor must learn its device.
-        self.data_preprocessor.to(device)
+        self.data_preprocessor.to(torch.device(device))
 
     def encode_decode(self, inputs: torch.Tensor, metas: List[dict]) -> torch.Tensor:
         assert self.scene.begun.wait(60)
