@@ -55,7 +55,8 @@ UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as o
 PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
-TINY_CONFIG = """
+# fmt: off
+TINY_CONFIG = '''
 custom_imports = dict(imports=['mapsage'])
 runner_type = 'MapSageRunner'
 default_scope = 'mmseg'
@@ -109,7 +110,8 @@ default_hooks = dict(
     preview=dict(type='PreviewHook', max_images=1),
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5))
 log_processor = dict(by_epoch=False)
-"""
+'''
+# fmt: on
 
 
 def write_tiny_data(root: Path, train: int = 16, val: int = 4, size: int = 64) -> Path:

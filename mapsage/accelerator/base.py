@@ -12,7 +12,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -206,12 +206,32 @@ class Accelerator(abc.ABC):
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
         return None
 
+    def has_16_bit_units(self) -> bool:
+        """Return whether the current device is known to multiply 16-bit matrices faster."""
+        return False
+
     def describe_probes(self) -> Optional[str]:
         """Return a line for the log with the capabilities that were tried on the device, or None.
 
         It needs a usable current device.
         """
         return None
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an empty tensor on the host, in memory that the device copies from by itself."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to copy a tensor of the device; return a function that returns the copy.
+
+        The function waits until the copy is complete. With streams and events (CUDA), work that was
+        queued later is not waited for. Both calls are thread-safe.
+        """
+        return tensor.cpu
+
+    def fence(self, device: torch.device) -> Callable[[], None]:
+        """Return a function that waits until what is queued on a device now has finished."""
+        return self.synchronize
 
     def flush(self) -> None:
         """Run the operations that a lazy device has recorded; do nothing on other devices."""

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, ClassVar, Dict, Optional, Sequence
 
 import torch
 from torch import nn
@@ -84,6 +84,8 @@ class CudaAccelerator(Accelerator):
     communication = 'nccl'
     supports = Supports(sync_bn=True, compile=hasattr(torch, 'compile'), fused_optimizer=True)
     amp_dtype = torch.float16
+    # Streams of copies, of all instances.
+    _copies: ClassVar[Dict[torch.device, Any]] = {}
     masks = ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES')
 
     @classmethod
@@ -111,6 +113,9 @@ class CudaAccelerator(Accelerator):
             return None
         return torch.cuda.get_device_capability()[0] >= 8  # since Ampere
 
+    def has_16_bit_units(self) -> bool:
+        return _HIP is None and torch.cuda.get_device_capability()[0] >= 7  # since Volta
+
     def device_count(self) -> int:
         return torch.cuda.device_count()
 
@@ -122,6 +127,33 @@ class CudaAccelerator(Accelerator):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        except RuntimeError:  # the machine has no memory left that may be pinned
+            return super().host_buffer(shape, dtype)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        host = self.host_buffer(tensor.shape, tensor.dtype)
+        # A stream for copies, so that the next computation does not wait for them.
+        stream = self._copies.setdefault(tensor.device, torch.cuda.Stream(tensor.device))
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(stream)
+            wait = self.fence(tensor.device)
+
+        def copied() -> torch.Tensor:
+            wait()
+            return host
+
+        return copied
+
+    def fence(self, device: torch.device) -> Callable[[], None]:
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        return event.synchronize
 
     def make_deterministic(self) -> Optional[str]:
         return set_workspace()

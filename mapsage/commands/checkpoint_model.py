@@ -1,7 +1,7 @@
 """The model of a prediction from a config and a checkpoint, on all ranks that share the work.
 
-`CheckpointModel` implements `mapsage.maps.map_model.MapModel`. It is here and not in
-`mapsage/maps/`, because it starts the accelerator and joins the ranks, which only commands may do.
+`CheckpointModel` is here and not in `mapsage/maps/`, because it starts the accelerator and joins the
+ranks, which only commands may do.
 The functions below it choose precision, batch size and windows; tools/suggest_labels.py uses them,
 too.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -28,7 +28,7 @@ from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.geo.places import PlaceInputs
 from mapsage.maps.description import Bands, Classes
 from mapsage.maps.errors import PredictError
-from mapsage.maps.map_model import PlaceSource
+from mapsage.maps.map_model import MapModel
 from mapsage.maps.model import (
     default_window,
     file_hash,
@@ -41,9 +41,7 @@ from mapsage.maps.model import (
 )
 from mapsage.maps.places import open_places
 from mapsage.maps.predictor import WindowPredictor, dtype_name
-from mapsage.maps.predictor_threads import ThreadedPredictor
 from mapsage.maps.strip_store import key_of
-from mapsage.maps.strips import Predictor
 
 from .configs import build_model, read_config
 
@@ -60,8 +58,8 @@ _INPUT_BYTES = 128 << 20
 _MOST_WINDOWS = 64
 
 
-class CheckpointModel:
-    """Implements :class:`mapsage.maps.map_model.MapModel` with a checkpoint.
+class CheckpointModel(MapModel):
+    """A checkpoint as the model of a prediction, on all ranks.
 
     Args:
         args: Options of tools/predict.py.
@@ -69,7 +67,7 @@ class CheckpointModel:
 
     Attributes:
         config: The config that the command line names.
-        folded_norms: Batch normalizations that rank 0 found to be foldable; empty on other ranks.
+        decisions: Precision, and the batch normalizations that rank 0 found to be foldable.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
@@ -79,8 +77,7 @@ class CheckpointModel:
         self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
         self.rank, self.world_size = self._channel.rank, len(self._channel.ranks)
         settings = place_settings(self.config)
-        self.places: Optional[PlaceSource] = None if settings is None else open_places(settings)
-        self.folded_norms: Sequence[str] = ()
+        self.places = None if settings is None else open_places(settings)
         self._refused_norms: Sequence[str] = ()
         self._say = say if self.rank == 0 else lambda line: say(f'[rank {self.rank}] {line}')
 
@@ -93,9 +90,10 @@ class CheckpointModel:
         self.window, self.overlap, self.window_origin = choose_window(
             self.config, args.window, args.overlap
         )
-        self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
+        amp = self._accelerator.has_16_bit_units() if args.amp is None else args.amp
+        self._amp = choose_precision(self.config, self._accelerator) if amp else None
         device = self._accelerator.device(local_rank())
-        predictor = WindowPredictor(
+        self.predictor: WindowPredictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
             device,
             self.window,
@@ -106,6 +104,7 @@ class CheckpointModel:
             self._say,
         )
         self._on_cpu = device.type == 'cpu'
+        folded_norms: Sequence[str] = ()
         # Not for places, because random numbers are no dates and no flags.
         if (
             self.rank == 0
@@ -113,18 +112,22 @@ class CheckpointModel:
             and self._amp is None
             and not isinstance(self.places, PlaceInputs)
         ):
-            self.folded_norms, self._refused_norms = predictor.choose_folds(self.bands.count)
-        self.batch_size = predictor.batch_size = choose_batch(
-            args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count
+            folded_norms, self._refused_norms = self.predictor.choose_folds(self.bands.count)
+        self.decisions = dict(
+            amp=None if self._amp is None else dtype_name(self._amp),
+            folded_norms=list(folded_norms),
         )
-        self._predictor = predictor
-        self.predictor: Predictor = predictor
+        self.batch_size = self.predictor.batch_size = choose_batch(
+            args.batch_size, self.window, self.predictor.scores, self._accelerator, self.bands.count
+        )
 
-    def prepare(self, folded_norms: Sequence[str]) -> None:
-        """Fold the batch normalizations that rank 0 names, and start the threads of a CPU."""
+    def prepare(self, decisions: Mapping[str, Any]) -> None:
+        """Compute in the precision of rank 0 and, on a CPU, with folded norms and in threads."""
+        amp = decisions['amp']
+        self.predictor.amp = None if amp is None else getattr(torch, amp)
         if self._on_cpu:
-            self._predictor.fold_batch_norms(folded_norms)
-            self.predictor = ThreadedPredictor(self._predictor, torch.get_num_threads())
+            self.predictor.fold_batch_norms(decisions['folded_norms'])
+            self.predictor.use_threads(torch.get_num_threads())
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

@@ -135,8 +135,11 @@ def _add_window_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--amp',
         action='store_true',
-        help='16-bit floats where the model allows them: bfloat16, on cuda float16',
+        default=None,
+        help='16-bit floats where the model allows them: bfloat16, on cuda float16 (default: on a '
+        'card of cuda with 16-bit matrix units)',
     )
+    parser.add_argument('--no-amp', dest='amp', action='store_false', help='32-bit floats')
     parser.add_argument(
         '--bands',
         type=int,
@@ -300,7 +303,7 @@ def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel
         from mapsage.maps.exported import ExportedModel
 
         return ExportedModel(
-            args.model, args.runtime, args.window, args.overlap, args.batch_size, args.tta
+            args.model, args.runtime, args.overlap, args.batch_size, args.tta, args.window
         )
     from mapsage.commands.checkpoint_model import CheckpointModel
 

@@ -66,7 +66,8 @@ class SegDataPreProcessor(_SegDataPreProcessor):
             'During training, `data_samples` must be define.'
         )
         if self._converts and images.shape[1] == 3:
-            images = images[:, [2, 1, 0]]
+            # A list of indices would be copied to the device, for which the host waits.
+            images = images.flip(1)
         if training:
             padding = dict(size=self.size, size_divisor=self.size_divisor)
             shape, samples = self._pad_labels(images, samples, padding)

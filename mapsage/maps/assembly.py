@@ -204,7 +204,7 @@ def _merge_strips(
             )
         )
         for number in range(len(grid.rows)):
-            strip, (start, stop) = strips.read(number), grid.strip(number)
+            strip, (start, stop) = _read_row(strips, grid, number), grid.strip(number)
             content.damage += strip.damage
             first, last = map(int, np.searchsorted(rows, (start, stop)))
             # In a scene smaller than the model's view, a strip may have no row of the scene.
@@ -216,9 +216,26 @@ def _merge_strips(
             map_writer.write(first, resized.classes, resized.confidence)
             if probability_writer is not None and resized.probabilities is not None:
                 probability_writer.write(first, resized.probabilities)
-            content.counts += np.bincount(resized.classes.ravel(), minlength=256)
+            # Row by row, because numpy widens what it counts to 8 bytes a pixel.
+            for pixels in resized.classes:
+                content.counts += np.bincount(pixels, minlength=256)
             content.shrunk_rows.append(shrink_labels(resized.classes, first, shrink_factor))
     return content
+
+
+def _read_row(strips: StripStore, grid: Grid, row: int) -> Strip:
+    """Return the strips of all blocks of columns in a row as one."""
+    parts = [strips.read(number) for number in range(row, grid.strip_count, len(grid.rows))]
+    if len(parts) == 1:
+        return parts[0]
+    # A window at the edge of two blocks is read for both.
+    damage = dict.fromkeys(line for part in parts for line in part.damage)
+    classes, confidence, probabilities = (
+        None if planes[0] is None else np.concatenate(planes, -1)
+        for planes in zip(*((part.classes, part.confidence, part.probabilities) for part in parts))
+    )
+    assert classes is not None
+    return Strip(row, classes, confidence, list(damage), probabilities)
 
 
 def _nearest_pixels(length: int, model_length: int) -> np.ndarray:

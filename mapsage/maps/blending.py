@@ -12,7 +12,7 @@ Shapes: C scores of a pixel, R rows of a window, W columns of the scene.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -93,10 +93,10 @@ class RowBlender:
         confidence: bool = False,
         probabilities: bool = False,
     ) -> None:
-        self._height, self._width = window[0], width
-        self._shared = _BoxSums(scores, shared_rows, width)
+        self._scores, self._height, self._width = scores, window[0], width
+        self._shared = self._new_sums(scores, shared_rows, width)
         # The columns from _left to _right that are not finished, at the left of the box.
-        self._open = _BoxSums(scores, window[0], window[1])
+        self._open = self._new_sums(scores, *window)
         self._left = self._right = 0
         # Rows at the top that the row of windows above has left in _shared.
         self._shared_above = 0
@@ -127,13 +127,12 @@ class RowBlender:
             PredictError: If a score is not a number.
         """
         height, width = valid.shape
-        self._finish(column)
-        self._widen(column + width)
+        box = self._open_box(column, valid.shape)
         # Plane by plane, because this touches less memory at a time.
         for plane, window_scores in zip(self._open.scores, scores):
-            plane[:height, :width] += window_scores[:height, :width]
-        self._open.weights[:height, :width] += weights[:height, :width]
-        self._open.valid[:height, :width] |= valid
+            plane[box] += window_scores[:height, :width]
+        self._open.weights[box] += weights[:height, :width]
+        self._open.valid[box] |= valid
 
     def take(self) -> Blended:
         """End the row of windows and return its finished rows.
@@ -141,10 +140,25 @@ class RowBlender:
         Raises:
             PredictError: If a score is not a number.
         """
+        self._end_row()
+        return self._finished
+
+    def _new_sums(self, scores: int, rows: int, columns: int) -> Any:
+        return _BoxSums(scores, rows, columns)
+
+    def _open_box(self, column: int, shape: Tuple[int, ...]) -> Tuple[slice, slice]:
+        """Make room for a window; return its rows and columns among the open ones."""
+        height, width = shape
+        if column + width > self._left + self._open.valid.shape[1]:
+            self._finish(column)
+        self._widen(column + width)
+        first = column - self._left
+        return slice(height), slice(first, first + width)
+
+    def _end_row(self) -> None:
         self._finish(self._width)
         self._left = self._right = 0
         self._shared_above = self._height - self._rows
-        return self._finished
 
     def _widen(self, stop: int) -> None:
         """Open the columns before ``stop``, with the sums of the row of windows above."""
@@ -153,13 +167,13 @@ class RowBlender:
             return
         above = self._shared_above
         for plane, shared in zip(self._open.planes(), self._shared.planes()):
-            plane[:above, first:last] = shared[:above, self._right : stop]
-            plane[above:, first:last] = 0
+            plane[..., :above, first:last] = shared[..., :above, self._right : stop]
+            plane[..., above:, first:last] = 0
         self._right = stop
 
     def _finish(self, stop: int) -> None:
         """Finish the columns before ``stop``."""
-        capacity = self._open.weights.shape[1]
+        capacity = self._open.valid.shape[1]
         while self._left < stop:
             end = min(stop, self._left + capacity)
             self._widen(end)
@@ -167,8 +181,11 @@ class RowBlender:
             self._finish_box(count, slice(self._left, end))
             below = self._height - self._rows
             for plane, shared in zip(self._open.planes(), self._shared.planes()):
-                shared[:below, self._left : end] = plane[self._rows :, :count]
-                plane[:, :remaining] = plane[:, count : count + remaining]
+                shared[..., :below, self._left : end] = plane[..., self._rows :, :count]
+                # In pieces that do not overlap, because PyTorch copies no tensor onto itself.
+                for first in range(0, remaining, count):
+                    last = min(first + count, remaining)
+                    plane[..., first:last] = plane[..., first + count : last + count]
             self._left = end
 
     def _finish_box(self, count: int, columns: slice) -> None:
@@ -178,12 +195,7 @@ class RowBlender:
         best, classes = winners(sums) if len(sums) > 1 else self._binary_winners(sums[0], weights)
         # A valid pixel has no weight if its windows could not be read.
         known = self._open.valid[box] & (weights > 0)
-        if np.isnan(best.max()):
-            raise PredictError(
-                'the model gave scores that are not numbers (NaN): look at the '
-                'checkpoint, at mean and std of its data_preprocessor, and at the '
-                'values of the scene; float16 with --amp ends at 65,504.'
-            )
+        self._check_numbers(not np.isnan(best.max()))
         if self._finished.confidence is not None:
             # Scores of mask queries are sums over queries, which may exceed 1.
             percent = np.rint(100 * np.minimum(best / np.where(known, weights, 1), 1))
@@ -192,6 +204,14 @@ class RowBlender:
         if self._finished.probabilities is not None:
             self._write_probabilities(
                 self._finished.probabilities[:, :, columns], sums, weights, known
+            )
+
+    def _check_numbers(self, finite: bool) -> None:
+        if not finite:
+            raise PredictError(
+                'the model gave scores that are not numbers (NaN): look at the '
+                'checkpoint, at mean and std of its data_preprocessor, and at the '
+                'values of the scene; float16 ends at 65,504, and --no-amp computes in float32.'
             )
 
     def _write_probabilities(

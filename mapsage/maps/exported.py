@@ -1,27 +1,14 @@
 """An exported model as the model of a prediction, run by ONNX Runtime or OpenVINO.
 
-`ExportedPredictor` computes weighted scores of windows, `ExportedModel` implements `MapModel` with
-it. Nothing here needs PyTorch or the MM packages: predictions from an exported file run on machines
-without them.
+`ExportedModel` is the model of a map and computes its scores. Nothing here needs PyTorch or the MM
+packages: predictions from an exported file run on machines without them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import AbstractContextManager, nullcontext
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -31,13 +18,9 @@ from mapsage_launcher.shipped import program
 from .description import ExportedDescription
 from .errors import PredictError
 from .file_inputs import inputs_of
-from .map_model import PlaceSource
+from .map_model import MapModel, Predictor, Scores
 from .places import open_places
-from .strips import Predictor
 from .windows import blend_weights
-
-if TYPE_CHECKING:
-    import torch
 
 RUNTIMES = ('onnxruntime', 'openvino')
 
@@ -69,8 +52,10 @@ class _OpenedFile(NamedTuple):
     device: str
 
 
-class ExportedPredictor:
-    """Computes weighted scores of windows as :class:`mapsage.maps.predictor.WindowPredictor`.
+class ExportedModel(MapModel, Predictor):
+    """A file of tools/export.py as the model of a prediction, in one process.
+
+    It computes weighted scores as :class:`mapsage.maps.predictor.WindowPredictor` does.
 
     Args:
         path: File that tools/export.py wrote.
@@ -79,23 +64,16 @@ class ExportedPredictor:
             overlap in the file.
         batch_size: Largest number of windows in a batch; None to choose one.
         tta: Whether to average over the window and its three mirror images.
+        window: Side of a window that the user expects, or None.
 
     Attributes:
         description: Description in the metadata of the file.
-        overlap: Pixels that neighbors share.
-        batch_size: Number of windows that are computed at a time.
-        scores: Number of scores of a pixel.
-        threshold: Score above which a model with a single score means class 1.
-        weights: ``(side, side)`` float32 factors of the scores.
-        device: Name and version of the runtime, and its device.
-        parallel: Number of threads that may compute a batch at the same time.
 
     Raises:
-        PredictError: If the runtime is not installed, the file cannot be read or was not written by
-            tools/export.py, or its fixed batch is not ``batch_size``.
+        PredictError: If a launcher has started several processes, the runtime is not installed, the
+            file cannot be read or was not written by tools/export.py, or its fixed batch is not
+            ``batch_size``.
     """
-
-    parallel = 1
 
     def __init__(
         self,
@@ -104,7 +82,17 @@ class ExportedPredictor:
         overlap: Optional[int] = None,
         batch_size: Optional[int] = None,
         tta: bool = False,
+        window: Optional[int] = None,
     ) -> None:
+        self._path, self._expected_window = path, window
+        ranks = os.environ.get('WORLD_SIZE', '1')
+        if ranks not in ('', '1'):
+            raise PredictError(
+                f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
+                f'process, and each rank would write the same maps. Start python '
+                f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
+                f'left from one.'
+            )
         try:
             # Passed as bytes, because runtimes cannot open every name that the system can.
             with open(path, 'rb') as file:
@@ -113,7 +101,7 @@ class ExportedPredictor:
             raise PredictError(f'model {path} cannot be read: {error.strerror}.') from error
         open_model = {'onnxruntime': _open_onnxruntime, 'openvino': _open_openvino}[runtime]
         opened = open_model(content, path)
-        self._compute, self.device = opened.compute, opened.device
+        self._compute, self._device = opened.compute, opened.device
         self.description = ExportedDescription.from_metadata(opened.metadata, path)
         side = self.description.window
         try:
@@ -156,12 +144,13 @@ class ExportedPredictor:
         )
         self.weights = np.outer(*(blend_weights(side, self.overlap),) * 2)
         self._flips = _FLIPS if tta else _FLIPS[:1]
+        self.predictor = self
+        places = self.description.places
+        if places is not None:
+            self.places = open_places(places)
+            self.places.training_days = places['training_days']
 
-    def stack(self, windows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return windows as a batch."""
-        return np.stack(windows)
-
-    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
+    def __call__(self, windows: Scores) -> np.ndarray:
         """Return the weighted scores of a batch of windows.
 
         Args:
@@ -187,57 +176,11 @@ class ExportedPredictor:
         except Exception as error:
             hint = '' if self.description.batch else ' With --batch-size 1 it needs least memory.'
             raise PredictError(
-                f'{self.device} cannot compute {len(windows)} window(s): '
+                f'{self._device} cannot compute {len(windows)} window(s): '
                 f'{_first_line(error)}.{hint}'
             ) from error
         total = total[: len(windows)]
         return total * (self.weights / np.float32(len(self._flips)))
-
-
-class ExportedModel:
-    """Implements :class:`mapsage.maps.map_model.MapModel` with an exported file, in one process.
-
-    Args:
-        path: File that tools/export.py wrote.
-        runtime: Program that runs the file, one of :data:`RUNTIMES`.
-        window: Side of a window that the user expects, or None.
-        overlap: Pixels that neighbors share; None for the overlap in the file.
-        batch_size: Number of windows in a batch; None to choose one.
-        tta: Whether to average over mirror images.
-
-    Raises:
-        PredictError: If a launcher has started several processes, or the file cannot be opened.
-    """
-
-    rank, world_size = 0, 1
-    folded_norms: Sequence[str] = ()
-
-    def __init__(
-        self,
-        path: str,
-        runtime: str,
-        window: Optional[int],
-        overlap: Optional[int],
-        batch_size: Optional[int],
-        tta: bool,
-    ) -> None:
-        self._path, self._expected_window = path, window
-        ranks = os.environ.get('WORLD_SIZE', '1')
-        if ranks not in ('', '1'):
-            raise PredictError(
-                f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
-                f'process, and each rank would write the same maps. Start python '
-                f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
-                f'left from one.'
-            )
-        predictor = ExportedPredictor(path, runtime, overlap, batch_size, tta)
-        self.predictor: Predictor = predictor
-        self._description, self._device = predictor.description, predictor.device
-        self.overlap, self.batch_size = predictor.overlap, predictor.batch_size
-        places = predictor.description.places
-        self.places: Optional[PlaceSource] = None if places is None else open_places(places)
-        if self.places is not None and places is not None:
-            self.places.training_days = places['training_days']
 
     def load(self) -> None:
         """Set what the file says.
@@ -245,19 +188,15 @@ class ExportedModel:
         Raises:
             PredictError: If the file takes windows of another size.
         """
-        description = self._description
-        side = description.window
+        side = self.description.window
         if self._expected_window not in (None, side):
             raise PredictError(
                 f'--window {self._expected_window}: {self._path} takes windows of '
                 f'{side} pixels. Export it again with --window '
                 f'{self._expected_window}.'
             )
-        self.classes, self.bands = description.as_classes(), description.bands
+        self.classes, self.bands = self.description.as_classes(), self.description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
-
-    def prepare(self, folded_norms: Sequence[str]) -> None:
-        """Do nothing: the file was opened when the object was made."""
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""
@@ -265,22 +204,11 @@ class ExportedModel:
         with open(self._path, 'rb') as file:
             for block in iter(lambda: file.read(_BLOCK), b''):
                 digest.update(block)
-        return dict(checkpoint=self._description.checkpoint, model=digest.hexdigest())
+        return dict(checkpoint=self.description.checkpoint, model=digest.hexdigest())
 
     def describe(self) -> str:
         """Return the runtime as the end of a line."""
         return f'; {self._device}'
-
-    def fail_together(self, task: str) -> AbstractContextManager:
-        """Return an empty context: there are no other ranks."""
-        return nullcontext()
-
-    def gather_texts(self, text: str) -> List[str]:
-        """Return the text in a list: there are no other ranks."""
-        return [text]
-
-    def note_for_launcher(self, text: str) -> None:
-        """Do nothing: there is no launcher."""
 
 
 def threads() -> int:

@@ -19,11 +19,11 @@ from .assembly import assemble
 from .description import Bands, Classes
 from .errors import BrokenInputError, PredictError
 from .inputs import Scene
-from .map_model import PlaceSource
+from .map_model import PlaceSource, Predictor
 from .outputs import Outputs, is_done
 from .reading import most_readers
 from .strip_store import StripStore, key_of
-from .strips import Predictor, Strip, count_windows, predict_strips
+from .strips import Strip, Waits, count_windows, predict_strips
 from .upload import Upload
 from .windows import Grid, assign_ranks
 
@@ -174,7 +174,7 @@ class MapJob:
 
     def predict(
         self, rank: int, predictor: Predictor, batch_size: int, advance: Callable[[int], None]
-    ) -> None:
+    ) -> Waits:
         """Predict and store the strips of this rank.
 
         Args:
@@ -183,12 +183,15 @@ class MapJob:
             batch_size: Largest number of windows in a batch.
             advance: Function that receives the number of windows done since the last call.
 
+        Returns:
+            How long the model waited for readers and writer.
+
         Raises:
             BrokenInputError: If the input cannot be read any more, or has changed.
         """
         scene = self._open((self.plan.height, self.plan.width))
         with scene.raster:
-            predict_strips(
+            return predict_strips(
                 scene,
                 self.grid,
                 self.strips_of(rank),
@@ -298,4 +301,4 @@ def _grid_of(plan: ScenePlan, setup: MapSetup) -> Grid:
         setup.window,
         setup.overlap,
         None if columns is None else tuple(map(tuple, columns)),
-    )
+    ).bounded(len(setup.classes.names))

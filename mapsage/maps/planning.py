@@ -138,7 +138,7 @@ class MapPlanner:
         """Return the plan with the strips that an earlier run has not finished."""
         job = MapJob(plan, self._setup)
         finished = set(job.strips.finished())
-        strips = [number for number in range(len(job.grid.rows)) if number not in finished]
+        strips = [number for number in range(job.grid.strip_count) if number not in finished]
         if finished:
             self._say(
                 f'{plan.path}: continues, {len(finished)} of '

@@ -28,6 +28,7 @@ from .options import MapOptions, class_indices
 from .outputs import Outputs
 from .places import find_places
 from .planning import MapPlan, MapPlanner
+from .strips import Waits
 from .upload import Upload, local_folder
 
 # Lines about damaged blocks that a map's summary shows at most.
@@ -131,18 +132,18 @@ class Prediction:
                 ).plan()
             )
             self._claims = stack.pop_all()
-        # The plan of rank 0; the others have sent an empty one. Every rank folds what rank 0 has
-        # proven, because trials near the bound could differ.
+        # The plan of rank 0; the others have sent an empty one. Every rank computes as rank 0 has
+        # decided, because trials near a bound could differ, and so could cards.
         texts = model.gather_texts(
             json.dumps(
                 dict(
-                    folded_norms=list(model.folded_norms),
+                    decisions=model.decisions,
                     scenes=[asdict(plan) for plan in self._plan.scenes],
                 )
             )
         )
         shared = json.loads(texts[0])
-        self._folded_norms: List[str] = shared['folded_norms']
+        self._decisions: Dict[str, Any] = shared['decisions']
         plans = [ScenePlan(**plan) for plan in shared['scenes']]
         self._jobs = divide_among_ranks(plans, self.setup, model.world_size)
         for job in self._jobs:
@@ -212,17 +213,22 @@ class Prediction:
         ranks = '' if model.world_size == 1 else f' (rank 0 of {model.world_size})'
         windows = sum(job.count_windows(self._rank) for job in self._jobs)
         seconds, planned = 0.0, 0
+        self._waits = Waits()
         broken: Dict[str, str] = {}
         with model.fail_together('predicting'), ProgressLine(
             windows, f'predicting{ranks}', self._say, self._rank == 0
         ) as progress:
-            model.prepare(self._folded_norms)
+            model.prepare(self._decisions)
             for job in self._jobs:
                 planned += job.count_windows(self._rank)
                 with self._setting_aside(job, broken):
                     if job.strips_of(self._rank):
                         start = time.monotonic()
-                        job.predict(self._rank, model.predictor, model.batch_size, progress.advance)
+                        waits = job.predict(
+                            self._rank, model.predictor, model.batch_size, progress.advance
+                        )
+                        self._waits.reading += waits.reading
+                        self._waits.writing += waits.writing
                         seconds += time.monotonic() - start
                     if not job.is_shared and job.assembling_rank == self._rank:
                         job.assemble()
@@ -297,6 +303,7 @@ class Prediction:
                 f'{windows} windows in {seconds:.1f} s on {world_size} rank(s): '
                 f'{windows / seconds:.1f} windows/s'
             )
+            self._say(self._waits.describe(seconds))
         gaps = ['damaged parts of the input are no data in the map(s)'] * has_damage
         if self._plan.broken:
             gaps.append(f'{len(self._plan.broken)} of {len(self._inputs)} input(s) skipped')

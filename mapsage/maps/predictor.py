@@ -1,8 +1,10 @@
 """Scores of windows from a PyTorch model, multiplied with the blending weights.
 
 `WindowPredictor` does the preprocessing of the config and the forward pass for windows of one size.
-When a batch does not fit the memory, it halves the batch size for good. Exported models have the
-same interface in `exported.py`.
+When a batch does not fit the memory, it halves the batch size for good. On a CPU, several threads
+compute a batch each: PyTorch divides every operator of a batch among its threads, which wait for
+each other after each operator, and threads with a batch each do not. Two of them compute 1.35 times
+as many windows of 256 pixels a second as two that share a batch (docs/benchmarks.md).
 
 Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
 """
@@ -10,9 +12,11 @@ Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
 from __future__ import annotations
 
 import copy
+import queue
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Collection, Deque, Iterator, List, Optional, Sequence, Tuple, cast
 
 import numpy as np
 import torch
@@ -21,15 +25,22 @@ from torch import nn
 
 from mapsage.accelerator import current_accelerator, is_out_of_memory
 
+from .blending import RowBlender
+from .device_blending import DeviceBlender
 from .errors import PredictError
 from .folding import Folding, choose_folds, fold_batch_norms
+from .map_model import Predictor, Scores
 from .windows import blend_weights
 
 # Axes of (batch, bands, height, width) along which a view is mirrored.
 _FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
+# Batches that wait on a device while the host queues the next one.
+_BATCHES_AHEAD = 2
+# Threads that compute a batch each: every one needs the memory of a batch's activations.
+_MOST_PARALLEL = 4
 
 
-class WindowPredictor:
+class WindowPredictor(Predictor):
     """Computes weighted scores of windows of one size on the current accelerator.
 
     A score is a class probability: the softmax over the logits, or the sigmoid of a binary model's
@@ -53,15 +64,14 @@ class WindowPredictor:
         say: Function that receives a line for the user.
 
     Attributes:
+        amp: Data type of autocast, or None.
         batch_size: Current number of windows of a batch; halved when the memory runs out.
         scores: Number of scores of a pixel.
         threshold: Score above which a binary model with a single output means class 1.
         has_views: Whether mirror images are predicted, too.
-        weights: ``(height, width)`` float32 factors of the scores.
+        weights: ``(height, width)`` float32 factors of the scores, where the scores are.
         parallel: Number of threads that may compute a batch at the same time.
     """
-
-    parallel = 1
 
     def __init__(
         self,
@@ -77,7 +87,7 @@ class WindowPredictor:
         self._model = cast(Any, model.eval())
         self._device = device
         self._window, self.batch_size = window, batch_size
-        self._amp, self._say = amp, say
+        self.amp, self._say = amp, say
         self._flips = _FLIPS if tta else _FLIPS[:1]
         self.scores = int(getattr(self._model, 'out_channels', None) or self._model.num_classes)
         head: Any = getattr(model, 'decode_head', None)
@@ -86,17 +96,39 @@ class WindowPredictor:
         threshold = getattr(head, 'threshold', None)
         self.threshold: float = 0.5 if threshold is None else threshold
         self.has_views = tta
-        self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
+        weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
-        self._device_weights = torch.from_numpy(self.weights).to(device)
+        self._device_weights = torch.from_numpy(weights).to(device)
+        # A lazy device would compile a program for every position of a window.
+        self._blends_on_device = device.type != 'cpu' and not current_accelerator().lazy
+        self.weights: Any = self._device_weights if self._blends_on_device else weights
+        self._fences: Deque[Callable[[], None]] = deque()
+        self._replicas: Optional[queue.SimpleQueue[WindowPredictor]] = None
 
-    def replica(self) -> WindowPredictor:
+    def use_threads(self, threads: int) -> None:
+        """Let several threads call this predictor of a CPU at the same time.
+
+        Sets :attr:`parallel`; it stays 1 if the model cannot be copied. More callers wait.
+
+        Args:
+            threads: Number of threads that compute.
+        """
+        self.parallel, self._threads_each = divide_threads(threads)
+        replicas = [self]
+        try:
+            replicas += [self._replica() for _ in range(self.parallel - 1)]
+        # copy.deepcopy raises the first for objects such as locks, and PyTorch the second for
+        # tensors that a module has computed with a gradient.
+        except (TypeError, RuntimeError):
+            self.parallel, self._threads_each = 1, threads
+        self._replicas = queue.SimpleQueue()
+        for replica in replicas:
+            self._replicas.put(replica)
+
+    def _replica(self) -> WindowPredictor:
         """Return a predictor for another thread, with the same weights in the same memory.
 
         Its modules are copies, because a module may store a part of its computation in itself.
-
-        Raises:
-            TypeError, RuntimeError: If a module of the model cannot be copied.
         """
         tensors = chain(self._model.parameters(), self._model.buffers())
         replica = copy.copy(self)
@@ -144,13 +176,32 @@ class WindowPredictor:
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
         # From an empty array, because PyTorch takes no view that is mirrored.
         dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
-        batch = torch.empty(
-            (len(windows), *windows[0].shape), dtype=dtype, pin_memory=self._device.type == 'cuda'
-        )
+        batch = current_accelerator().host_buffer((len(windows), *windows[0].shape), dtype)
         np.stack(windows, out=batch.numpy())
         return batch
 
-    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
+    def blender(
+        self, window: Tuple[int, int], width: int, shared_rows: int, **planes: bool
+    ) -> RowBlender:
+        """Return what blends the scores on the device, or on the host if that is too small."""
+        if self._blends_on_device:
+            try:
+                return DeviceBlender(
+                    self._device,
+                    current_accelerator().copy_to_host,
+                    self.scores,
+                    window,
+                    width,
+                    shared_rows,
+                    self.threshold,
+                    **planes,
+                )
+            except PredictError as error:
+                self._say(f'{error} Goes on with blending on the host.')
+                self._blends_on_device, self.weights = False, self._device_weights.cpu().numpy()
+        return super().blender(window, width, shared_rows, **planes)
+
+    def __call__(self, windows: Scores) -> Any:
         """Return the weighted scores of a batch of windows.
 
         Args:
@@ -158,14 +209,32 @@ class WindowPredictor:
                 order of the config's test pipeline.
 
         Returns:
-            ``(batch, scores, height, width)`` float32.
+            ``(batch, scores, height, width)`` float32; a tensor if the device blends, which may
+            still be computing it.
 
         Raises:
             PredictError: If the model returns another number of scores than its head declares, a
                 single window does not fit the memory, or the device cannot compute in ``amp``.
         """
         windows = torch.as_tensor(windows)
-        computed: List[np.ndarray] = []
+        if self._replicas is None:
+            return self._predict(windows)
+        replica = self._replicas.get()
+        try:
+            # The number belongs to the calling thread.
+            torch.set_num_threads(self._threads_each)
+            return replica._predict(windows)
+        finally:
+            self._replicas.put(replica)
+
+    def _predict(self, windows: torch.Tensor) -> Scores:
+        """Return the weighted scores of a batch of windows, in halves if memory is short."""
+        if self._blends_on_device:
+            # The host is at most two batches ahead of the device, whose scores take memory.
+            if len(self._fences) == _BATCHES_AHEAD:
+                self._fences.popleft()()
+            windows = windows.to(self._device, non_blocking=windows.is_pinned())
+        computed: List[Any] = []
         first = 0
         while first < len(windows):
             scores = self._compute(windows[first : first + self.batch_size])
@@ -174,6 +243,9 @@ class WindowPredictor:
                 continue
             computed.append(scores)
             first += len(scores)
+        if self._blends_on_device:
+            self._fences.append(current_accelerator().fence(self._device))
+            return computed[0] if len(computed) == 1 else torch.cat(computed)
         return computed[0] if len(computed) == 1 else np.concatenate(computed)
 
     def views(self, windows: torch.Tensor) -> Iterator[np.ndarray]:
@@ -202,7 +274,7 @@ class WindowPredictor:
                 self._raise_if_dtype_unsupported(error)
                 raise
 
-    def _compute(self, windows: torch.Tensor) -> Optional[np.ndarray]:
+    def _compute(self, windows: torch.Tensor) -> Optional[Scores]:
         """Return the weighted scores of a batch, or None if it does not fit the memory."""
         count = len(windows)
         accelerator = current_accelerator()
@@ -223,7 +295,7 @@ class WindowPredictor:
                     else total.mul_(self._device_weights)
                 )
             accelerator.flush()
-            return weighted.cpu().numpy()[:count]
+            return weighted if self._blends_on_device else weighted.cpu().numpy()[:count]
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 # The caller retries after this frame is gone, because the error holds tensors.
@@ -233,11 +305,11 @@ class WindowPredictor:
 
     def _raise_if_dtype_unsupported(self, error: Exception) -> None:
         """Raise an error with a next step if the device cannot compute in the dtype of ``amp``."""
-        if self._amp is not None and 'not implemented for' in str(error):
+        if self.amp is not None and 'not implemented for' in str(error):
             raise PredictError(
-                f'--amp: torch {torch.__version__} cannot compute this model in '
-                f'{dtype_name(self._amp)} on {current_accelerator().name} '
-                f'({error}). Leave out --amp.'
+                f'16 bits: torch {torch.__version__} cannot compute this model in '
+                f'{dtype_name(self.amp)} on {current_accelerator().name} '
+                f'({error}). Add --no-amp.'
             ) from error
 
     def _halve(self) -> None:
@@ -281,7 +353,7 @@ class WindowPredictor:
         shape = tuple(inputs.shape[2:])
         metas = [dict(sample.metainfo, img_shape=shape, pad_shape=shape) for sample in samples]
         with self._precision():
-            if self._amp is not None and not current_accelerator().lazy:
+            if self.amp is not None and not current_accelerator().lazy:
                 # On a CPU, 16-bit convolutions are 1.5 to 2 times as fast with channels last;
                 # tensor cores use this order anyway.
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -289,7 +361,7 @@ class WindowPredictor:
             return self._model.encode_decode(inputs, metas)[:, :, :height, :width]
 
     def _precision(self) -> AbstractContextManager:
-        return nullcontext() if self._amp is None else current_accelerator().autocast(self._amp)
+        return nullcontext() if self.amp is None else current_accelerator().autocast(self.amp)
 
     def _scores(self, windows: torch.Tensor) -> torch.Tensor:
         logits = self.logits(windows).float()
@@ -301,6 +373,22 @@ class WindowPredictor:
         if self._gives_scores:
             return logits
         return logits.softmax(1) if self.scores > 1 else logits.sigmoid()
+
+
+def divide_threads(threads: int) -> Tuple[int, int]:
+    """Return the number of batches to compute at a time, and PyTorch's threads for each.
+
+    As few threads as possible are left over, and then as many batches as possible are computed.
+    Up to four threads compute a batch each, with the bits of PyTorch with a single thread.
+
+    Args:
+        threads: Number of threads, 1 or more.
+    """
+    parallel = max(
+        range(1, min(threads, _MOST_PARALLEL) + 1),
+        key=lambda count: (count * (threads // count) if count > 1 else 0, count),
+    )
+    return parallel, threads // parallel
 
 
 def dtype_name(dtype: torch.dtype) -> str:

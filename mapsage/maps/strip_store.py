@@ -52,7 +52,7 @@ class StripStore:
 
     def finished(self) -> List[int]:
         """Return the numbers of the finished strips; damaged ones do not count."""
-        return [number for number in range(len(self._grid.rows)) if self._is_whole(number)]
+        return [number for number in range(self._grid.strip_count) if self._is_whole(number)]
 
     def write(self, strip: Strip) -> None:
         """Write a strip.
@@ -88,10 +88,11 @@ class StripStore:
             PredictError: If it is missing or damaged.
         """
         start, stop = self._grid.strip(number)
+        left, right = self._grid.span(number)
         path = self._path(number)
         try:
             first = 1 + self._confidence
-            shape = (first + self._probabilities, stop - start, self._grid.width)
+            shape = (first + self._probabilities, stop - start, right - left)
             unpacker = zlib.decompressobj()
             # Limited, because a damaged file of a few bytes may unpack into gigabytes.
             most = int(np.prod(shape)) + _MOST_DAMAGE

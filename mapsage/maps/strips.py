@@ -12,57 +12,18 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import (
-    TYPE_CHECKING,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Protocol,
-    Sequence,
-    Union,
-)
+from typing import Any, Callable, Generator, Iterable, Iterator, List, Optional
 
 import numpy as np
 
 from .background import WriteBehind, map_in_order, read_ahead
 from .blending import RowBlender
 from .inputs import Scene
+from .map_model import Predictor, Scores
 from .reading import Window, WindowReader
-from .windows import Grid, consecutive_runs
-
-if TYPE_CHECKING:
-    # Exported models run on machines without PyTorch.
-    import torch
+from .windows import Grid
 
 _BATCHES_AHEAD = 2
-
-
-class Predictor(Protocol):
-    """Computes weighted scores of windows, with a checkpoint's model or an exported one.
-
-    Attributes:
-        scores: Number of scores of a pixel.
-        threshold: Score above which a model with a single score means class 1.
-        weights: ``(height, width)`` float32 factors of the scores.
-        parallel: Number of threads that may compute a batch at the same time.
-    """
-
-    scores: int
-    threshold: float
-    weights: np.ndarray
-    parallel: int
-
-    def stack(self, windows: Sequence[np.ndarray]) -> Union[np.ndarray, torch.Tensor]:
-        """Return a batch of ``(bands, h, w)`` windows, in memory that suits the device.
-
-        The thread that reads calls this, while the batch before is computed.
-        """
-
-    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
-        """Return ``(batch, scores, height, width)`` float32 for ``(batch, bands, h, w)``."""
 
 
 @dataclass
@@ -86,6 +47,30 @@ class Strip:
 
 
 @dataclass
+class Waits:
+    """Seconds that the model waited for windows to be read, and for rows to be written."""
+
+    reading: float = 0.0
+    writing: float = 0.0
+
+    def describe(self, seconds: float) -> str:
+        """Return each one's share of the prediction's seconds, and what makes the slowest faster."""
+        shares = dict(
+            reading=self.reading,
+            model=max(0.0, seconds - self.reading - self.writing),
+            writing=self.writing,
+        )
+        hint = dict(
+            reading='tiled, uncompressed or local scenes are read faster',
+            model='more devices share the windows, and a smaller --overlap leaves fewer',
+            writing='--confidence and --probabilities take longest',
+        )
+        slowest = max(shares, key=lambda name: shares[name])
+        text = ', '.join(f'{name} {100 * part / seconds:.0f} %' for name, part in shares.items())
+        return f'{text} of the time: {hint[slowest]}'
+
+
+@dataclass
 class _Batch:
     """Windows of one row of windows. The last batch of a row may be empty.
 
@@ -105,7 +90,7 @@ class _Batch:
     damage: List[str] = field(default_factory=list)
     passed: int = 0
     ends_row: bool = False
-    stacked: Union[None, np.ndarray, torch.Tensor] = None
+    stacked: Optional[Scores] = None
 
 
 def predict_strips(
@@ -119,7 +104,7 @@ def predict_strips(
     advance: Callable[[int], None],
     probabilities: bool = False,
     most_readers: int = 1,
-) -> None:
+) -> Waits:
     """Predict some strips of a scene.
 
     For each run of consecutive strips, the rows of windows that reach into its first strip from
@@ -137,27 +122,33 @@ def predict_strips(
             including windows without data.
         probabilities: Whether strips have the probabilities of all classes.
         most_readers: Largest number of threads that may read the scene at the same time.
+
+    Returns:
+        How long the model waited for the other threads.
     """
+    waits = Waits()
     reader = WindowReader(scene, most_readers)
     window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
-    for first, last in consecutive_runs(strips):
-        blender = RowBlender(
-            predictor.scores,
+    for first, last in grid.runs(strips):
+        begin, end = grid.reach(first)
+        blender = predictor.blender(
             window,
-            grid.width,
+            end - begin,
             grid.shared_rows,
-            predictor.threshold,
-            confidence,
-            probabilities,
+            confidence=confidence,
+            probabilities=probabilities,
         )
-        _predict_run(reader, grid, first, last, predictor, batch_size, blender, store, advance)
+        _predict_run(
+            reader, grid, first, last, predictor, batch_size, blender, store, advance, waits
+        )
+    return waits
 
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
     """Return the number of windows that :func:`predict_strips` reads for these strips."""
     return sum(
         len(grid.columns_of(row))
-        for first, last in consecutive_runs(strips)
+        for first, last in grid.runs(strips)
         for row in range(grid.first_row(first), last + 1)
     )
 
@@ -172,29 +163,35 @@ def _predict_run(
     blender: RowBlender,
     store: Callable[[Strip], None],
     advance: Callable[[int], None],
+    waits: Waits,
 ) -> None:
     """Predict the consecutive strips ``first`` to ``last``."""
     damage: List[str] = []
+    left = grid.reach(first)[0]
+    span = slice(*(column - left for column in grid.span(first)))
     blender.begin(_rows_of(grid, grid.first_row(first)))
 
-    def blend(batch: _Batch, scores: Optional[np.ndarray]) -> None:
+    def blend(batch: _Batch, scores: Any) -> None:
         for index, column in enumerate(batch.columns):
-            assert scores is not None
-            blender.add(column, scores[index], predictor.weights, batch.valid[index])
+            blender.add(column - left, scores[index], predictor.weights, batch.valid[index])
         damage.extend(batch.damage)
         if batch.ends_row:
             rows = blender.take()
             if batch.row >= first:
                 store(
                     Strip(
-                        batch.row, rows.classes, rows.confidence, list(damage), rows.probabilities
+                        batch.row,
+                        rows.classes[:, span],
+                        None if rows.confidence is None else rows.confidence[:, span],
+                        list(damage),
+                        None if rows.probabilities is None else rows.probabilities[..., span],
                     )
                 )
             damage.clear()
             if batch.row < last:
                 blender.begin(_rows_of(grid, batch.row + 1))
 
-    def compute(batch: _Batch) -> Optional[np.ndarray]:
+    def compute(batch: _Batch) -> Optional[Scores]:
         return None if batch.stacked is None else predictor(batch.stacked)
 
     def stack(batches: Iterable[_Batch]) -> Generator[_Batch, None, None]:
@@ -209,10 +206,12 @@ def _predict_run(
     with closing(batches), WriteBehind(blend, _BATCHES_AHEAD) as behind, closing(
         read_ahead(batches, _BATCHES_AHEAD)
     ) as ready, closing(
-        map_in_order(compute, _watch(ready, reader), predictor.parallel)
+        map_in_order(compute, _watch(ready, reader, waits), predictor.parallel)
     ) as computed:
         for batch, scores in computed:
+            asked = time.monotonic()
             behind.put(batch, scores)
+            waits.writing += time.monotonic() - asked
             advance(batch.passed)
 
 
@@ -222,7 +221,7 @@ def _rows_of(grid: Grid, strip: int) -> int:
     return stop - start
 
 
-def _watch(batches: Iterator[_Batch], reader: WindowReader) -> Iterator[_Batch]:
+def _watch(batches: Iterator[_Batch], reader: WindowReader, waits: Waits) -> Iterator[_Batch]:
     """Yield batches, and tell the reader how long each kept the caller waiting."""
     end = time.monotonic()
     while True:
@@ -231,6 +230,7 @@ def _watch(batches: Iterator[_Batch], reader: WindowReader) -> Iterator[_Batch]:
         if batch is None:
             return
         start, end = end, time.monotonic()
+        waits.reading += end - asked
         reader.note_batch(end - asked, end - start)
         yield batch
 
@@ -240,7 +240,7 @@ def _read_batches(
 ) -> Iterator[_Batch]:
     """Yield the windows of the rows of windows ``first`` to ``last`` in batches of one row each."""
     corners = (
-        (column, grid.rows[row])
+        (column, grid.strip(row)[0])
         for row in range(first, last + 1)
         for column in grid.columns_of(row)
     )

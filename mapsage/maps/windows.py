@@ -2,15 +2,19 @@
 
 Pure functions and one dataclass, `Grid`. A *strip* is the unit of work and of resuming: the rows of
 the map that are complete as soon as one row of windows is. A window is higher than its strip, so
-the first strip of a run also needs the rows of windows above it (`Grid.first_row`).
+the first strip of a run also needs the rows of windows above it (`Grid.first_row`). A scene that is
+too wide for the memory has strips in several blocks of columns, one block after the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
+
+# Bytes of the sums that a row of windows leaves to the next one, in a block of columns.
+_SUM_BYTES = 768 << 20
 
 
 def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
@@ -70,7 +74,8 @@ class Grid:
 
     Strip ``n`` consists of the pixel rows that are finished once row ``n`` of windows is: from the
     first pixel row of these windows to the first one of the next row of windows. The last strip
-    ends with the scene.
+    ends with the scene. With R rows of windows, strip ``n + R`` has the same rows in the next block
+    of columns.
 
     Attributes:
         height, width: Size of the scene in pixels.
@@ -78,6 +83,7 @@ class Grid:
         overlap: Least number of pixels that neighbors share.
         chosen_columns: First pixel columns of the windows to predict, for each row of windows;
             None to predict all windows.
+        blocks: Number of blocks of columns.
         rows, columns: First pixel rows and columns of all windows.
     """
 
@@ -86,10 +92,25 @@ class Grid:
     window: Tuple[int, int]
     overlap: int
     chosen_columns: Optional[Tuple[Tuple[int, ...], ...]] = None
+    blocks: int = 1
+
+    def bounded(self, scores: int) -> Grid:
+        """Return this grid in so many blocks that the sums of a row of windows take 768 MiB at most.
+
+        Args:
+            scores: Number of scores of a pixel.
+        """
+        total = 4 * (scores + 1) * self.shared_rows * self.width
+        return replace(self, blocks=min(len(self.columns), max(1, -(-total // _SUM_BYTES))))
+
+    @property
+    def strip_count(self) -> int:
+        """Number of strips."""
+        return len(self.rows) * self.blocks
 
     @property
     def rows(self) -> Tuple[int, ...]:
-        """First pixel rows of the windows; one entry for each strip."""
+        """First pixel rows of the windows."""
         return window_starts(self.height, self.window[0], self.overlap)
 
     @property
@@ -105,26 +126,60 @@ class Grid:
             (self.window[0] - (below - above) for above, below in zip(rows, rows[1:])), default=0
         )
 
-    def columns_of(self, row: int) -> Tuple[int, ...]:
-        """Return the first pixel columns of the windows to predict in a row of windows."""
-        return self.columns if self.chosen_columns is None else self.chosen_columns[row]
+    def columns_of(self, number: int) -> Tuple[int, ...]:
+        """Return the first pixel columns of the windows to predict for a strip, in its own row.
+
+        They include those of the next block that reach into the strip.
+        """
+        columns = self.columns
+        if self.chosen_columns is not None:
+            columns = self.chosen_columns[number % len(self.rows)]
+        return columns if self.blocks == 1 else self._touching(number, columns)
 
     def strip(self, number: int) -> Tuple[int, int]:
         """Return the first pixel row of a strip, and the row after its last one."""
         rows = self.rows
-        return rows[number], rows[number + 1] if number + 1 < len(rows) else self.height
+        row = number % len(rows)
+        return rows[row], rows[row + 1] if row + 1 < len(rows) else self.height
+
+    def span(self, number: int) -> Tuple[int, int]:
+        """Return the first pixel column of a strip, and the column after its last one."""
+        columns, block = self.columns, number // len(self.rows)
+        first, last = (len(columns) * each // self.blocks for each in (block, block + 1))
+        return columns[first], columns[last] if block + 1 < self.blocks else self.width
+
+    def reach(self, number: int) -> Tuple[int, int]:
+        """Return the pixel columns of all windows that touch a strip, as :meth:`span`."""
+        columns = self._touching(number, self.columns)
+        return columns[0], min(columns[-1] + self.window[1], self.width)
+
+    def _touching(self, number: int, columns: Tuple[int, ...]) -> Tuple[int, ...]:
+        start, stop = self.span(number)
+        return tuple(
+            column for column in columns if column < stop and column + self.window[1] > start
+        )
 
     def first_row(self, number: int) -> int:
-        """Return the first row of windows that reaches into a strip."""
-        start = self.rows[number]
-        return next(index for index, row in enumerate(self.rows) if row + self.window[0] > start)
+        """Return the strip in whose row the first windows are that reach into a strip."""
+        rows = self.rows
+        block, row = divmod(number, len(rows))
+        start = rows[row]
+        first = next(index for index, row in enumerate(rows) if row + self.window[0] > start)
+        return block * len(rows) + first
+
+    def runs(self, strips: Iterable[int]) -> List[Tuple[int, int]]:
+        """Return the first and the last strip of each run below each other, in order."""
+        return consecutive_runs(strips, len(self.rows))
 
 
-def consecutive_runs(numbers: Iterable[int]) -> List[Tuple[int, int]]:
-    """Return the first and the last number of each run of consecutive numbers, in order."""
+def consecutive_runs(numbers: Iterable[int], most: int) -> List[Tuple[int, int]]:
+    """Return the first and the last number of each run of consecutive numbers, in order.
+
+    A multiple of ``most`` begins a run.
+    """
     bounds: List[Tuple[int, int]] = []
     for number in sorted(numbers):
-        if bounds and bounds[-1][1] == number - 1:
+        if bounds and bounds[-1][1] == number - 1 and number % most:
             bounds[-1] = (bounds[-1][0], number)
         else:
             bounds.append((number, number))

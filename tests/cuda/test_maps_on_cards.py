@@ -88,6 +88,34 @@ def test_a_card_with_little_memory_gives_the_same_map(colors: Any, tmp_path: Pat
     np.testing.assert_array_equal(read(tmp_path / '16' / 'field.tif'), classes)
 
 
+@pytest.mark.parametrize(
+    'options, capability, precision',
+    [
+        ((), '9.0', ', in float16 where that serves'),
+        (('--no-amp',), '9.0', ''),
+        ((), '6.1', ''),
+        (('--amp',), '6.1', ', in float16 where that serves'),
+    ],
+)
+def test_16_bits_are_the_default_where_the_card_multiplies_them_faster(
+    colors: Any, tmp_path: Path, options: Any, capability: str, precision: str
+) -> None:
+    classes = paint(90, 150)
+    scene = write_scene(tmp_path / 'field.tif', classes, transform=TRANSFORM)
+    finished = run_tool(
+        'predict',
+        *colors,
+        scene,
+        '--out',
+        tmp_path / 'maps',
+        *options,
+        environ={'CUDA_DOUBLE_CAPABILITY': capability},
+    )
+    check_finished(finished)
+    assert re.search(rf' at a time{precision}; cuda \(', finished.output), finished.output
+    np.testing.assert_array_equal(read(tmp_path / 'maps' / 'field.tif'), classes)
+
+
 def test_ranks_on_cards_share_the_scenes(colors: Any, tmp_path: Path) -> None:
     scenes = [
         write_scene(tmp_path / f'{number}.tif', paint(90, 150 + 30 * number), transform=TRANSFORM)
@@ -116,7 +144,7 @@ def test_what_was_trained_on_cards_exports_to_the_same_map(
     finished = run_tool('export', *trained, '--out', model, '--tiles', 2)
     check_finished(finished)
     assert 'equal pixels 100.0000 %' in finished.output
-    check_finished(run_tool('predict', *trained, image, '--out', tmp_path / 'card'))
+    check_finished(run_tool('predict', *trained, image, '--no-amp', '--out', tmp_path / 'card'))
     check_finished(
         launch_on_cards(
             '--model',

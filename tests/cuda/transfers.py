@@ -1,4 +1,4 @@
-"""Counts the copies of batches from the host to a card, also in a user's run."""
+"""Counts the copies between the host and a card, also in a user's run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from mapsage.host.runner import plain_model
 
 
 class Transfers(TorchDispatchMode):
-    """Lists the dtype of each copy from the host to a card, and whether the host waits for it."""
+    """Lists the dtype of each copy from the host to a card, and whether the host waits for it.
+
+    Attributes:
+        copies: Dtype of each copy to a card, and whether the host waits.
+        bytes_to_host: Bytes copied from cards to the host.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: List[Tuple[torch.dtype, bool]] = []
+        self.bytes_to_host = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,6 +39,13 @@ class Transfers(TorchDispatchMode):
         ):
             pinned = args[0].is_pinned() and kwargs.get('non_blocking', False)
             self.copies.append((args[0].dtype, not pinned))
+        source, target = None, None
+        if func is torch.ops.aten._to_copy.default and device is not None:
+            source, target = args[0], torch.device(device)
+        elif func is torch.ops.aten.copy_.default:
+            source, target = args[1], args[0].device
+        if source is not None and source.is_cuda and target is not None and target.type == 'cpu':
+            self.bytes_to_host += source.numel() * source.element_size()
         return func(*args, **kwargs)
 
 

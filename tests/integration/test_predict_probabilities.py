@@ -14,6 +14,7 @@ from color_model import NAMES, paint, write_checkpoint, write_config, write_scen
 from map_runs import run
 from support import ROOT, Launch, check_finished, main_leg
 
+from mapsage.maps import windows
 from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000))
@@ -54,6 +55,20 @@ def noisy_scene(folder: Path, **options: Any) -> Path:
     ) as file:
         file.write(values)
     return folder / 'field.tif'
+
+
+def test_a_scene_in_blocks_of_columns_has_the_same_files(model, tmp_path, monkeypatch) -> None:
+    scene = noisy_scene(tmp_path)
+    names = ('field.tif', 'field_confidence.tif', 'field_probabilities.tif', 'field.json')
+    maps = []
+    for sum_bytes in (1 << 30, 4000):
+        monkeypatch.setattr(windows, '_SUM_BYTES', sum_bytes)
+        out = tmp_path / str(sum_bytes)
+        arguments = '--confidence', '--probabilities', '--batch-size', 1
+        assert run(model, scene, '--out', out, *arguments) == 0
+        maps.append([(out / name).read_bytes() for name in names])
+    assert maps[0] == maps[1]
+    assert windows.Grid(90, 150, (64, 64), 16).bounded(4).blocks == 3
 
 
 def check_agrees(stored: np.ndarray, classes: np.ndarray, confidence: np.ndarray) -> None:

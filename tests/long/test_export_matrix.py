@@ -29,7 +29,7 @@ from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.extras.export import export as command  # noqa: E402
 from mapsage.extras.export.graph import open_session  # noqa: E402
 from mapsage.extras.export.targets import TARGETS  # noqa: E402
-from mapsage.maps.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.exported import ExportedModel  # noqa: E402
 from mapsage.maps.file_inputs import IMAGE  # noqa: E402
 
 pytestmark = on_host
@@ -379,6 +379,6 @@ def test_openvino_computes_the_same(name: str, made: Any) -> None:
         .astype(np.uint8 if bands == 3 else np.float32)
     )
     ours, theirs = (
-        ExportedPredictor(str(path), runtime)(windows) for runtime in ('onnxruntime', 'openvino')
+        ExportedModel(str(path), runtime)(windows) for runtime in ('onnxruntime', 'openvino')
     )
     assert np.abs(ours - theirs).max() < 1e-4

@@ -949,8 +949,8 @@ MUTANTS = (
         'resumed_strip',
         'mapsage/maps/windows.py',
         'a map that is resumed lacks the windows that reach into its first strip',
-        'return next(index for index, row in enumerate(self.rows) if row + self.window[0] > start)',
-        'return next(index for index, row in enumerate(self.rows) if row >= start)',
+        'first = next(index for index, row in enumerate(rows) if row + self.window[0] > start)',
+        'first = next(index for index, row in enumerate(rows) if row >= start)',
         ('tests/unit/maps/test_blending.py::test_strips_predicted_apart_are_the_same_bits',),
     ),
     Mutant(

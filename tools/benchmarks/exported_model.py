@@ -29,7 +29,7 @@ from _common import describe_machine  # noqa: E402
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.configs import build_model  # noqa: E402
-from mapsage.maps.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.exported import ExportedModel  # noqa: E402
 from mapsage.maps.model import load_weights  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 
@@ -38,7 +38,7 @@ def compare_windows(config: str, checkpoint: str, file: str, turns: int) -> str:
     """Return a row: ms a window of both, and medians of the paired ratios."""
     model = build_model(cli.load_config(cli.build_parser('').parse_args([config])))
     load_weights(model, checkpoint)
-    exported = ExportedPredictor(file)
+    exported = ExportedModel(file)
     side = exported.description.window
     of_torch = WindowPredictor(model, torch.device('cpu'), (side, side), exported.overlap, 1)
     window = np.random.default_rng(0).integers(

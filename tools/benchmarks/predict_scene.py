@@ -42,7 +42,6 @@ from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import Bands  # noqa: E402
 from mapsage.maps.prediction import Prediction  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
-from mapsage.maps.predictor_threads import ThreadedPredictor  # noqa: E402
 from mapsage.maps.reading import most_readers  # noqa: E402
 from mapsage.maps.strips import count_windows, predict_strips  # noqa: E402
 from mapsage.maps.windows import Grid, window_starts  # noqa: E402
@@ -96,7 +95,7 @@ def compare_with_bare(scene: Path, size: int, side: int, rounds: int, threads: i
         for each in (model, copy.deepcopy(model))
     )
     folded.fold_batch_norms(folded.choose_folds(bands=3).folded)
-    threaded = ThreadedPredictor(folded, threads)
+    folded.use_threads(threads)
     source = Scene(str(scene), Bands(3, True))
     turns: List[Tuple[float, ...]] = []
     for turn in range(rounds + 1):
@@ -113,7 +112,7 @@ def compare_with_bare(scene: Path, size: int, side: int, rounds: int, threads: i
             source,
             grid,
             [strip],
-            threaded,
+            folded,
             BATCH,
             True,
             lambda strip: None,

@@ -40,7 +40,7 @@ from mapsage.extras.export.graph import most_opset  # noqa: E402
 from mapsage.extras.export.proof import Proof  # noqa: E402
 from mapsage.extras.export.quantize import is_close  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
-from mapsage.maps.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.exported import ExportedModel  # noqa: E402
 from mapsage.maps.prediction import Prediction  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
@@ -212,7 +212,7 @@ def test_a_fixed_batch_is_filled_up(model, tmp_path) -> None:
     assert run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps', '--batch-size', '3') == 0
     with pytest.raises(PredictError, match=r'--batch-size 4: .* takes 3 window.s. .*--batch 4'):
         run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps', '--batch-size', '4')
-    predictor = ExportedPredictor(str(tmp_path / 'color.onnx'))
+    predictor = ExportedModel(str(tmp_path / 'color.onnx'))
     assert predictor(np.zeros((2, 3, 64, 64), np.uint8)).shape == (2, 4, 64, 64)
 
 
@@ -302,7 +302,7 @@ def test_a_description_of_another_kind_is_an_error(exported, tmp_path, changes, 
     content = '3' if changes is None else json.dumps(dict(described(exported), **changes))
     path = without_key(exported, tmp_path / 'a.onnx', lambda keys: dict(mapsage=content))
     with pytest.raises(PredictError, match=message):
-        ExportedPredictor(str(path))
+        ExportedModel(str(path))
 
 
 def test_a_scene_with_other_bands_is_an_error(exported, tmp_path) -> None:

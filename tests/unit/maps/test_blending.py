@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, List
 
 import numpy as np
@@ -11,11 +13,25 @@ from color_model import MemoryScene, PixelModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mapsage.maps import device_blending
 from mapsage.maps.blending import NO_DATA, RowBlender, winners
+from mapsage.maps.device_blending import DeviceBlender
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.strips import Strip, predict_strips
 from mapsage.maps.windows import Grid, blend_weights
+
+
+def tensors_of(blender: Any, scores: np.ndarray) -> Any:
+    """Return scores or weights as the blender takes them."""
+    return torch.from_numpy(scores) if isinstance(blender, DeviceBlender) else scores
+
+
+# What holds for sums on the host holds for sums on a device, to the byte.
+both_blenders = pytest.mark.parametrize(
+    'make_blender',
+    [RowBlender, partial(DeviceBlender, torch.device('cpu'), lambda tensor: tensor.cpu)],
+)
 
 
 def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -100,6 +116,44 @@ def test_strips_predicted_apart_are_the_same_bits(strips: list) -> None:
         np.testing.assert_array_equal(strip.confidence, everything[strip.number].confidence)
 
 
+@pytest.mark.parametrize('blocks', [2, 3, 8])
+def test_blocks_of_columns_are_the_same_bits(blocks: int) -> None:
+    """Memory is bounded by them; windows of single batches, since kernels follow the batch."""
+    torch.manual_seed(0)
+    scene = MemoryScene(random_pixels(40, 130))
+    scene.valid[:, 50:] = False
+    scene.valid[5:, 90:] = True
+    whole_grid = Grid(40, 130, (24, 24), 10)
+    predictor = WindowPredictor(PixelModel(context=5), torch.device('cpu'), (24, 24), 10, 1)
+    rows = len(whole_grid.rows)
+    maps = []
+    for grid in (whole_grid, replace(whole_grid, blocks=blocks)):
+        assert [grid.span(number)[0] for number in range(0, grid.strip_count, rows)][0] == 0
+        strips: List[Strip] = []
+        # The last one of each block alone, as a rank may get it.
+        apart = range(rows - 1, grid.strip_count, rows)
+        others = [number for number in range(grid.strip_count) if number not in apart]
+        for numbers in (apart, others):
+            predict_strips(
+                scene, grid, numbers, predictor, 1, True, strips.append, lambda count: None, True
+            )
+        planes = np.full((6, 40, 130), 99, np.uint8)
+        for strip in strips:
+            box = slice(*grid.strip(strip.number)), slice(*grid.span(strip.number))
+            assert (planes[(slice(None), *box)] == 99).all()
+            planes[(0, *box)], planes[(1, *box)] = strip.classes, strip.confidence
+            planes[(slice(2, None), *box)] = strip.probabilities
+        maps.append(planes)
+    np.testing.assert_array_equal(*maps)
+
+
+def test_blocks_bound_the_memory_of_any_width() -> None:
+    assert Grid(10_000, 10_000, (512, 512), 128).bounded(150).blocks == 1
+    grid = Grid(600, 400_000, (512, 512), 128).bounded(7)
+    widest = max(np.subtract(*grid.reach(number)[::-1]) for number in range(0, grid.strip_count, 2))
+    assert 4 * 8 * grid.shared_rows * widest < 1.02 * 768 * 2**20
+
+
 def test_mirrored_windows_make_a_model_symmetric() -> None:
     torch.manual_seed(0)
     model = PixelModel(context=5)
@@ -124,17 +178,25 @@ def test_no_data_and_damage_stay_out_of_the_map() -> None:
     assert lines and all('damaged' in line for line in lines)
 
 
-def test_a_binary_model_with_one_output_keeps_its_threshold() -> None:
-    blender = RowBlender(1, (4, 4), 4, 0, threshold=0.3, confidence=True)
+@both_blenders
+def test_a_binary_model_with_one_output_keeps_its_threshold(make_blender: Any) -> None:
+    blender = make_blender(1, (4, 4), 4, 0, threshold=0.3, confidence=True, probabilities=True)
     blender.begin(4)
     weights = np.full((4, 4), 0.5, np.float32)
     scores = np.linspace(0, 1, 16, dtype=np.float32).reshape(1, 4, 4)
     for _ in range(2):
-        blender.add(0, scores * weights, weights, np.ones((4, 4), bool))
+        blender.add(
+            0,
+            tensors_of(blender, scores * weights),
+            tensors_of(blender, weights),
+            np.ones((4, 4), bool),
+        )
     rows = blender.take()
     np.testing.assert_array_equal(rows.classes, scores[0] > 0.3)
     expected = 100 * np.where(scores[0] > 0.3, scores[0], 1 - scores[0])
     np.testing.assert_allclose(rows.confidence, expected, atol=0.501)
+    np.testing.assert_array_equal(rows.probabilities[1], np.rint(250 * scores[0]))
+    np.testing.assert_array_equal(rows.probabilities.sum(0), np.full((4, 4), 250))
 
 
 def test_finished_rows_move_out_and_new_ones_start_empty() -> None:
@@ -152,24 +214,28 @@ def test_finished_rows_move_out_and_new_ones_start_empty() -> None:
     assert (blender.take().classes == NO_DATA).all()
 
 
+@both_blenders
 @settings(max_examples=40)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 20), st.integers(2, 20), st.data())
 def test_sums_are_the_bits_of_sums_over_the_whole_scene(
-    height: int, width: int, high: int, wide: int, data: st.DataObject
+    make_blender: Any, height: int, width: int, high: int, wide: int, data: st.DataObject
 ) -> None:
     grid = Grid(height, width, (high, wide), data.draw(st.integers(0, min(high, wide) - 1)))
     random = np.random.RandomState(data.draw(st.integers(0, 99)))
     weights = np.outer(*(blend_weights(side, 1) for side in grid.window))
     sums = np.zeros((3, height + high, width + wide), np.float32)
     total, valid = np.zeros_like(sums[0]), np.zeros(sums.shape[1:], bool)
-    blender = RowBlender(
-        3,
-        (min(high, height), min(wide, width)),
-        width,
-        grid.shared_rows,
-        confidence=True,
-        probabilities=True,
-    )
+    # A box of one window, or of a few, is moved on; a larger one takes the whole width.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_blending, '_OPEN_COLUMNS', data.draw(st.sampled_from([1, 25, 4096])))
+        blender = make_blender(
+            3,
+            (min(high, height), min(wide, width)),
+            width,
+            grid.shared_rows,
+            confidence=True,
+            probabilities=True,
+        )
     strips = []
     for number, row in enumerate(grid.rows):
         start, stop = grid.strip(number)
@@ -179,7 +245,7 @@ def test_sums_are_the_bits_of_sums_over_the_whole_scene(
                 continue  # a window without data
             scores = random.rand(3, high, wide).astype(np.float32) * weights
             seen = random.rand(min(high, height), min(wide, width)) < 0.9
-            blender.add(column, scores, weights, seen)
+            blender.add(column, tensors_of(blender, scores), tensors_of(blender, weights), seen)
             box = np.s_[row : row + high, column : column + wide]
             sums[(slice(None), *box)] += scores
             total[box] += weights
@@ -213,11 +279,13 @@ def test_memory_grows_with_the_width_by_the_shared_rows_only() -> None:
     assert bytes_of(2000) - bytes_of(1000) == 1000 * 16 * (151 * 4 + 1)
 
 
-def test_scores_that_are_not_numbers_are_an_error() -> None:
-    blender = RowBlender(2, (2, 2), 2, 0)
+@both_blenders
+def test_scores_that_are_not_numbers_are_an_error(make_blender: Any) -> None:
+    blender = make_blender(2, (2, 2), 2, 0)
     blender.begin(2)
     ones = np.ones((2, 2), np.float32)
-    blender.add(0, np.stack([ones, np.nan * ones]), ones, np.ones((2, 2), bool))
+    scores = np.stack([ones, np.nan * ones])
+    blender.add(0, tensors_of(blender, scores), tensors_of(blender, ones), np.ones((2, 2), bool))
     with pytest.raises(PredictError, match='not numbers'):
         blender.take()
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from color_model import MemoryScene, PixelModel
 
-from mapsage.maps.predictor import WindowPredictor
-from mapsage.maps.predictor_threads import ThreadedPredictor, divide_threads
+from mapsage.maps.predictor import WindowPredictor, divide_threads
 from mapsage.maps.strips import Strip, predict_strips
 from mapsage.maps.windows import Grid
 
@@ -44,6 +43,12 @@ def predictor(model: Any, batch_size: int = 2) -> WindowPredictor:
     return WindowPredictor(model, torch.device('cpu'), (SIDE, SIDE), 4, batch_size)
 
 
+def threaded_predictor(model: Any, threads: int) -> WindowPredictor:
+    threaded = predictor(model)
+    threaded.use_threads(threads)
+    return threaded
+
+
 def batches(count: int) -> List[np.ndarray]:
     random = np.random.RandomState(0)
     return [random.randint(0, 256, (2, 3, SIDE, SIDE)).astype(np.uint8) for _ in range(count)]
@@ -71,7 +76,7 @@ def test_two_threads_compute_at_the_same_time_and_share_only_the_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Remembering, 'barrier', threading.Barrier(2))
-    threaded = ThreadedPredictor(predictor(Remembering()), 2)
+    threaded = threaded_predictor(Remembering(), 2)
     assert threaded.parallel == 2
     windows = batches(6)
     with ThreadPoolExecutor(2) as pool:
@@ -85,7 +90,7 @@ def test_replicas_have_the_weights_in_the_same_memory() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
     model.num_classes = 2  # type: ignore[assignment]
     first = predictor(model)
-    second = first.replica()
+    second = first._replica()
     assert second._model is not first._model
     for name, value in first._model.state_dict().items():
         assert second._model.state_dict()[name].data_ptr() == value.data_ptr()
@@ -94,7 +99,7 @@ def test_replicas_have_the_weights_in_the_same_memory() -> None:
 def test_a_model_that_cannot_be_copied_computes_one_batch_at_a_time() -> None:
     model = PixelModel()
     model.lock = threading.Lock()
-    threaded = ThreadedPredictor(predictor(model), 4)
+    threaded = threaded_predictor(model, 4)
     assert threaded.parallel == 1
     (batch,) = batches(1)
     np.testing.assert_array_equal(threaded(batch), predictor(PixelModel())(batch))
@@ -105,10 +110,10 @@ def test_a_model_that_cannot_be_copied_computes_one_batch_at_a_time() -> None:
 def test_the_strips_of_a_scene_are_the_same_bits(threads: int) -> None:
     pixels = np.random.RandomState(1).randint(0, 256, (3, 70, 90)).astype(np.uint8)
     grid = Grid(70, 90, (SIDE, SIDE), 4)
-    model = predictor(PixelModel(context=3))
+    model = PixelModel(context=3)
     strips: List[List[Strip]] = []
     torch.set_num_threads(1)
-    for threaded in (model, ThreadedPredictor(model, threads)):
+    for threaded in (predictor(model), threaded_predictor(model, threads)):
         strips.append([])
         predict_strips(
             MemoryScene(pixels),

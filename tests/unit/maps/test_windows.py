@@ -96,8 +96,9 @@ def test_a_strip_needs_one_row_above_it_with_overlaps_up_to_half_a_window() -> N
 
 
 def test_runs_of_consecutive_strips() -> None:
-    assert consecutive_runs([5, 0, 1, 2, 7, 6]) == [(0, 2), (5, 7)]
-    assert consecutive_runs([]) == []
+    assert consecutive_runs([5, 0, 1, 2, 7, 6], 9) == [(0, 2), (5, 7)]
+    assert consecutive_runs([5, 0, 1, 2, 7, 6], 2) == [(0, 1), (2, 2), (5, 5), (6, 7)]
+    assert consecutive_runs([], 9) == []
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9))
