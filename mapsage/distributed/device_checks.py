@@ -147,7 +147,10 @@ def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[
     stray = [
         (name, kind, tensor.device)
         for name, kind, tensor in _tensors(module)
-        if not any(_is_on(tensor.device, device) for device in devices)
+        if not any(
+            tensor.device == device or (device.index is None and tensor.device.type == device.type)
+            for device in devices
+        )
     ]
     expected = ' or '.join(map(str, devices))
     return _shorten(
@@ -372,10 +375,6 @@ def _tensors(module: nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
     return [(name, 'parameter', tensor) for name, tensor in module.named_parameters()] + [
         (name, 'buffer', tensor) for name, tensor in module.named_buffers()
     ]
-
-
-def _is_on(device: torch.device, expected: torch.device) -> bool:
-    return device == expected or (expected.index is None and device.type == expected.type)
 
 
 def _shorten(problems: List[str], more: str) -> List[str]:

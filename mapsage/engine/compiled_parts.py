@@ -177,12 +177,10 @@ def _calls_of(model: nn.Module, name: str) -> List[Tuple[nn.Module, str]]:
     return [
         (member, method)
         for member in (module.children() if is_list else [module])
-        for method in _methods_of(member)
+        for method in (
+            member.compiled_methods if isinstance(member, NamesCompiledMethods) else ('forward',)
+        )
     ]
-
-
-def _methods_of(module: nn.Module) -> Tuple[str, ...]:
-    return module.compiled_methods if isinstance(module, NamesCompiledMethods) else ('forward',)
 
 
 class _CompiledMethod(functools.partial):

@@ -18,8 +18,9 @@ from mmengine.runner import runner as host_runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mapsage.distributed import local_rank
-from mapsage.host.runner import OptimWrappers
+from mapsage.distributed import broadcast_tensors, local_rank
+from mapsage.distributed.wrappers.memory_layout import drawn_in_order
+from mapsage.host.runner import OptimWrappers, plain_model
 from mapsage_launcher.hosts import check_distutils
 
 from . import config_mistakes, startup, wrapping
@@ -32,7 +33,6 @@ from .run_extension import EngineRun, Phase
 from .runner_parts import (
     build_optimizers,
     hooks_to_register,
-    initialize_weights,
     split_default_hooks,
 )
 from .start_and_end import alone_in_work_dir, end_reported, listening_for_stops, log_start
@@ -259,8 +259,16 @@ class MapSageRunner(SavingRunner, EngineRun):
             super().scale_lr(optim_wrapper, auto_scale_lr)
 
     def _init_model_weights(self) -> None:
-        """Initialize as MMEngine does, and send rank 0's weights over the device's backend."""
-        initialize_weights(self)
+        """Call the model's ``init_weights``, then send rank 0's weights over the device's backend.
+
+        MMEngine would send one tensor at a time, and over gloo unless nccl is the only backend.
+        Collective. A model without ``init_weights`` stays as it is.
+        """
+        model: Any = plain_model(self)
+        if hasattr(model, 'init_weights'):
+            with drawn_in_order(self.model):
+                model.init_weights()
+                broadcast_tensors(model.state_dict().values())
 
     def load_or_resume(self) -> None:
         """Load or resume as MMEngine does, then prove that all ranks hold the same weights."""

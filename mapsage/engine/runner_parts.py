@@ -1,8 +1,8 @@
 """Parts of a run that MapSageRunner makes otherwise than MMEngine's Runner.
 
-They are MapSage's own default hooks, the initial weights, which rank 0 draws for all ranks, and
-the optimizers, which are fused where the device can. A config replaces, changes or removes a
-default hook by its key in ``default_hooks``, as with MMEngine's own.
+They are MapSage's own default hooks, and the optimizers, which are fused where the device can. A
+config replaces, changes or removes a default hook by its key in ``default_hooks``, as with
+MMEngine's own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import Accelerator
-from mapsage.distributed import broadcast_tensors
 from mapsage.distributed.wrappers.fused import watch_fused_steps, without_missing_fusion
-from mapsage.distributed.wrappers.memory_layout import drawn_in_order
-from mapsage.host.runner import HostRunner, OptimWrappers, plain_model
+from mapsage.host.runner import OptimWrappers
 from mapsage_launcher.extras import default_hooks_of_extras, missing_extra
 
 from .config_mistakes import check_clipping, optimizer_mistake
@@ -82,19 +80,6 @@ def hooks_to_register(
             yield dict(dict(type=kind), **hook)
         elif hook is not None:
             yield hook
-
-
-def initialize_weights(run: HostRunner) -> None:
-    """Call the model's ``init_weights``, then send rank 0's weights over the device's backend.
-
-    MMEngine would send one tensor at a time, and over gloo unless nccl is the only backend.
-    Collective. A model without ``init_weights`` stays as it is.
-    """
-    model: Any = plain_model(run)
-    if hasattr(model, 'init_weights'):
-        with drawn_in_order(run.model):
-            model.init_weights()
-            broadcast_tensors(model.state_dict().values())
 
 
 def build_optimizers(

@@ -105,7 +105,11 @@ class KeyedDataset(torch.utils.data.Dataset):
             # A transform may raise anything; explain adds the names of the sample's files.
             raise self._explain(self.dataset, index, error) from error
         self._check(self.dataset, index, sample)
-        if self.keep_keys or (self.show_keys and _has_metainfo(sample)):
+        if self.keep_keys or (
+            self.show_keys
+            and isinstance(sample, dict)
+            and isinstance(sample.get('data_samples'), BaseDataElement)
+        ):
             sample['data_samples'].set_metainfo(dict(sample_key=(index, tuple(seed))))
         if self.finish is not None:
             sample = self.finish(index, seed, sample)
@@ -114,10 +118,6 @@ class KeyedDataset(torch.utils.data.Dataset):
     def load(self, index: int, seed: Tuple[int, ...]) -> Any:
         """Return the sample at ``index``, drawn with ``seed``."""
         return self._load(SampleKey(index, tuple(seed)))
-
-
-def _has_metainfo(sample: object) -> bool:
-    return isinstance(sample, dict) and isinstance(sample.get('data_samples'), BaseDataElement)
 
 
 class KeyedLoader(DataLoader):

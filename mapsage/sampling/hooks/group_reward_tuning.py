@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from mmengine.logging import print_log
 from mmengine.registry import TASK_UTILS
-from mmengine.structures import BaseDataElement
 from torch import nn
 
 from mapsage.host.batch_images import Channels
@@ -215,7 +214,9 @@ class GroupRewardTuning(Scorer):
         actions = draw(region_logits(logits, valid, self.region), self.scores_per_sample)
         maps = label_maps(logits, actions, valid, self.region, self.ignore_index)
         values = self._rewards(
-            maps.numpy(), truth.numpy(), [_tile_name(sample) for sample in data['data_samples']]
+            maps.numpy(),
+            truth.numpy(),
+            [str(sample.metainfo.get('img_path') or 'a tile') for sample in data['data_samples']],
         )
         rewards = torch.from_numpy(self._rewards.total(values))
         # The smallest type that holds the classes, since the actions travel with the samples.
@@ -311,10 +312,6 @@ def _scale(value: Loss, factor: float) -> Loss:
 def _labels(data_samples: Sequence[Any]) -> torch.Tensor:
     """Return the label maps of data samples, int64 (N, H, W)."""
     return torch.stack([sample.gt_sem_seg.data[0] for sample in data_samples]).long()
-
-
-def _tile_name(data_sample: BaseDataElement) -> str:
-    return str(data_sample.metainfo.get('img_path') or 'a tile')
 
 
 def _warn_of_other_modes(model: nn.Module) -> None:
