@@ -12,7 +12,7 @@ components, R rows of a window and W columns of the embedding in cells.
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Callable, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Generator, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class _Batch:
         self.windows: List[np.ndarray] = []
         self.valid: List[np.ndarray] = []
         self.damage: List[str] = []
-        self.pixels: object = None
+        self.pixels: Any = None
 
 
 def embed_strips(
@@ -180,21 +180,20 @@ def embed_strips(
             the bytes of the vectors, its classes 1 where there is data.
         advance: Function that receives the number of windows that were done since the last call.
     """
+
+    def compute(batch: _Batch) -> Optional[np.ndarray]:
+        return None if batch.pixels is None else encoder(batch.pixels)
+
     reader = WindowReader(CellScene(scene, cell, margin), most_readers(scene))
     for first, last in consecutive_runs(strips):
         blender, damage = VectorBlender(encoder.scores, grid), []
         batches = _read_batches(reader, grid, grid.first_row(first), last, encoder, batch_size)
         with closing(batches), WriteBehind(store, 1) as behind, closing(
             read_ahead(batches, _BATCHES_AHEAD)
-        ) as ready, closing(
-            map_in_order(
-                lambda batch: None if batch.pixels is None else encoder(batch.pixels),
-                ready,
-                encoder.parallel,
-            )
-        ) as computed:
+        ) as ready, closing(map_in_order(compute, ready, encoder.parallel)) as computed:
             for batch, vectors in computed:
                 for index, column in enumerate(batch.columns):
+                    assert vectors is not None
                     blender.add(column, vectors[index], encoder.weights, batch.valid[index])
                 damage += batch.damage
                 if batch.ends_row:
@@ -202,16 +201,14 @@ def embed_strips(
                     finished, known = blender.take(stop - start)
                     if batch.row >= first:
                         planes = finished.view(np.uint8)
-                        behind.put(
-                            Strip(batch.row, known.astype(np.uint8), None, damage, planes)
-                        )
+                        behind.put(Strip(batch.row, known.astype(np.uint8), None, damage, planes))
                     damage = []
                 advance(batch.passed)
 
 
 def _read_batches(
     reader: WindowReader, grid: Grid, first: int, last: int, encoder: Predictor, size: int
-) -> Iterator[_Batch]:
+) -> Generator[_Batch, None, None]:
     """Yield the rows of windows ``first`` to ``last`` in batches of one row each."""
     rows = range(first, last + 1)
     corners = ((column, grid.rows[row]) for row in rows for column in grid.columns_of(row))

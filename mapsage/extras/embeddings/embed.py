@@ -334,7 +334,7 @@ class EmbedRun:
         encoder.measure(first[None])
         stride = encoder.stride
         cell = 1 if args.upsample else stride
-        margin, overlap = choose_overlap(self._window, stride, args.margin, args.overlap)
+        margin, overlap = choose_overlap(self._window, stride, cell, args.margin, args.overlap)
         pca = None if args.dims is None and args.pca is None else self._choose_pca(first, windows)
         plan = dict(
             stride=stride,
@@ -549,8 +549,12 @@ def identify(
         key: value for key, value in cfg.model.backbone.items() if key not in ('init_cfg', 'frozen')
     }
     settings = settings_of(
-        Config(dict(cfg.to_dict(), model=dict(backbone=backbone, data_preprocessor=cfg.model.get(
-            'data_preprocessor'))))
+        Config(
+            dict(
+                cfg.to_dict(),
+                model=dict(backbone=backbone, data_preprocessor=cfg.model.get('data_preprocessor')),
+            )
+        )
         if is_backbone
         else cfg
     )
@@ -564,31 +568,34 @@ def identify(
 
 
 def choose_overlap(
-    window: Tuple[int, int], stride: int, margin: Optional[int], overlap: Optional[int]
+    window: Tuple[int, int], stride: int, cell: int, margin: Optional[int], overlap: Optional[int]
 ) -> Tuple[int, int]:
-    """Return the context of windows and the overlap of their cores in pixels, multiples of stride.
+    """Return the context of windows and the overlap of their cores in pixels, multiples of a cell.
 
     Args:
         window: Height and width of windows with their context.
-        stride: Pixels between two vectors.
+        stride: Pixels between two vectors of the encoder.
+        cell: Pixels between two vectors of the embedding: the stride, or 1.
         margin: Context on each side that the user chose; None for an eighth of a window, and one
             stride or more where a window has four.
-        overlap: Overlap that the user chose; None for a quarter of a core.
+        overlap: Overlap that the user chose; None for a quarter of a core, and one stride or more
+            where a core has two.
 
     Raises:
-        EmbeddingError: If they leave no core, or are no multiples of the stride.
+        EmbeddingError: If they leave no core, or are no multiples of a cell.
     """
     side = min(window)
     if margin is None:
         margin = max(side // 8 // stride, int(side >= 4 * stride)) * stride
     core = side - 2 * margin
-    overlap = max(core, 0) // 4 // stride * stride if overlap is None else overlap
-    if margin < 0 or core < stride or not 0 <= overlap < core or margin % stride or overlap % stride:
+    if overlap is None:
+        overlap = max(core // 4 // cell * cell, stride if core >= 2 * stride else 0)
+    if margin < 0 or core < cell or not 0 <= overlap < core or margin % cell or overlap % cell:
         raise EmbeddingError(
-            f'--margin {margin} and --overlap {overlap} with windows of {side} pixels and a stride '
-            f'of {stride}: expected multiples of {stride}, a margin of 0 to '
-            f'{(side - stride) // 2 // stride * stride}, and an overlap smaller than the '
-            f'{core} pixels between the margins.'
+            f'--margin {margin} and --overlap {overlap} with windows of {side} pixels and a vector '
+            f'every {cell} pixel(s): expected multiples of {cell}, a margin of 0 to '
+            f'{(side - cell) // 2 // cell * cell}, and an overlap smaller than the {core} pixels '
+            f'between the margins.'
         )
     return margin, overlap
 
@@ -632,5 +639,3 @@ def read_pca(path: str, identity: Mapping[str, Any], dims: Optional[int]) -> Pca
             f'out --dims, choose another --out, or add --overwrite.'
         )
     return pca
-
-

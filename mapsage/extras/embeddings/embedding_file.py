@@ -125,7 +125,10 @@ class EmbeddingWriter:
             self._file.close()
             with open_file(self.path) as source:
                 for row, height, expected in self._written:
-                    if checksum(source.read(window=Window(0, row, source.width, height))) != expected:
+                    if (
+                        checksum(source.read(window=Window(0, row, source.width, height)))
+                        != expected
+                    ):
                         raise OSError(f'the rows from {row} on are not what was written')
             path = self.path
             while self._write_overview(path):
@@ -297,12 +300,12 @@ class EmbeddingFile:
         valid &= np.isfinite(values).all(0) & (values != 0).any(0)
         return np.where(valid, values, 0).astype(np.float32), valid
 
-    def read_unit(self, window: Window) -> Tuple[np.ndarray, np.ndarray]:
-        """Read a window as vectors of unit length, which :meth:`read` gives up to rounding only."""
-        values, valid = self.read(
-            window.col_off, window.row_off, window.width, window.height
-        )
-        return to_unit(values), valid
+    def read_unit(
+        self, column: int, row: int, width: int, height: int
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """Return what :meth:`read` does, with vectors of length 1 also after rounding."""
+        vectors, valid = self.read(column, row, width, height)
+        return to_unit(vectors), valid
 
 
 def read_embeddings(

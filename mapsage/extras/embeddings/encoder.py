@@ -310,6 +310,4 @@ class Encoder:
 
 
 def _resize(features: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    return functional.interpolate(
-        features, size=tuple(size), mode='bilinear', align_corners=False
-    )
+    return functional.interpolate(features, size=tuple(size), mode='bilinear', align_corners=False)

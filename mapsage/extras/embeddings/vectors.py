@@ -110,7 +110,10 @@ class Pca:
         components = components * np.sign(components[largest, np.arange(dims)])
         explained = variance[::-1][:dims].sum() / max(variance.sum(), _SHORTEST)
         return cls(
-            mean.astype(np.float32), components.astype(np.float32), round(float(explained), 4), sample
+            mean.astype(np.float32),
+            components.astype(np.float32),
+            round(float(explained), 4),
+            sample,
         )
 
     def to_dict(self) -> Dict[str, Any]:

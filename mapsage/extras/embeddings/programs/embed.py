@@ -117,9 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
         action='store_true',
         help='contact servers that a file of an input folder names, such as a mosaic (VRT)',
     )
-    parser.add_argument(
-        '--overwrite', action='store_true', help='make existing embeddings again'
-    )
+    parser.add_argument('--overwrite', action='store_true', help='make existing embeddings again')
     return parser
 
 
