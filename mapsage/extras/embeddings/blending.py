@@ -12,6 +12,7 @@ components, R rows of a window and W columns of the embedding in cells.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Callable, Generator, Iterable, List, Optional, Tuple
 
 import numpy as np
@@ -20,12 +21,40 @@ from mapsage.maps.background import WriteBehind, map_in_order, read_ahead
 from mapsage.maps.inputs import Scene
 from mapsage.maps.reading import Window, WindowReader, most_readers
 from mapsage.maps.strips import Predictor, Strip
-from mapsage.maps.windows import Grid, consecutive_runs
+from mapsage.maps.windows import Grid, consecutive_runs, window_starts
 
 from .errors import EmbeddingError
 from .vectors import NO_DATA, quantize, to_unit
 
 _BATCHES_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class AlignedGrid(Grid):
+    """Windows that begin at multiples of a step, so that all windows divide a scene alike.
+
+    The last window may reach beyond the scene by less than a step.
+
+    Attributes:
+        step: Cells between two vectors of the encoder; 1 unless they are interpolated.
+    """
+
+    step: int = 1
+
+    @property
+    def rows(self) -> Tuple[int, ...]:
+        """First rows of the windows; one entry for each strip."""
+        return self._starts(self.height, self.window[0])
+
+    @property
+    def columns(self) -> Tuple[int, ...]:
+        """First columns of the windows."""
+        return self._starts(self.width, self.window[1])
+
+    def _starts(self, length: int, window: int) -> Tuple[int, ...]:
+        step = self.step
+        starts = window_starts(-(-length // step), window // step, self.overlap // step)
+        return tuple(start * step for start in starts)
 
 
 class CellScene:

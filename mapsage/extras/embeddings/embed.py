@@ -48,13 +48,13 @@ from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
 from mapsage.maps.predictor_threads import ThreadedPredictor
 from mapsage.maps.progress import ProgressLine
-from mapsage.maps.strip_store import key_of
+from mapsage.maps.strip_store import StripStore, key_of
 from mapsage.maps.strips import Predictor
 from mapsage.models.frozen_weights import digest_of, pretrained_source
 from mapsage.version import __version__
 from mapsage.wrappers import place_module
 
-from .blending import CellScene, embed_strips
+from .blending import AlignedGrid, CellScene, embed_strips
 from .embedding_file import EmbeddingFile, EmbeddingWriter, band_names, write_cog
 from .encoder import DEFAULT_LAYER, Encoder
 from .errors import EmbeddingError
@@ -74,11 +74,13 @@ class EmbedSetup(MapSetup):
     """Settings that all embeddings of a run have in common; windows and sizes are in cells.
 
     Attributes:
-        cell: Side of a cell in pixels that the encoder sees.
+        stride: Pixels between two vectors of the encoder.
+        cell: Side of a cell in pixels that the encoder sees: the stride, or 1.
         margin: Pixels of context on each side of a window.
         facts: Content of the files' tag.
     """
 
+    stride: int = 1
     cell: int = 1
     margin: int = 0
     facts: Mapping[str, Any] = ()  # type: ignore[assignment]
@@ -92,6 +94,14 @@ class EmbedJob(MapJob):
     """The work on one embedding on this rank; the scores of its strips are the vectors' bytes."""
 
     _setup: EmbedSetup
+
+    def __init__(self, plan: ScenePlan, setup: EmbedSetup) -> None:
+        super().__init__(plan, setup)
+        size = plan.height, plan.width
+        self.grid: AlignedGrid = AlignedGrid(
+            *size, setup.window, setup.overlap, step=setup.stride // setup.cell
+        )
+        self.strips = StripStore(self.strips.folder, self.grid, False, len(setup.classes.names))
 
     def predict(
         self,
@@ -292,6 +302,7 @@ class EmbedRun:
             previews=False,
             single_input=len(self._inputs) == 1,
             places=self._places,
+            stride=shared['stride'],
             cell=cell,
             margin=shared['margin'],
             facts=shared['facts'],

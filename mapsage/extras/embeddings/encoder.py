@@ -258,12 +258,9 @@ class Encoder:
                     f'expected a number of 0 to {len(levels) - 1}.'
                 )
             levels = [levels[number]]
-        unit = [functional.normalize(level.float(), dim=1) for level in levels]
-        finest = max((tuple(level.shape[2:]) for level in unit), key=lambda size: size[0])
-        if len(unit) == 1:
-            return unit[0]
-        joined = torch.cat([_resize(level, finest) for level in unit], 1)
-        return functional.normalize(joined, dim=1)
+        finest = max((tuple(level.shape[2:]) for level in levels), key=lambda size: size[0])
+        unit = [functional.normalize(_resize(level.float(), finest), dim=1) for level in levels]
+        return unit[0] if len(unit) == 1 else functional.normalize(torch.cat(unit, 1), dim=1)
 
     def _features(self, windows: torch.Tensor) -> List[torch.Tensor]:
         """Return the feature maps that the layer gives, each (N, C, h, w)."""
@@ -310,4 +307,6 @@ class Encoder:
 
 
 def _resize(features: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    if tuple(features.shape[2:]) == tuple(size):
+        return features
     return functional.interpolate(features, size=tuple(size), mode='bilinear', align_corners=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence
 
 import numpy as np
 
-from mapsage.maps.windows import Grid
-
+from .blending import AlignedGrid
 from .vectors import NO_DATA, dequantize
 
 # Rows that are compared at a time.
@@ -18,17 +17,19 @@ class SeamIndex:
     """Mean step across borders of windows over the mean step elsewhere; 1 without any seam.
 
     A step is the Euclidean distance of the vectors of two neighboring cells. Borders are the first
-    and the last cells of windows, which blending weighs least.
+    and the last cells of windows, which blending weighs least. Interpolated vectors change more or
+    less by their position between two vectors of the encoder, so only steps in the position of the
+    borders are compared.
 
     Args:
         grid: Windows of the embedding, in cells.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: AlignedGrid) -> None:
         height, width = grid.window
-        # The cell after each step over a border.
-        self._columns = _borders(grid.columns, width, grid.width)
-        self._rows = _borders(grid.rows, height, grid.height)
+        # Whether the step to a cell crosses a border, and whether it is compared at all.
+        self._columns = _borders(grid.columns, width, grid.width, grid.step)
+        self._rows = _borders(grid.rows, height, grid.height, grid.step)
         # Sum and number of steps elsewhere, and across borders.
         self._sums, self._counts = np.zeros(2), np.zeros(2)
         self._row = 0
@@ -38,18 +39,18 @@ class SeamIndex:
         """Add the next rows, (C, rows, W) int8."""
         for first in range(0, vectors.shape[1], _ROWS):
             rows = vectors[:, first : first + _ROWS]
-            self._note(rows[:, :, :-1], rows[:, :, 1:], self._columns[None, 1:])
+            self._note(rows[:, :, :-1], rows[:, :, 1:], self._columns[:, None, 1:])
             joined = rows if self._last is None else np.concatenate([self._last, rows], 1)
             stop = self._row + rows.shape[1]
             start = stop - joined.shape[1] + 1
-            self._note(joined[:, :-1], joined[:, 1:], self._rows[start:stop, None])
+            self._note(joined[:, :-1], joined[:, 1:], self._rows[:, start:stop, None])
             self._row, self._last = stop, rows[:, -1:]
 
     def _note(self, before: np.ndarray, after: np.ndarray, borders: np.ndarray) -> None:
         known = (before[0] != NO_DATA) & (after[0] != NO_DATA)
         difference = dequantize(after) - dequantize(before)
         steps = np.sqrt(np.einsum('chw,chw->hw', difference, difference))
-        for number, wanted in enumerate((~borders, borders)):
+        for number, wanted in enumerate(borders):
             chosen = known & wanted
             self._sums[number] += float(steps[chosen].sum(dtype=np.float64))
             self._counts[number] += int(chosen.sum())
@@ -62,9 +63,14 @@ class SeamIndex:
         return round(float(borders / elsewhere), 4)
 
 
-def _borders(starts: tuple, window: int, length: int) -> np.ndarray:
-    """Return which cells of an axis, (length,) bool, begin behind a border of windows."""
+def _borders(starts: Sequence[int], window: int, length: int, step: int) -> np.ndarray:
+    """Return the cells of an axis whose step from the cell before counts, bool (2, length).
+
+    The first row has the steps elsewhere, the second those across borders of windows.
+    """
     borders = np.zeros(length + 1, bool)
     for start in starts:
         borders[[start, min(start + window, length)]] = True
-    return borders[:length] & (np.arange(length) > 0)
+    compared = np.arange(length) % step == 0
+    compared[0] = False
+    return np.stack([compared & ~borders[:length], compared & borders[:length]])

@@ -134,8 +134,8 @@ class Pca:
             EmbeddingError: If ``stored``, of the file ``path``, is something else.
         """
         try:
-            mean = _unpack(stored['mean'])
-            components = _unpack(stored['components']).reshape(len(mean), int(stored['dims']))
+            mean, dims = _unpack(stored['mean']), int(stored['dims'])
+            components = _unpack(stored['components']).reshape(len(mean), max(dims, 1))
             pca = cls(mean, components, float(stored['explained']), str(stored['sample']))
             if not (np.isfinite(mean).all() and np.isfinite(components).all()):
                 raise ValueError('numbers that are not finite')
