@@ -75,17 +75,16 @@ def read_labels(
     else:
         names, palette, locate = _open_class_raster(path, files, most)
     found: List[Tuple[np.ndarray, ...]] = []
-    outside, empty = 0, 0
-    seen = None
+    empty, seen = 0, np.zeros(1, bool)
     for file in files:
         columns, rows, labels, hits = locate(file)
-        seen = hits if seen is None else seen | hits
+        seen = seen | hits
         vectors, valid = _read_cells(file, columns, rows)
         empty += int((~valid).sum())
         centers = np.stack([columns, rows], 1) + 0.5
         places = _to_first(file, files[0], to_map(file.raster.transform, centers))
         found.append((labels[valid], vectors[valid], places[valid]))
-    outside = 0 if seen is None else int((~seen).sum())
+    outside = int((~seen).sum())
     labels, vectors, places = (np.concatenate(parts) for parts in zip(*found))
     counts = dict(outside=outside, data=empty)
     present = np.unique(labels)
@@ -139,6 +138,11 @@ def _read_features(path: str, field: str, layer: Optional[str]) -> Tuple[Any, np
     ]
     chosen = np.array(known, bool) & ~shapely.is_missing(shapes) & ~shapely.is_empty(shapes)
     shapes = shapes[chosen]
+    if not len(shapes):
+        raise EmbeddingError(
+            f'{path}: none of {len(chosen)} feature(s) has a geometry and a class in the field '
+            f'{field!r}. Label some in QGIS, or name another field with --field.'
+        )
     kinds = {shape.geom_type.replace('Multi', '') for shape in shapes}
     if kinds - {'Point', 'Polygon'}:
         raise EmbeddingError(f'{path} holds {", ".join(kinds)}; expected points or polygons.')

@@ -16,6 +16,7 @@ import torch
 from embedding_runs import run, write_config
 from geo_scenes import UTM, write_raster
 from mmseg.registry import MODELS
+from stack_files import SENSORS, write_model, write_place
 from support import ROOT, Launch, check_finished, main_leg
 
 from mapsage.engine.env_cfg import ConfigError
@@ -270,8 +271,9 @@ def test_weights_are_part_of_the_identity(tmp_path: Path) -> None:
     config, scene = write_config(tmp_path, 'Padded'), write_raster(tmp_path / 'a.tif', draw(64, 64))
     torch.manual_seed(5)
     with torch.no_grad():
-        from mapsage.commands.configs import build_model
         from mmengine.config import Config
+
+        from mapsage.commands.configs import build_model
 
         state = build_model(Config.fromfile(str(config))).state_dict()
     torch.save(dict(state_dict=state, meta={}), tmp_path / 'w.pth')
@@ -342,3 +344,23 @@ def test_margins_and_overlaps_by_default() -> None:
     assert choose_overlap((128, 128), 32, 1, None, None) == (32, 32)
     assert choose_overlap((64, 64), 64, 64, None, None) == (0, 0)
     assert choose_overlap((224, 224), 14, 14, 28, 0) == (28, 0)
+
+
+def test_places_of_several_sensors(tmp_path: Path, capsys: Any) -> None:
+    """A stack is one input; the neck pools its dates, and a place without data has no vectors."""
+    write_place(tmp_path, 'a', 0)
+    write_place(tmp_path, 'b', 1)
+    for path in tmp_path.glob('s?/b_*.tif'):
+        with rasterio.open(path, 'r+') as file:
+            file.nodata = 0
+            file.write(np.zeros((file.count, file.height, file.width), file.dtypes[0]))
+    config = write_model(tmp_path, SENSORS)
+    run(config, tmp_path, '--out', tmp_path / 'out', '--layer', 'neck', '--margin', 4)
+    said = capsys.readouterr().out
+    vectors = read_embeddings(tmp_path / 'out/a.tif')
+    assert vectors.shape[0] == 16 and np.isfinite(vectors).all()
+    assert 'b.tif has no data anywhere' in said
+    with pytest.raises(PredictError, match='--gsd: the model takes scene stacks'):
+        run(config, tmp_path, '--out', tmp_path / 'x', '--gsd', 3)
+    with pytest.raises((EmbeddingError, PredictError), match='exist'):
+        run(config, tmp_path / 'none', '--out', tmp_path / 'x')
