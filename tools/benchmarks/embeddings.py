@@ -329,12 +329,16 @@ def mean_iou(labels: np.ndarray, predicted: np.ndarray, classes: int) -> float:
 
 def compare(task: Task, results: Path) -> None:
     """Add the lines of a task that are missing."""
-    done = {tuple(row[key] for key in ('task', 'points', 'seed', 'method')) for row in rows(results)}
+    done = {
+        tuple(row[key] for key in ('task', 'points', 'seed', 'method')) for row in rows(results)
+    }
 
     def note(points: int, seed: int, method: str, score: float, seconds: float) -> None:
         row = dict(task=task.name, points=points, seed=seed, method=method)
         with results.open('a') as file:
-            file.write(json.dumps(dict(row, miou=round(score, 2), seconds=round(seconds, 2))) + '\n')
+            file.write(
+                json.dumps(dict(row, miou=round(score, 2), seconds=round(seconds, 2))) + '\n'
+            )
 
     random = np.random.RandomState(0)
     tests = []
@@ -370,7 +374,10 @@ def compare(task: Task, results: Path) -> None:
     for seed in SEEDS:
         everything = draw_points(task.train.masks, task.classes, max(POINTS), seed)
         order = np.argsort(everything[:, 0], kind='stable')
-        spots = [everything[order][everything[order][:, 0] == n, 1:] for n in range(len(task.train.masks))]
+        spots = [
+            everything[order][everything[order][:, 0] == n, 1:]
+            for n in range(len(task.train.masks))
+        ]
         at_points = np.empty((len(everything), tested.shape[1]), np.float32)
         at_points[order] = vectors.at(task.train, spots)
         for count in POINTS:
@@ -434,12 +441,17 @@ def print_tables(results: List[Dict[str, Any]]) -> None:
                     if scores
                     else '-'
                 )
-            print(f'{name:20}' + ''.join(f'{cell:>28}' for cell in cells) + f'{np.mean(seconds):9.2f}')
+            print(
+                f'{name:20}' + ''.join(f'{cell:>28}' for cell in cells) + f'{np.mean(seconds):9.2f}'
+            )
 
 
 ENCODERS = {
     'EfficientNet-Lite0, ImageNet, last level': (FPN, ['--layer', 'backbone', '--window', '256']),
-    'EfficientNet-Lite0, ImageNet, all levels': (FPN, ['--layer', 'backbone:all', '--window', '256']),
+    'EfficientNet-Lite0, ImageNet, all levels': (
+        FPN,
+        ['--layer', 'backbone:all', '--window', '256'],
+    ),
     'DINOv3 ViT, random': ('configs/demo/vit_tiny_frozen_demo.py', ['--window', '256']),
     'ResNet-18 over dates, random': (CROPS, ['--layer', 'neck', '--window', '64']),
     'OlmoEarth, random': ('configs/earth/olmoearth_tiny_crops.py', ['--window', '64']),

@@ -67,6 +67,8 @@ _TIMEOUT_SECONDS = 7 * 24 * 3600
 _SAMPLE_WINDOWS, _SAMPLE_VECTORS = 256, 100_000
 _PCA_FILE = 'pca.json'
 _SEED = 0
+# Seam index from which borders of windows can be seen in a picture.
+_VISIBLE_SEAM = 1.05
 
 
 @dataclass(frozen=True)
@@ -345,7 +347,7 @@ class EmbedRun:
         encoder.measure(first[None])
         stride = encoder.stride
         cell = 1 if args.upsample else stride
-        margin, overlap = choose_overlap(self._window, stride, cell, args.margin, args.overlap)
+        margin, overlap = choose_overlap(self._window, stride, args.margin, args.overlap)
         pca = None if args.dims is None and args.pca is None else self._choose_pca(first, windows)
         plan = dict(
             stride=stride,
@@ -516,8 +518,10 @@ class EmbedRun:
             self._say(
                 f'{outputs.map}: {report["width"]}x{report["height"]} vectors of {report["dims"]} '
                 f'components, {report["no_data"]:,} without data; '
-                + ('one window' if seam is None else f'seam index {seam:.3f}')
+                + ('no seam index' if seam is None else f'seam index {seam:.3f}')
             )
+            if seam is not None and seam > _VISIBLE_SEAM:
+                self._say('  note: borders of windows show: take a larger --window or --margin')
             for line in report['damage'][:20]:
                 self._say(f'  warning: no data, {line}')
             is_partial = is_partial or bool(report['damage'])
@@ -579,34 +583,33 @@ def identify(
 
 
 def choose_overlap(
-    window: Tuple[int, int], stride: int, cell: int, margin: Optional[int], overlap: Optional[int]
+    window: Tuple[int, int], stride: int, margin: Optional[int], overlap: Optional[int]
 ) -> Tuple[int, int]:
-    """Return the context of windows and the overlap of their cores in pixels, multiples of a cell.
+    """Return the context of windows and the overlap of their cores in pixels, multiples of stride.
 
     Args:
         window: Height and width of windows with their context.
         stride: Pixels between two vectors of the encoder.
-        cell: Pixels between two vectors of the embedding: the stride, or 1.
         margin: Context on each side that the user chose; None for an eighth of a window, and one
             stride or more where a window has four.
         overlap: Overlap that the user chose; None for a quarter of a core, and one stride or more
             where a core has two.
 
     Raises:
-        EmbeddingError: If they leave no core, or are no multiples of a cell.
+        EmbeddingError: If they leave no core, or are no multiples of the stride.
     """
     side = min(window)
     if margin is None:
         margin = max(side // 8 // stride, int(side >= 4 * stride)) * stride
     core = side - 2 * margin
     if overlap is None:
-        overlap = max(core // 4 // cell * cell, stride if core >= 2 * stride else 0)
-    if margin < 0 or core < cell or not 0 <= overlap < core or margin % cell or overlap % cell:
+        overlap = max(core // 4 // stride, int(core >= 2 * stride)) * stride
+    if margin < 0 or not 0 <= overlap < core or margin % stride or overlap % stride:
         raise EmbeddingError(
-            f'--margin {margin} and --overlap {overlap} with windows of {side} pixels and a vector '
-            f'every {cell} pixel(s): expected multiples of {cell}, a margin of 0 to '
-            f'{(side - cell) // 2 // cell * cell}, and an overlap smaller than the {core} pixels '
-            f'between the margins.'
+            f'--margin {margin} and --overlap {overlap} with windows of {side} pixels and a stride '
+            f'of {stride}: expected multiples of {stride}, a margin of 0 to '
+            f'{(side - stride) // 2 // stride * stride}, and an overlap smaller than the {core} '
+            f'pixels between the margins.'
         )
     return margin, overlap
 

@@ -100,7 +100,7 @@ def test_a_single_window_is_what_the_encoder_gives(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_embeddings(tmp_path / 'out/a.tif'), vectors, atol=0.012)
 
 
-def test_margins_and_blending_hide_the_zeros_around_windows(tmp_path: Path) -> None:
+def test_margins_and_blending_hide_the_zeros_around_windows(tmp_path: Path, capsys: Any) -> None:
     """With context, the vectors are those of one large window."""
     image, config = draw(256, 256), write_config(tmp_path, 'Padded')
     scene = write_raster(tmp_path / 'a.tif', image)
@@ -112,6 +112,7 @@ def test_margins_and_blending_hide_the_zeros_around_windows(tmp_path: Path) -> N
     whole = ['--window', 256, '--margin', 0]
     assert seam('whole', *whole) is None
     bare = seam('bare', '--margin', 0, '--overlap', 0)
+    assert 'borders of windows show' in capsys.readouterr().out
     good = seam('good', '--margin', 16)
     assert good < 1.05 < bare
     expected, written = (read_embeddings(tmp_path / name / 'a.tif') for name in ('whole', 'good'))
@@ -339,11 +340,10 @@ def test_a_config_without_an_encoder(tmp_path: Path) -> None:
 
 
 def test_margins_and_overlaps_by_default() -> None:
-    assert choose_overlap((512, 512), 16, 16, None, None) == (64, 96)
-    assert choose_overlap((128, 128), 32, 32, None, None) == (32, 32)
-    assert choose_overlap((128, 128), 32, 1, None, None) == (32, 32)
-    assert choose_overlap((64, 64), 64, 64, None, None) == (0, 0)
-    assert choose_overlap((224, 224), 14, 14, 28, 0) == (28, 0)
+    assert choose_overlap((512, 512), 16, None, None) == (64, 96)
+    assert choose_overlap((128, 128), 32, None, None) == (32, 32)
+    assert choose_overlap((64, 64), 64, None, None) == (0, 0)
+    assert choose_overlap((224, 224), 14, 28, 0) == (28, 0)
 
 
 def test_places_of_several_sensors(tmp_path: Path, capsys: Any) -> None:
