@@ -327,7 +327,7 @@ def mean_iou(labels: np.ndarray, predicted: np.ndarray, classes: int) -> float:
     return 100 * float(np.mean(scores))
 
 
-def compare(task: Task, results: Path) -> None:
+def compare(task: Task, results: Path, vectors_only: bool) -> None:
     """Add the lines of a task that are missing."""
     done = {
         tuple(row[key] for key in ('task', 'points', 'seed', 'method')) for row in rows(results)
@@ -360,7 +360,7 @@ def compare(task: Task, results: Path) -> None:
     pca = Pca.fit(sample, min(DIMS, sample.shape[1]), '')
 
     def reduced(values: np.ndarray) -> np.ndarray:
-        return to_unit(((values - pca.mean) @ pca.components).T).T
+        return to_unit((values @ pca.components).T).T
 
     def bytes_of(values: np.ndarray) -> np.ndarray:
         return to_unit(dequantize(quantize(values)).T).T
@@ -396,7 +396,7 @@ def compare(task: Task, results: Path) -> None:
                     predicted = classifier.predict(convert(tested))[0]
                     score = mean_iou(truth, predicted, task.classes)
                     note(count, seed, name, score, seconds)
-            for name, build in task.segmentors.items():
+            for name, build in [] if vectors_only else task.segmentors.items():
                 if (task.name, count, seed, name) in done:
                     continue
                 torch.manual_seed(seed)
@@ -529,6 +529,7 @@ def main() -> None:
     parser.add_argument('--nwpu', help='folder of NWPU VHR-10')
     parser.add_argument('--work-dir', default='work_dirs/embeddings_benchmark')
     parser.add_argument('--tasks', nargs='+', default=['demo', 'crops', 'nwpu'])
+    parser.add_argument('--vectors-only', action='store_true', help='train no segmentor')
     args = parser.parse_args()
     set_current_accelerator(resolve_accelerator('cpu'))
     folder = Path(args.work_dir)
@@ -551,7 +552,7 @@ def main() -> None:
             if name == 'nwpu' and not args.nwpu:
                 print('nwpu: left out without --nwpu')
                 continue
-            compare(makers[name](), results)
+            compare(makers[name](), results, args.vectors_only)
         print_tables(rows(results))
 
 

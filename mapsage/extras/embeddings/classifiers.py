@@ -18,7 +18,8 @@ _NEIGHBORS = 5
 _TREES = 200
 # Vectors that nearest neighbors are found for at a time; their distances take 8 bytes a label.
 _CHUNK = 1 << 16
-# Inverse strength of the probe's regularization, for components of variance 1.
+# Inverse strength of the probe's regularization, for components of variance 1 on average; chosen
+# on made aerial scenes, where 0.01 to 10 differ by a point of mIoU.
 _PROBE_C = 0.1
 
 
@@ -37,8 +38,9 @@ class Classifier:
 
     def __init__(self, method: str, vectors: np.ndarray, labels: np.ndarray, classes: int) -> None:
         self._classes, self._present = classes, np.unique(labels)
-        # One score for each component, of which each has variance 1 in the labeled vectors.
-        self._mean, self._scale = vectors.mean(0), vectors.std(0).clip(1e-6)
+        # One scale for all components: the last principal components, which vary least, are noise.
+        self._mean = vectors.mean(0)
+        self._scale = max(float((vectors - self._mean).std()), 1e-6)
         self._method = method
         if len(self._present) == 1:
             self._model: Any = None

@@ -77,7 +77,7 @@ def assign_folds(blocks: np.ndarray, labels: np.ndarray) -> np.ndarray:
     # The last column counts all labels, so that no fold stays empty.
     table = np.zeros((blocks.max() + 1, labels.max() + 2))
     np.add.at(table, (blocks, labels), 1)
-    np.add.at(table, (blocks, -1), 1)
+    table[:, -1] = np.bincount(blocks)
     share = table / table.sum(0).clip(1)
     folds = np.zeros((min(_FOLDS, len(table)), table.shape[1]))
     fold_of_block = np.zeros(len(table), np.int64)

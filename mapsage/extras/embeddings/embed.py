@@ -469,7 +469,7 @@ class EmbedRun:
             pca = Pca.fit(sample, args.dims, text)
         self._say(
             f'{pca.components.shape[1]} principal components of {pca.sample}: '
-            f'{100 * pca.explained:.1f} % of the variance'
+            f'{100 * pca.explained:.1f} % of the squared length'
         )
         with writing(path):
             text = json.dumps(dict(identity=self._identity, pca=pca.to_dict()))

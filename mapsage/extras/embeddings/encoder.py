@@ -95,7 +95,7 @@ class Encoder:
         self._hook()
         self.stride, self.scores = 0, 0
         self.weights = np.ones((1, 1), np.float32)
-        self._pca: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
+        self._pca: Optional[torch.Tensor] = None
 
     def _hook(self) -> None:
         """Capture the output of the layer, or the input of a head's classifier."""
@@ -142,10 +142,12 @@ class Encoder:
         """
         self.stride, self.scores = stride, scores
         if pca is not None:
-            self._pca = (
-                torch.from_numpy(pca.mean)[:, None, None].to(self._device),
-                torch.from_numpy(pca.components).to(self._device),
-            )
+            if len(pca.components) != scores:
+                raise EmbeddingError(
+                    f'the principal components are of vectors of {len(pca.components)} components, '
+                    f'the encoder gives {scores}. Make them again with --dims.'
+                )
+            self._pca = torch.from_numpy(pca.components).to(self._device)
             self.scores = pca.components.shape[1]
         self._cell, self._margin = cell, margin // cell
         core = [side // cell - 2 * self._margin for side in self._window]
@@ -220,8 +222,7 @@ class Encoder:
             with torch.no_grad():
                 features = self._levels(windows)
                 if self._pca is not None:
-                    mean, components = self._pca
-                    features = torch.einsum('nchw,cd->ndhw', features - mean, components)
+                    features = torch.einsum('nchw,cd->ndhw', features, self._pca)
                 if self._cell < self.stride:
                     features = _resize(features, self._window)
                 margin = self._margin
