@@ -83,6 +83,7 @@ LAUNCHED = {
     'test': 'test.sh',
     'predict': 'predict.sh',
     'doctor': 'doctor.sh',
+    'embed': 'embed.sh',
     'cache_features': 'cache_features.sh',
 }
 _LAUNCH = 'train on all cards of this machine (or of several), evaluate, draw pictures'
