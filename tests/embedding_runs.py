@@ -16,7 +16,7 @@ from mmseg.registry import MODELS
 from rasterio.transform import Affine
 from torch import nn
 
-from mapsage.extras.embeddings.programs import embed as command
+from mapsage.extras.embeddings import embed as command
 from mapsage.geo.gdal_files import open_file
 
 STRIDE = 4

@@ -40,7 +40,60 @@ _BATCHES_AHEAD = 2
 _MOST_PARALLEL = 4
 
 
-class WindowPredictor(Predictor):
+class TorchPredictor(Predictor):
+    """A predictor with a PyTorch model, which several threads of a CPU may call at the same time."""
+
+    _model: Any
+    _replicas: Optional[queue.SimpleQueue[TorchPredictor]] = None
+
+    def use_threads(self, threads: int) -> None:
+        """Let several threads call this predictor of a CPU at the same time.
+
+        Sets :attr:`parallel`; it stays 1 if the model cannot be copied. More callers wait.
+
+        Args:
+            threads: Number of threads that compute.
+        """
+        self.parallel, self._threads_each = divide_threads(threads)
+        replicas: List[TorchPredictor] = [self]
+        try:
+            replicas += [self._replica() for _ in range(self.parallel - 1)]
+        # copy.deepcopy raises the first for objects such as locks, and PyTorch the second for
+        # tensors that a module has computed with a gradient.
+        except (TypeError, RuntimeError):
+            self.parallel, self._threads_each = 1, threads
+        self._replicas = queue.SimpleQueue()
+        for replica in replicas:
+            self._replicas.put(replica)
+
+    def _replica(self) -> TorchPredictor:
+        """Return a predictor for another thread, with the same weights in the same memory.
+
+        Its modules are copies, because a module may store a part of its computation in itself.
+        """
+        tensors = chain(self._model.parameters(), self._model.buffers())
+        replica = copy.copy(self)
+        replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
+        return replica
+
+    def __call__(self, windows: Scores) -> Any:
+        """Return the weighted scores of a batch, computed by a replica that no thread uses."""
+        windows = torch.as_tensor(windows)
+        if self._replicas is None:
+            return self._predict(windows)
+        replica = self._replicas.get()
+        try:
+            # The number belongs to the calling thread.
+            torch.set_num_threads(self._threads_each)
+            return replica._predict(windows)
+        finally:
+            self._replicas.put(replica)
+
+    def _predict(self, windows: torch.Tensor) -> Scores:
+        raise NotImplementedError
+
+
+class WindowPredictor(TorchPredictor):
     """Computes weighted scores of windows of one size on the current accelerator.
 
     A score is a class probability: the softmax over the logits, or the sigmoid of a binary model's
@@ -103,37 +156,6 @@ class WindowPredictor(Predictor):
         self._blends_on_device = device.type != 'cpu' and not current_accelerator().lazy
         self.weights: Any = self._device_weights if self._blends_on_device else weights
         self._fences: Deque[Callable[[], None]] = deque()
-        self._replicas: Optional[queue.SimpleQueue[WindowPredictor]] = None
-
-    def use_threads(self, threads: int) -> None:
-        """Let several threads call this predictor of a CPU at the same time.
-
-        Sets :attr:`parallel`; it stays 1 if the model cannot be copied. More callers wait.
-
-        Args:
-            threads: Number of threads that compute.
-        """
-        self.parallel, self._threads_each = divide_threads(threads)
-        replicas = [self]
-        try:
-            replicas += [self._replica() for _ in range(self.parallel - 1)]
-        # copy.deepcopy raises the first for objects such as locks, and PyTorch the second for
-        # tensors that a module has computed with a gradient.
-        except (TypeError, RuntimeError):
-            self.parallel, self._threads_each = 1, threads
-        self._replicas = queue.SimpleQueue()
-        for replica in replicas:
-            self._replicas.put(replica)
-
-    def _replica(self) -> WindowPredictor:
-        """Return a predictor for another thread, with the same weights in the same memory.
-
-        Its modules are copies, because a module may store a part of its computation in itself.
-        """
-        tensors = chain(self._model.parameters(), self._model.buffers())
-        replica = copy.copy(self)
-        replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
-        return replica
 
     def choose_folds(self, bands: int) -> Folding:
         """Return which batch normalizations of the model can be folded into convolutions.
@@ -216,16 +238,7 @@ class WindowPredictor(Predictor):
             PredictError: If the model returns another number of scores than its head declares, a
                 single window does not fit the memory, or the device cannot compute in ``amp``.
         """
-        windows = torch.as_tensor(windows)
-        if self._replicas is None:
-            return self._predict(windows)
-        replica = self._replicas.get()
-        try:
-            # The number belongs to the calling thread.
-            torch.set_num_threads(self._threads_each)
-            return replica._predict(windows)
-        finally:
-            self._replicas.put(replica)
+        return super().__call__(windows)
 
     def _predict(self, windows: torch.Tensor) -> Scores:
         """Return the weighted scores of a batch of windows, in halves if memory is short."""

@@ -45,9 +45,9 @@ from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.datasets import NWPUPolygonDataset  # noqa: E402, F401
 from mapsage.extras.demo.crop_places import CROP_CLASSES, CropParams, write_crop_places  # noqa: E402
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
+from mapsage.extras.embeddings import embed  # noqa: E402
 from mapsage.extras.embeddings.classifiers import METHODS, Classifier  # noqa: E402
 from mapsage.extras.embeddings.encoder import Encoder  # noqa: E402
-from mapsage.extras.embeddings.programs import embed  # noqa: E402
 from mapsage.extras.embeddings.vectors import Pca, dequantize, quantize, to_unit  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import find_bands, place_settings  # noqa: E402
@@ -512,7 +512,7 @@ def throughput(folder: Path, repeats: int = 3) -> None:
                 [config, str(scene), '--out', str(folder / name), *words, *more, '--overwrite']
             )
             args.checkpoint = None
-            from mapsage.extras.embeddings.embed import embed as run
+            from mapsage.extras.embeddings.embedding_maps import embed as run
 
             run(args, lines.append)
             rates[name].append(float(lines[-1].split(': ')[-1].split()[0]))

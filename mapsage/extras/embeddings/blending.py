@@ -11,6 +11,7 @@ components, R rows of a window and W columns of the embedding in cells.
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Callable, Generator, Iterable, List, Optional, Tuple
@@ -19,8 +20,9 @@ import numpy as np
 
 from mapsage.maps.background import WriteBehind, map_in_order, read_ahead
 from mapsage.maps.inputs import Scene
+from mapsage.maps.map_model import Predictor
 from mapsage.maps.reading import Window, WindowReader, most_readers
-from mapsage.maps.strips import Predictor, Strip
+from mapsage.maps.strips import Strip
 from mapsage.maps.windows import Grid, consecutive_runs, window_starts
 
 from .errors import EmbeddingError
@@ -214,7 +216,7 @@ def embed_strips(
         return None if batch.pixels is None else encoder(batch.pixels)
 
     reader = WindowReader(CellScene(scene, cell, margin), most_readers(scene))
-    for first, last in consecutive_runs(strips):
+    for first, last in consecutive_runs(strips, sys.maxsize):
         blender, damage = VectorBlender(encoder.scores, grid), []
         batches = _read_batches(reader, grid, grid.first_row(first), last, encoder, batch_size)
         with closing(batches), WriteBehind(store, 1) as behind, closing(

@@ -22,11 +22,11 @@ import rasterio.shutil
 from rasterio.crs import CRS
 from rasterio.windows import Window
 
+from mapsage.base.files import parse_json
 from mapsage.geo import Raster
 from mapsage.geo.cog import checksum, disk_errors, temporary_beside
 from mapsage.geo.errors import GeoError, PathName
 from mapsage.geo.gdal_files import open_file
-from mapsage.json_text import parse_json
 
 from .errors import EmbeddingError
 from .vectors import NO_DATA, SCHEME, dequantize, halve, to_unit

@@ -1,6 +1,6 @@
 """The features of a model's encoder as vectors of windows, from any config with a backbone.
 
-`Encoder` implements `mapsage.maps.strips.Predictor`: its scores are the components of vectors.
+`Encoder` implements `mapsage.maps.map_model.Predictor`: its scores are the components of vectors.
 
 Shapes: N windows of a batch, B bands, H and W sides of a window with context, C components, h and w
 sides of its core in cells.
@@ -8,10 +8,8 @@ sides of its core in cells.
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
-from itertools import chain
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, List, Optional, Sequence, Tuple, cast
 
 import numpy as np
 import torch
@@ -20,6 +18,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from mapsage.accelerator import current_accelerator, is_out_of_memory
+from mapsage.maps.predictor import TorchPredictor
 from mapsage.maps.windows import blend_weights
 
 from .errors import EmbeddingError
@@ -30,7 +29,7 @@ _ALL, _LAST = 'all', '-1'
 _CLASSIFIER = 'decode_head'
 
 
-class Encoder:
+class Encoder(TorchPredictor):
     """Computes unit vectors of windows on the current accelerator.
 
     Args:
@@ -55,7 +54,6 @@ class Encoder:
         EmbeddingError: If the model lacks the layer.
     """
 
-    parallel = 1
     # A score of class maps, which the interface has.
     threshold = 0.5
 
@@ -154,16 +152,9 @@ class Encoder:
         self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in core))
         self._device_weights = torch.from_numpy(self.weights).to(self._device)
 
-    def replica(self) -> Encoder:
-        """Return an encoder for another thread, with the same weights in the same memory.
-
-        Raises:
-            TypeError, RuntimeError: If a module of the model cannot be copied.
-        """
-        tensors = chain(self._model.parameters(), self._model.buffers())
-        replica = copy.copy(self)
+    def _replica(self) -> Encoder:
+        replica = cast(Encoder, super()._replica())
         replica._captured = []
-        replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
         for module in replica._model.modules():
             # The hooks of the original write into the original's list.
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -177,7 +168,7 @@ class Encoder:
         batch = torch.from_numpy(np.stack(windows))
         return batch.pin_memory() if self._device.type == 'cuda' else batch
 
-    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
+    def _predict(self, windows: torch.Tensor) -> np.ndarray:
         """Return the weighted vectors of a batch's cores.
 
         Args:
@@ -189,8 +180,6 @@ class Encoder:
         Raises:
             EmbeddingError: If a single window does not fit the memory.
         """
-        if isinstance(windows, np.ndarray):
-            windows = torch.from_numpy(np.ascontiguousarray(windows))
         computed: List[np.ndarray] = []
         first = 0
         while first < len(windows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mapsage.errors import UserError
+from mapsage.base.errors import UserError
 
 
 class EmbeddingError(UserError, ValueError):

@@ -16,7 +16,7 @@ from embedding_runs import write_alpha_earth, write_tessera
 from geo_scenes import CLASSES, PALETTE, UTM, draw_classes, write_raster
 from support import main_leg
 
-from mapsage.extras.embeddings.programs import classify as command
+from mapsage.extras.embeddings import classify as command
 
 pytestmark = main_leg
 sklearn = pytest.importorskip('sklearn')

@@ -21,7 +21,7 @@ from support import ROOT, Launch, check_finished, main_leg
 
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.embeddings import read_embeddings
-from mapsage.extras.embeddings.embed import choose_overlap
+from mapsage.extras.embeddings.embedding_maps import choose_overlap
 from mapsage.extras.embeddings.errors import EmbeddingError
 from mapsage.maps.errors import PredictError
 
