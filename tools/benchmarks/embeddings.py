@@ -102,18 +102,20 @@ def demo_task() -> Task:
 
 def nwpu_task(root: str) -> Task:
     """60 aerial photos of NWPU VHR-10 at half size to draw points from, and 40 to test on."""
+    from mmengine.registry import DefaultScope
     from mmseg.registry import DATASETS
 
     def read(split: str, most: int) -> Images:
-        dataset = DATASETS.build(
-            dict(
-                type='NWPUPolygonDataset',
-                data_root=root,
-                ann_file=f'{split}.json',
-                data_prefix=dict(img_path='images'),
-                pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadPolygonAnnotations')],
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            dataset = DATASETS.build(
+                dict(
+                    type='NWPUPolygonDataset',
+                    data_root=root,
+                    ann_file=f'{split}.json',
+                    data_prefix=dict(img_path='images'),
+                    pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadPolygonAnnotations')],
+                )
             )
-        )
         images, masks = [], []
         for number in range(min(most, len(dataset))):
             sample = dataset[number]
