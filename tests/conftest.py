@@ -75,7 +75,7 @@ elif no_simulated_cards() is None:
     resolve_accelerator('sim')
 
 # What takes minutes: each run of CI takes a part of it, by the date.
-LONG = tuple(str(ROOT / 'tests' / name) for name in ('long', 'cuda/test_on_gpu.py'))
+LONG = tuple(str(ROOT / 'tests' / name) for name in ('long', 'engines', 'cuda/test_on_gpu.py'))
 
 # Folders of tests whose processes mostly wait for each other.
 WAITING = (('distributed',), ('integration',))
