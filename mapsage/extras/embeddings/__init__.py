@@ -1,13 +1,17 @@
 """Embeddings: the features of any encoder as maps of vectors, and class maps from a few labels.
 
-`embed.py` computes them (`encoder.py` runs the model, `blending.py` joins windows), and
+`embedding_maps.py` computes them (`encoder.py` runs the model, `blending.py` joins windows), and
 `embedding_file.py` writes and reads their files, also those of AlphaEarth and TESSERA.
-`classify.py` makes class maps from them: `labels.py` finds labeled cells, `classifiers.py` fits,
+`classification.py` makes class maps from them: `labels.py` finds labeled cells, `classifiers.py` fits,
 `cross_validation.py` scores.
 """
 
-from .embedding_file import EmbeddingFile, read_embeddings
-from .errors import EmbeddingError
-from .vectors import dequantize, quantize
+from mapsage_launcher.only_help import is_only_help
+
+# The help of a program needs none of these.
+if not is_only_help():
+    from .embedding_file import EmbeddingFile, read_embeddings
+    from .errors import EmbeddingError
+    from .vectors import dequantize, quantize
 
 __all__ = ['EmbeddingError', 'EmbeddingFile', 'dequantize', 'quantize', 'read_embeddings']
