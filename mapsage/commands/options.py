@@ -28,6 +28,12 @@ class ConfigOptions(argparse.Action):
         """Store ``KEY=VALUE`` of the command line as a dictionary."""
         from mmengine.config import DictAction
 
+        for value in values:
+            if not value.partition('=')[0] or '=' not in value:
+                parser.error(
+                    f'{option_string} {value}: expected KEY=VALUE without a space around =, such '
+                    f'as train_cfg.max_iters=100'
+                )
         action = DictAction(self.option_strings, self.dest, nargs=self.nargs)
         action(parser, namespace, values, option_string)
 

@@ -25,6 +25,7 @@ from mapsage_launcher.hosts import check_distutils
 from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
+from .config_values import check_values
 from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .extensions.machines import listening_for_stops
@@ -68,9 +69,11 @@ class MapSageRunner(SavingRunner, EngineRun):
 
         Raises:
             RoleError: If ``feature_source`` wants encoders and there are too few ranks.
-            ConfigError: If a key is missing that a training, a validation or a test needs.
+            ConfigError: If a key is missing that a training, a validation or a test needs, or a
+                value is impossible.
         """
         config_mistakes.check_settings(cfg)
+        check_values(cfg)
         if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
             encoder = take_role(cfg)
             if encoder is not None:
