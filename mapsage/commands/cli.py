@@ -70,6 +70,9 @@ def load_config(args: argparse.Namespace) -> Config:
     cfg.setdefault('runner_type', 'MapSageRunner')
     if args.cfg_options:
         merge_options(cfg, args.cfg_options)
+    # Library users build the namespace themselves.
+    if getattr(args, 'verbose', False):
+        cfg.log_level = 'DEBUG'
     if args.accelerator:
         choose_accelerator(cfg, args.accelerator, args.cfg_options or {})
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or str(Path('work_dirs') / path.stem)

@@ -74,6 +74,11 @@ def build_parser(
         'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside',
     )
     parser.add_argument(
+        '--verbose',
+        action='store_true',
+        help="show on the terminal what the log file has (log_level='DEBUG')",
+    )
+    parser.add_argument(
         '--launcher',
         choices=['none', 'pytorch', 'slurm', 'mpi'],
         default='none',

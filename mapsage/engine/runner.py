@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any, Dict, Optional, Union
 
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import BaseLoop
 from mmengine.runner import runner as host_runner
@@ -26,6 +27,7 @@ from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
 from .config_values import check_values
+from .display.terminal import quiet_start
 from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .extensions.machines import listening_for_stops
@@ -117,6 +119,12 @@ class MapSageRunner(SavingRunner, EngineRun):
             self._determinism = self.accelerator.make_deterministic() or self._determinism
         super().set_randomness(seed, diff_rank_seed, deterministic)
         self.accelerator.seed(self.seed)
+
+    def build_logger(self, log_level: Union[int, str] = 'INFO', **kwargs: Any) -> MMLogger:
+        """Build as MMEngine does; the terminal shows only the essence of the start."""
+        logger = super().build_logger(log_level, **kwargs)
+        quiet_start(logger, log_level)
+        return logger
 
     def _log_env(self, env_cfg: Dict[str, Any]) -> None:
         super()._log_env(env_cfg)

@@ -22,7 +22,7 @@ from mapsage.host.hook import mapsage_hooks
 from mapsage.host.runner import MapSageRun
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
-from .config_report import config_report
+from .config_report import config_headline, config_report
 from .run_extension import EngineRun
 
 _ADVICE = 'Wait for its end, stop it, or choose another --work-dir.'
@@ -52,6 +52,9 @@ def log_start(
             run.logger.warning(warning)
     if is_main_process():
         run.logger.info(config_report(run.cfg))
+        headline = config_headline(run.cfg)
+        if headline:
+            run.logger.info(headline)
 
 
 @contextmanager

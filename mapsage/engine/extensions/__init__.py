@@ -11,7 +11,7 @@ from typing import Tuple, Type
 from mapsage.engine.run_extension import RunExtension
 from mapsage_launcher.extras import run_extensions_of_extras
 
-from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
+from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks, StartSummary
 from .frozen_encoders import EncoderFeatures, SharedHeads
 from .machines import CheckpointCopies, Nodes, StopRequests
 from .resume import Resume
@@ -28,6 +28,7 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     # Before everything that depends on the seed or on whether the run is resumed.
     Resume,
     StartChecks,
+    StartSummary,
     Determinism,
     *run_extensions_of_extras(),
     StopRequests,

@@ -18,6 +18,7 @@ from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
 from mapsage.engine.config_mistakes import misspelling_note, monitored_mistake
+from mapsage.engine.display.terminal import summary_lines
 from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import set_test_mode
@@ -122,6 +123,15 @@ class StartChecks(RunExtension):
                 run.logger.warning(f'{warning.text}. Set {warning.next_step}.')
         if run.distributed:
             check_equal_weights(plain_model(run), 'after initialization and loading')
+
+
+class StartSummary(RunExtension):
+    """Logs model, weights, schedule and folder of a run in three lines, before its first step."""
+
+    def after_load(self, run: EngineRun) -> None:
+        if is_main_process():
+            for line in summary_lines(run):
+                run.logger.info(line)
 
 
 class Determinism(RunExtension):
