@@ -37,6 +37,11 @@ def _counts(value: object) -> bool:
     return _is_whole(value, 1)
 
 
+def _counts_steps(value: object) -> bool:
+    # MMEngine's loops take 1e4 as well.
+    return _counts(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
 def _counts_or_never(value: object) -> bool:
     return _counts(value) or value == -1
 
@@ -65,11 +70,11 @@ def _are_numbers(value: object) -> bool:
 _Rule = Tuple[str, Callable[[Any], bool], str]
 _COUNT = 'a whole number of at least 1'
 _RULES: Sequence[_Rule] = (
-    ('train_cfg.max_iters', _counts, f'{_COUNT}, the steps of the training'),
-    ('train_cfg.max_epochs', _counts, f'{_COUNT}, the epochs of the training'),
+    ('train_cfg.max_iters', _counts_steps, f'{_COUNT}, the steps of the training'),
+    ('train_cfg.max_epochs', _counts_steps, f'{_COUNT}, the epochs of the training'),
     (
         'train_cfg.val_interval',
-        _counts,
+        _counts_steps,
         f'{_COUNT}, the steps (or epochs) between two validations; to validate never, set '
         f'val_dataloader, val_cfg and val_evaluator to None',
     ),
