@@ -43,11 +43,15 @@ _PRINT_LOG = os.path.join('mmengine', 'logging', 'logger.py')
 class StartFilter(logging.Filter):
     """Hides the host's lines, tables and repeated warnings on a terminal until the first step.
 
-    Errors always pass. Of MapSage's warnings the first few pass, then a line with their number.
+    Errors always pass. Of MapSage's warnings the first few pass, then a line that there are more.
+
+    Args:
+        handler: Handler of the terminal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
+        self._handler = handler
         self._is_starting = True
         self._warnings = 0
 
@@ -64,11 +68,11 @@ class StartFilter(logging.Filter):
             return False
         if record.levelno >= logging.WARNING:
             self._warnings += 1
-            if self._warnings > _MOST_WARNINGS + 1:
-                return False
             if self._warnings == _MOST_WARNINGS + 1:
-                record.msg, record.args = 'more warnings are in the log file.', None
-            return True
+                # A record of its own, because the log file gets this one unchanged.
+                text = 'more warnings are in the log file.'
+                self._handler.emit(logging.makeLogRecord(dict(vars(record), msg=text, args=None)))
+            return self._warnings <= _MOST_WARNINGS
         return '\n' not in text.strip()
 
 
@@ -87,7 +91,7 @@ def quiet_start(logger: logging.Logger, level: Union[int, str]) -> None:
         if isinstance(handler, logging.StreamHandler) and not isinstance(
             handler, logging.FileHandler
         ):
-            handler.addFilter(StartFilter())
+            handler.addFilter(StartFilter(handler))
     if not isinstance(warnings.showwarning, _HostWarnings):
         warnings.showwarning = _HostWarnings(warnings.showwarning)  # type: ignore[assignment]
     warnings.showwarning.logger = logger  # type: ignore[attr-defined]
