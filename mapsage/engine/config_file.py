@@ -52,8 +52,8 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
         cfg.merge_from_dict(dict(options))
     except (AssertionError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f'--cfg-options {" ".join(options)}: {error_text(error)}. Expected KEY=VALUE with the '
-            f'path of a setting, such as train_cfg.max_iters=100.'
+            f'--cfg-options {" ".join(options)}: one of these keys lies inside of a value that has '
+            f'no keys. Expected the path of a setting, such as train_cfg.max_iters=100.'
         ) from error
 
 
@@ -70,12 +70,12 @@ def _explain(path: Path, error: Exception) -> str:
         return f'{file} is not encoded in UTF-8 ({error.reason}). Save it as UTF-8.'
     if isinstance(error, FileNotFoundError):
         return (
-            f'{file} inherits from a file that does not exist: {error_text(error)}. Paths in '
+            f'{path} inherits from a file that does not exist: {error.filename or error}. Paths in '
             f'_base_ begin at the folder of the config; correct the path.'
         )
     if isinstance(error, ImportError):
         return (
-            f'{_at(file, line)}: {error_text(error)}. A module of custom_imports must be '
+            f'{_at(file, line)}: {error_text(error).splitlines()[0]} A module of custom_imports must be '
             f'installed, or lie in the folder from which you start (PYTHONPATH).'
         )
     text = error_text(error)

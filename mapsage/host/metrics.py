@@ -29,8 +29,8 @@ def confusion_matrix(metric: object) -> Optional[np.ndarray]:
 def score_names(metric: Any) -> Optional[List[str]]:
     """Return the names that a metric will give its scores, or None if only an evaluation tells.
 
-    MapSage's metrics have a method ``score_names``; those of ``IoUMetric`` follow from its options
-    (``IoUMetric.total_area_to_metrics``).
+    MapSage's metrics have a method ``score_names``. The options of ``IoUMetric`` name its scores,
+    see ``IoUMetric.total_area_to_metrics``.
     """
     if type(metric) is IoUMetric:
         further = dict(
