@@ -203,7 +203,13 @@ def _path_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
                 f'work_dir={work_dir!r}: {obstacle}. Expected a folder that can be written; choose '
                 f'another with --work-dir.'
             )
-    if isinstance(weights, str) and '://' not in weights and not os.path.exists(weights):
+    # A resumed run may have begun with weights that are gone.
+    if (
+        isinstance(weights, str)
+        and not cfg.get('resume')
+        and '://' not in weights
+        and not os.path.exists(weights)
+    ):
         yield (
             f'load_from={weights!r} does not exist: expected the path or URL of a checkpoint. '
             f'Correct the path, or set load_from=None.'

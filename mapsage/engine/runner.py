@@ -26,9 +26,9 @@ from mapsage_launcher.hosts import check_distutils
 from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
-from .config_values import check_values
+from .config_values import value_mistakes
 from .display.terminal import quiet_start
-from .env_cfg import parse_env_cfg
+from .env_cfg import ConfigError, parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .extensions.machines import listening_for_stops
 from .loading.build import build_loader
@@ -71,16 +71,18 @@ class MapSageRunner(SavingRunner, EngineRun):
 
         Raises:
             RoleError: If ``feature_source`` wants encoders and there are too few ranks.
-            ConfigError: If a key is missing that a training, a validation or a test needs, or a
-                value is impossible.
+            ConfigError: If a key is missing that a training, a validation or a test needs.
         """
         config_mistakes.check_settings(cfg)
-        check_values(cfg)
         if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
             encoder = take_role(cfg)
             if encoder is not None:
                 return encoder
-        return super().from_cfg(cfg)
+        runner = super().from_cfg(cfg)
+        # A test works with values that no training can use. tools/train.py checks them earlier.
+        mistakes = list(value_mistakes(cfg))
+        runner.rule_out_training(ConfigError('\n'.join(mistakes)) if mistakes else None)
+        return runner
 
     # --- the start of a run, in the order in which MMEngine calls these methods
 

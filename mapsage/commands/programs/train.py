@@ -32,6 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     for extension in extensions:
         extension.check_options(parser, args)
     from mapsage.commands import cli
+    from mapsage.engine.config_values import check_values
 
     cfg = cli.load_config(args)
     if args.encoders is not None:
@@ -40,6 +41,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.amp and cfg.optim_wrapper.get('type') != 'AmpOptimWrapper':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    check_values(cfg)
     for extension in extensions:
         if extension.is_asked(args):
             extension.run(args, cfg)
