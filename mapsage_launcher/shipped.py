@@ -71,6 +71,12 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if path.is_dir():
+        inside = sorted(file.as_posix() for file in path.glob('*.py'))
+        raise ShippedError(
+            f'{name} is a folder, expected a config file'
+            + (f' such as {inside[0]}.' if inside else '; it has no .py file.')
+        )
     if not path.is_absolute() and '..' not in path.parts:
         parts = path.parts[1:] if path.parts[:1] == ('configs',) else path.parts
         shipped = CONFIGS.joinpath(*parts)

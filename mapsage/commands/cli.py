@@ -38,6 +38,7 @@ from mapsage.distributed.launcher_notes import (
     note_for_launcher,
 )
 from mapsage.distributed.lost_ranks import leave_watches
+from mapsage.engine.config_file import merge_options, read_config_file
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import DeviceCheckError
@@ -54,7 +55,8 @@ def load_config(args: argparse.Namespace) -> Config:
     """Return the config file merged with the command line.
 
     Raises:
-        ConfigError: If the argument is neither a file nor the name of a shipped config.
+        ConfigError: If the argument is neither a file nor the name of a shipped config, or if the
+            file cannot be read.
     """
     try:
         path = find_config(args.config)
@@ -62,11 +64,14 @@ def load_config(args: argparse.Namespace) -> Config:
         raise ConfigError(str(error)) from error
     if args.launcher == 'pytorch' and args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    cfg = Config.fromfile(str(path))
+    cfg = read_config_file(path)
     cfg.launcher = args.launcher
     cfg.setdefault('runner_type', 'MapSageRunner')
     if args.cfg_options:
-        cfg.merge_from_dict(args.cfg_options)
+        merge_options(cfg, args.cfg_options)
+    # Library users build the namespace themselves.
+    if getattr(args, 'verbose', False):
+        cfg.log_level = 'DEBUG'
     if args.accelerator:
         choose_accelerator(cfg, args.accelerator, args.cfg_options or {})
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or str(Path('work_dirs') / path.stem)

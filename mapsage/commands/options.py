@@ -28,6 +28,12 @@ class ConfigOptions(argparse.Action):
         """Store ``KEY=VALUE`` of the command line as a dictionary."""
         from mmengine.config import DictAction
 
+        for value in values:
+            if not value.partition('=')[0] or '=' not in value:
+                parser.error(
+                    f'{option_string} {value}: expected KEY=VALUE without a space around =, such '
+                    f'as train_cfg.max_iters=100'
+                )
         action = DictAction(self.option_strings, self.dest, nargs=self.nargs)
         action(parser, namespace, values, option_string)
 
@@ -66,6 +72,11 @@ def build_parser(
         metavar='KEY=VALUE',
         help='override settings of the config: model.backbone.depth=18 '
         'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside',
+    )
+    parser.add_argument(
+        '--verbose',
+        action='store_true',
+        help="show on the terminal what the log file has (log_level='DEBUG')",
     )
     parser.add_argument(
         '--launcher',

@@ -17,11 +17,13 @@ from types import FrameType
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from mmengine.dist import is_main_process
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import CheckpointHook as HostCheckpointHook
-from mmengine.hooks import Hook
+from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
+from mapsage.host.metrics import score_names
 from mapsage.host.optim_wrappers import built_wrappers
 from mapsage.host.runner import OptimWrappers
 from mapsage_launcher.extras import missing_extra, names_of_missing_extras
@@ -239,6 +241,38 @@ def saving_mistake(hooks: Iterable[Hook]) -> Optional[ConfigError]:
             wrong = next((name for name in hook.args if name not in allowed), None)
             if wrong is not None:
                 return ConfigError(_unknown(type(hook), wrong, _accepted(type(hook)), ''))
+    return None
+
+
+def monitored_mistake(hooks: Iterable[Hook], metrics: Iterable[BaseMetric]) -> Optional[str]:
+    """Return a sentence about a hook that waits for a score that no metric gives, or None.
+
+    MMEngine finds out after the first validation, which may be hours later. The score of a user's
+    metric has a name that only an evaluation tells; with one, only a misspelt name is a mistake.
+
+    Args:
+        hooks: Hooks of the run.
+        metrics: Metrics of the validation.
+    """
+    names = [score_names(metric) for metric in metrics]
+    known = list(dict.fromkeys(name for group in names for name in group or ()))
+    for hook in hooks:
+        if isinstance(hook, CheckpointHook):
+            setting, wanted = 'default_hooks.checkpoint.save_best', hook.save_best
+        elif isinstance(hook, EarlyStoppingHook):
+            setting, wanted = 'EarlyStoppingHook.monitor', hook.monitor
+        else:
+            continue
+        for name in [wanted] if isinstance(wanted, str) else wanted or ():
+            if name in known or name == 'auto':
+                continue
+            same = next((score for score in known if score.lower() == name.lower()), '')
+            hint = f' Did you mean {same!r}?' if same else did_you_mean(name, known)
+            if hint or None not in names:
+                return (
+                    f'{setting}={name!r}: no metric of val_evaluator gives this score.{hint} '
+                    f'Expected one of {", ".join(known) or "no score"}.'
+                )
     return None
 
 

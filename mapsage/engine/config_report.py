@@ -29,6 +29,8 @@ SettingDifference = Tuple[str, Any, Any]
 
 # Largest number of characters of one value in the report.
 _VALUE_WIDTH = 56
+# Characters of the settings in the headline.
+_HEADLINE = 160
 
 
 def base_files(cfg: Config) -> List[str]:
@@ -121,6 +123,24 @@ def config_report(cfg: Config) -> str:
         os.path.relpath(path, os.path.dirname(os.path.abspath(cfg.filename))) for path in bases
     )
     return f'config: {cfg.filename} against {names}\n{format_differences(config_differences(cfg))}'
+
+
+def config_headline(cfg: Config) -> str:
+    """Return the config, its bases and the first settings that differ from them, in one line.
+
+    Empty for a config that has no bases: :func:`config_report` is one line then.
+    """
+    bases = base_files(cfg)
+    if not bases:
+        return ''
+    rows = config_differences(cfg)
+    names = ', '.join(os.path.basename(path) for path in bases)
+    shown = ', '.join(f'{key}={_short(value)}' for key, _, value in rows if value is not MISSING)
+    shown = shown if len(shown) <= _HEADLINE else f'{shown[:_HEADLINE]} ...'
+    return (
+        f'config: {cfg.filename}, {len(rows)} setting(s) differ from its base ({names}; all of them '
+        f'are in the log file): {shown}'
+    )
 
 
 def _config_file(cfg: Config) -> str:

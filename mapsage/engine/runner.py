@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any, Dict, Optional, Union
 
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import BaseLoop
 from mmengine.runner import runner as host_runner
@@ -26,7 +27,9 @@ from mapsage_launcher.hosts import check_distutils
 from . import config_mistakes, startup, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
-from .env_cfg import parse_env_cfg
+from .config_values import value_mistakes
+from .display.terminal import quiet_start
+from .env_cfg import ConfigError, parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .loading.build import build_loader
 from .run_extension import EngineRun, Phase
@@ -71,7 +74,11 @@ class MapSageRunner(SavingRunner, EngineRun):
             other = extension.take_process(cfg)
             if other is not None:
                 return other
-        return super().from_cfg(cfg)
+        runner = super().from_cfg(cfg)
+        # A test works with values that no training can use. tools/train.py checks them earlier.
+        mistakes = list(value_mistakes(cfg))
+        runner.rule_out_training(ConfigError('\n'.join(mistakes)) if mistakes else None)
+        return runner
 
     # --- the start of a run, in the order in which MMEngine calls these methods
 
@@ -110,6 +117,12 @@ class MapSageRunner(SavingRunner, EngineRun):
             self._determinism = self.accelerator.make_deterministic() or self._determinism
         super().set_randomness(seed, diff_rank_seed, deterministic)
         self.accelerator.seed(self.seed)
+
+    def build_logger(self, log_level: Union[int, str] = 'INFO', **kwargs: Any) -> MMLogger:
+        """Build as MMEngine does; the terminal shows only the essence of the start."""
+        logger = super().build_logger(log_level, **kwargs)
+        quiet_start(logger, log_level)
+        return logger
 
     def _log_env(self, env_cfg: Dict[str, Any]) -> None:
         super()._log_env(env_cfg)

@@ -24,7 +24,7 @@ from mapsage.host.runner import MapSageRun, hooks_of_type
 from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 from mapsage_launcher.stop_request import listening
 
-from .config_report import config_report
+from .config_report import config_headline, config_report
 from .guards import StopHook
 from .run_extension import EngineRun, RunExtension
 
@@ -55,6 +55,9 @@ def log_start(
             run.logger.warning(warning)
     if is_main_process():
         run.logger.info(config_report(run.cfg))
+        headline = config_headline(run.cfg)
+        if headline:
+            run.logger.info(headline)
 
 
 @contextmanager

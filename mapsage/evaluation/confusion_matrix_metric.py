@@ -232,15 +232,22 @@ class ConfusionMatrixMetric(BaseMetric):
             if self.nan_to_num is not None:
                 values = np.nan_to_num(values, nan=self.nan_to_num)
             result.update(BoundaryIoU=values, mBoundaryIoU=mean_of_defined(values))
-        columns = list(dict.fromkeys(name for metric in self.metrics for name in COLUMNS[metric]))
-        keys = ['aAcc', *(f'm{name}' for name in columns)] + ['kappa'] * ('kappa' in self.metrics)
+        columns = self._columns()
         if get_dist_info()[0] == 0:
             if 'mFscore' in self.metrics:
                 self._warn_of_omitted_classes(result)
             self._log({name: result[name] for name in columns})
             if self.picture:
                 self.plot(self.picture)
-        return {key: float(np.round(result[key] * 100, 2)) for key in keys}
+        return {key: float(np.round(result[key] * 100, 2)) for key in self.score_names()}
+
+    def score_names(self) -> List[str]:
+        """Return the keys of the scores, without the prefix."""
+        means = [f'm{name}' for name in self._columns()]
+        return [] if self.format_only else ['aAcc', *means] + ['kappa'] * ('kappa' in self.metrics)
+
+    def _columns(self) -> List[str]:
+        return list(dict.fromkeys(name for metric in self.metrics for name in COLUMNS[metric]))
 
     def _warn_of_omitted_classes(self, result: Dict[str, Any]) -> None:
         omitted = np.isnan(result['Fscore']) & ~np.isnan(result['Fbeta'])

@@ -29,6 +29,10 @@ class SingleClassBaseline(BaseMetric):
             labels = labels[(labels >= 0) & (labels < num_classes)].long()
             self.results.append(torch.bincount(labels, minlength=num_classes).numpy())
 
+    def score_names(self) -> List[str]:
+        """Return the keys of the scores, without the prefix."""
+        return ['single_class_mIoU']
+
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
         """Return ``single_class_mIoU`` over all samples, in percent."""
         return {'single_class_mIoU': round(100 * single_class_miou(sum(results)), 2)}

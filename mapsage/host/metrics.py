@@ -5,10 +5,11 @@ Metrics are MMEngine's, MapSage's or a user's, so a matrix is asked for by its n
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Any, List, Optional
 
 import numpy as np
 from mmengine.evaluator import BaseMetric
+from mmseg.evaluation import IoUMetric
 
 
 def metrics_of(loop: object) -> List[BaseMetric]:
@@ -23,3 +24,24 @@ def confusion_matrix(metric: object) -> Optional[np.ndarray]:
     Any metric may have a matrix, not only MapSage's. Rows are the truth.
     """
     return getattr(metric, 'matrix', None)
+
+
+def score_names(metric: Any) -> Optional[List[str]]:
+    """Return the names that a metric will give its scores, or None if only an evaluation tells.
+
+    MapSage's metrics have a method ``score_names``. The options of ``IoUMetric`` name its scores,
+    see ``IoUMetric.total_area_to_metrics``.
+    """
+    if type(metric) is IoUMetric:
+        further = dict(
+            mIoU=['mIoU', 'mAcc'],
+            mDice=['mDice', 'mAcc'],
+            mFscore=['mFscore', 'mPrecision', 'mRecall'],
+        )
+        names = ['aAcc', *(name for option in metric.metrics for name in further.get(option, ()))]
+        names = [] if metric.format_only else names
+    elif hasattr(metric, 'score_names'):
+        names = metric.score_names()
+    else:
+        return None
+    return [f'{metric.prefix}/{name}' if metric.prefix else name for name in names]

@@ -56,6 +56,7 @@ def assemble(
     outlines: Mapping[str, Any],
     area: Optional[SceneArea] = None,
     dates: Sequence[str] = (),
+    shown: Optional[Sequence[int]] = None,
 ) -> None:
     """Write the files of a map whose strips are finished, and remove the strips.
 
@@ -69,6 +70,8 @@ def assemble(
         outlines: Options of :func:`mapsage.geo.polygons.write_polygons`.
         area: Area of interest; the map has no data outside it.
         dates: Dates of the images of a stack, as ISO text.
+        shown: Channels of the scene that the preview shows as red, green and blue; None for the
+            first three.
 
     Raises:
         BrokenInputError: If the scene cannot be read for the preview.
@@ -81,7 +84,7 @@ def assemble(
     preview = (
         None
         if outputs.preview is None
-        else _read_preview(raster, shrink_factor, None if area is None else area.meets)
+        else _read_preview(raster, shrink_factor, None if area is None else area.meets, shown)
     )
     remove_outdated(outputs)
     _publish_rasters(working, outputs, classes)
@@ -128,13 +131,17 @@ def assemble(
 
 
 def _read_preview(
-    raster: Raster, factor: int, meets: Optional[Callable[..., bool]]
+    raster: Raster,
+    factor: int,
+    meets: Optional[Callable[..., bool]],
+    channels: Optional[Sequence[int]],
 ) -> Tuple[Raster, np.ndarray]:
     """Return the raster that the preview shows, and its pixels reduced by ``factor``."""
     try:
         shown = raster.for_preview()
         with shown:
-            return shown, thumbnail(shown, factor, meets)
+            scene = thumbnail(shown, factor, meets)
+            return shown, scene if channels is None else scene[..., list(channels)]
     except GeoError as error:
         raise BrokenInputError(str(error)) from error
 

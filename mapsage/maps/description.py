@@ -50,6 +50,8 @@ class Bands:
         backend: Decoder of LoadImageFromFile; None for OpenCV.
         color_type: Flag of LoadImageFromFile for the decoding of colors.
         resize: Arguments of the test pipeline's ``Resize``, or None.
+        shown: Channels of red, green and blue in the order of training, counted from 0, which
+            pictures show (``bands.rgb`` of the backbone); None for the first three.
     """
 
     count: int
@@ -59,6 +61,7 @@ class Bands:
     backend: Optional[str] = None
     color_type: str = 'color'
     resize: Optional[Dict[str, Any]] = None
+    shown: Optional[Tuple[int, ...]] = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,8 @@ def _read_bands(stored: Mapping[str, Any]) -> Bands:
         if not all(type(number) is int and 1 <= number <= _MOST for number in numbers):
             raise ValueError(f'bands are {numbers!r}, expected numbers from 1 on')
     values.update(
-        chosen=tuple(chosen) if chosen else None, ignored=tuple(values.get('ignored') or ())
+        chosen=tuple(chosen) if chosen else None,
+        ignored=tuple(values.get('ignored') or ()),
+        shown=tuple(values['shown']) if values.get('shown') else None,
     )
     return Bands(**values)

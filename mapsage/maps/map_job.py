@@ -222,6 +222,8 @@ class MapJob:
                 setup.outlines,
                 None if setup.area is None else setup.area.of_scene(raster),
                 setup.dates_of(self.plan.path),
+                # A place shows one image of a sensor, whose bands are not those of the model.
+                None if setup.places is not None else setup.bands.shown,
             )
         if setup.upload is not None:
             setup.upload.send(self.outputs)

@@ -150,6 +150,9 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
     resize = next((dict(step) for step, name in zip(steps, names) if name == 'Resize'), None)
     # A key of GeoTiffDataset.
     chosen = (_dataset(cfg) or {}).get('bands')
+    # The backbones of MapSage keep `bands=dict(rgb=...)` of the config here.
+    colors = tuple(getattr(getattr(model, 'backbone', None), 'rgb', None) or ())
+    names_colors = count > 3 and len(colors) == 3 and None not in colors
     return Bands(
         count,
         like_opencv,
@@ -158,6 +161,7 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
         loader.get('imdecode_backend'),
         color_type,
         resize,
+        colors if names_colors else None,
     )
 
 

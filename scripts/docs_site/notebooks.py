@@ -80,7 +80,10 @@ def _shrink(output: Any) -> None:
     if image.width > WIDTH:
         image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.LANCZOS)
     buffer = io.BytesIO()
-    image.quantize(128).save(buffer, 'png', optimize=True)
+    # A smaller palette would merge the colors of a legend, which few pixels have, with others.
+    flat = image.getcolors(256)
+    image = image if flat is None else image.quantize(len(flat))
+    image.save(buffer, 'png', optimize=True)
     data['image/png'] = base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -19,6 +19,7 @@ from mapsage.engine.config_mistakes import (
     misspelling_note,
     optimizer_mistake,
 )
+from mapsage.engine.config_values import datasets_in, value_mistakes
 from mapsage.engine.encoder_rates import encoder_rate_warning
 
 from .finding import Finding
@@ -32,9 +33,7 @@ def check_data(cfg: Config) -> List[Finding]:
     findings: List[Finding] = []
     for loader in LOADERS:
         dataset = (cfg.get(loader) or {}).get('dataset')
-        missing = [
-            path for config in _unwrapped_datasets(dataset) for path in _missing_paths(config)
-        ]
+        missing = [path for config in datasets_in(dataset) for path in _missing_paths(config)]
         level = 'note' if loader == 'test_dataloader' else 'problem'
         findings += [
             Finding(
@@ -51,10 +50,11 @@ def check_data(cfg: Config) -> List[Finding]:
 
 
 def check_keys(cfg: Config) -> List[Finding]:
-    """Return a note about keys that look like typos, and a problem for each missing tracker."""
+    """Return a note about keys that look like typos, and problems: trackers and values."""
     note = misspelling_note(cfg)
     return [Finding('note', text) for text in [note] if text] + [
-        Finding('problem', text) for text in missing_trackers(cfg.get('visualizer'))
+        Finding('problem', text)
+        for text in (*missing_trackers(cfg.get('visualizer')), *value_mistakes(cfg))
     ]
 
 
@@ -81,19 +81,6 @@ def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
         return [Finding('note', f'the optimizer cannot be built here: {reason}')]
     warning = encoder_rate_warning(model, optim_wrapper, cfg.get('load_from'))
     return [] if warning is None else [Finding('note', warning.text, warning.next_step)]
-
-
-def _unwrapped_datasets(config: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the innermost dataset configs in a dataset's config or a list of them."""
-    if isinstance(config, (list, tuple)):
-        for item in config:
-            yield from _unwrapped_datasets(item)
-    elif isinstance(config, dict):
-        inner = [config[key] for key in ('dataset', 'datasets') if key in config]
-        if inner:
-            yield from _unwrapped_datasets(inner)
-        else:
-            yield config
 
 
 def _missing_paths(dataset: Mapping[str, Any]) -> Iterator[str]:

@@ -13,12 +13,17 @@ import warnings
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EMAHook
 from mmengine.registry import DATA_SAMPLERS, LOOPS, MODELS, Registry
 
 from mapsage.commands import cli
 from mapsage.distributed import error_text
-from mapsage.engine.config_mistakes import explain_config_error, unknown_arguments
+from mapsage.engine.config_mistakes import (
+    explain_config_error,
+    monitored_mistake,
+    unknown_arguments,
+)
 from mapsage.engine.runner import MapSageRunner
 
 _builds = itertools.count()
@@ -51,26 +56,33 @@ def run_obstacle(cfg: Config) -> Optional[str]:
         cfg.work_dir = folder
         try:
             runner: Any = cli.build_runner(cfg)
-            _build_lazy_parts(runner, cfg)
+            metrics = _build_lazy_parts(runner, cfg)
             runner.refuse_training()
-            return next(_unknown_arguments(runner, cfg), None)
+            return next(_unknown_arguments(runner, cfg), None) or monitored_mistake(
+                runner.hooks, metrics
+            )
         # A class that the user names may raise anything; it becomes the report.
         except Exception as error:
             return error_text(explain_config_error(error))
 
 
-def _build_lazy_parts(runner: MapSageRunner, cfg: Config) -> None:
-    """Build what a training builds when it starts, except for parts that need the data."""
+def _build_lazy_parts(runner: MapSageRunner, cfg: Config) -> List[BaseMetric]:
+    """Build what a training builds when it starts, except for parts that need the data.
+
+    Returns:
+        Metrics of the validation.
+    """
     if runner.optim_wrapper is None:
-        return
+        return []
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     schedulers = cfg.get('param_scheduler')
     if isinstance(schedulers, (dict, list)) and not any(
         scheduler.get('convert_to_iter_based') for scheduler in _dicts(schedulers)
     ):
         runner.build_param_scheduler(copy.deepcopy(schedulers))
-    if cfg.get('val_evaluator'):
-        runner.build_evaluator(copy.deepcopy(cfg.val_evaluator))
+    if not cfg.get('val_evaluator'):
+        return []
+    return list(runner.build_evaluator(copy.deepcopy(cfg.val_evaluator)).metrics)
 
 
 def _dicts(configs: object) -> List[Mapping[str, Any]]:

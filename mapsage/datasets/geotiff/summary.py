@@ -128,6 +128,7 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
             f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}'
         ),
     )
+    yield from _absent_classes(dataset, areas, 'polygon or scene')
     yield from (
         (logging.INFO, vector.guess) for vector in dataset.vector_labels.values() if vector.guess
     )
@@ -191,6 +192,7 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
             f'{_shares(dataset, areas, pixels, set(known))}'
         ),
     )
+    yield from _absent_classes(dataset, areas, sample)
     unknown = sorted(
         value + shift for value in areas if value not in known and value != dataset.ignore_index
     )
@@ -210,6 +212,17 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
                 f'no pixel of the label rasters has a label ({sample} examined, the first file is '
                 f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.'
             ),
+        )
+
+
+def _absent_classes(dataset: GeoTiffDataset, areas: Counter, sample: str) -> Iterator[Message]:
+    absent = [name for index, name in enumerate(dataset.file_classes()) if not areas[index]]
+    if absent and len(absent) < len(dataset.file_classes()):
+        yield (
+            logging.WARNING,
+            f'{_title(dataset)}: no labels of {", ".join(absent)} ({sample}). A class that does not '
+            f'occur is not learned and gets no score, so a mean over the classes looks better than '
+            f'it is. Check the labels, or take the class out of metainfo.',
         )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 from mmengine.dist import get_world_size, is_main_process
+from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
 from mmseg.evaluation import IoUMetric
@@ -29,7 +31,9 @@ from mapsage.host.metrics import confusion_matrix, metrics_of
 from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
 from mapsage.pictures.report import write_report
 from mapsage.pictures.report.record import flat_config, percentages, write_record
+from mapsage.pictures.report.runs import ClassTable, mean_note
 from mapsage.version import __version__
+from mapsage_launcher.shipped import program
 from mapsage_launcher.stop_request import StoppedEarly
 
 
@@ -153,14 +157,19 @@ class RunReportHook(MapSageHook):
             if earlier['phase'] == phase:
                 for table in earlier['tables']:
                     table.pop('matrix', None)
+        tables = _class_tables(loop)
         self._record['evaluations'].append(
             dict(
                 phase=phase,
                 iteration=_iteration(runner) if phase == 'val' else 0,
                 metrics=dict(metrics or {}),
-                tables=_class_tables(loop),
+                tables=tables,
             )
         )
+        for table in tables:
+            note = mean_note(ClassTable(**table))
+            if note:
+                runner.logger.warning(f'{phase}: {note}')
         self._write_record(runner)
         _write_page(runner, brief=True)
 
@@ -177,6 +186,8 @@ class RunReportHook(MapSageHook):
         path = _write_page(runner)
         if _has_its_log(runner):
             runner.logger.info(f'report: {path}')
+            for line in _closing_lines(runner, self._record):
+                runner.logger.info(line)
 
     def _write_record(self, runner: HostRunner) -> None:
         self._record['written'] = time.time()
@@ -205,6 +216,30 @@ def _has_its_log(runner: HostRunner) -> bool:
         if isinstance(handler, logging.FileHandler)
     ]
     return all(map(os.path.exists, paths))
+
+
+def _closing_lines(runner: HostRunner, record: Dict[str, Any]) -> Iterator[str]:
+    """Yield the score and the next command of a training that has finished."""
+    evaluations = [found for found in record['evaluations'] if found['phase'] == 'val']
+    if record['kind'] != 'train' or record['status'] != 'finished' or not evaluations:
+        return
+    saving = next(iter(hooks_of_type(runner, CheckpointHook)), None)
+    best = getattr(saving, 'best_ckpt_path', None)
+    last = evaluations[-1]
+    scores = ', '.join(f'{name} {value:.4g}' for name, value in last['metrics'].items())
+    yield f'score: {scores} after {last["iteration"]:,} steps'
+    checkpoint = best or getattr(saving, 'last_ckpt', None)
+    if checkpoint and runner.cfg.filename:
+        yield (
+            f'next: {program("test")} {_shorter(runner.cfg.filename)} {_shorter(checkpoint)}'
+            + (' (the best checkpoint)' if best else '')
+        )
+
+
+def _shorter(path: str) -> str:
+    """Return a path as an argument for a shell, relative if it lies below the current folder."""
+    relative = os.path.relpath(path)
+    return shlex.quote(path if relative.startswith('..') else relative)
 
 
 def _status(error: Optional[BaseException]) -> str:

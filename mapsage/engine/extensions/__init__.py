@@ -12,7 +12,7 @@ from mapsage.engine.run_extension import RunExtension
 from mapsage.engine.start_and_end import StopRequests
 from mapsage_launcher.extras import run_extensions_of_extras
 
-from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
+from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks, StartSummary
 from .resume import Resume
 from .virtual_ranks import VirtualRankLoading
 
@@ -26,6 +26,7 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     # Before everything that depends on the seed or on whether the run is resumed.
     Resume,
     StartChecks,
+    StartSummary,
     Determinism,
     *(extension for extension in _OF_EXTRAS if not extension.acts_first),
     StopRequests,

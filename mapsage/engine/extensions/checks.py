@@ -18,8 +18,10 @@ from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
 from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
-from mapsage.engine.config_mistakes import misspelling_note
+from mapsage.engine.config_mistakes import misspelling_note, monitored_mistake
+from mapsage.engine.display.terminal import summary_lines
 from mapsage.engine.encoder_rates import encoder_rate_warning
+from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
 from mapsage.engine.loading.ground_checks import ground_note
@@ -27,6 +29,7 @@ from mapsage.engine.loading.input_checks import watch_inputs
 from mapsage.engine.loading.sensor_checks import compare_sensors
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.host.keyed_samples import keyed_samples
+from mapsage.host.metrics import metrics_of
 from mapsage.host.runner import dataset_of, plain_model
 
 
@@ -50,6 +53,8 @@ class DataChecks(RunExtension):
 
     Label maps of a training on a card travel as uint8 if the model's preprocessor is MapSage's.
 
+    A hook that waits for a score that the validation does not give is an error at the start.
+
     Windows of a scene may overlap. Each pixel of a scene is therefore scored in one window only.
     """
 
@@ -67,6 +72,10 @@ class DataChecks(RunExtension):
             return
         set_test_mode(loop)
         if phase is Phase.VALIDATION:
+            mistake = monitored_mistake(run._hooks, metrics_of(loop))
+            # A validation alone saves no checkpoint, and stops nothing early.
+            if mistake and isinstance(run._train_loop, BaseLoop):
+                raise ConfigError(mistake)
             self._warn_of_shared_ground(run, loop)
 
     @staticmethod
@@ -114,6 +123,15 @@ class StartChecks(RunExtension):
                 run.logger.warning(f'{warning.text}. Set {warning.next_step}.')
         if run.distributed:
             check_equal_weights(plain_model(run), 'after initialization and loading')
+
+
+class StartSummary(RunExtension):
+    """Logs model, weights, schedule and folder of a run in three lines, before its first step."""
+
+    def after_load(self, run: EngineRun) -> None:
+        if is_main_process():
+            for line in summary_lines(run):
+                run.logger.info(line)
 
 
 class Determinism(RunExtension):

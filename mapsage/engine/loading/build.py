@@ -25,6 +25,7 @@ from mapsage.host.runner import dataset_of
 from .data_checks import build_checked, check_labels, explain_error
 from .data_order import ResumableSampler
 from .keyed_loader import KeyedLoader
+from .label_census import notes_on_labels
 from .loader_workers import drop_worker_settings
 
 # A loop of the Runner: built, as a config, or missing.
@@ -98,14 +99,16 @@ def score_once(dataset: object) -> None:
 
 
 def notes_on_scenes(dataset: object) -> List[Tuple[int, str]]:
-    """Return a summary of a dataset's scenes, and warnings: a logging level and a text.
+    """Return a summary of a dataset's scenes or masks, and warnings: a logging level and a text.
 
-    A dataset of another kind has its own in a method ``start_notes``.
+    A dataset of another kind may have its own in a method ``start_notes``.
     """
     inside = [innermost(part, 0)[0] for part in parts(dataset)]
-    return [note for scenes in datasets_of_scenes(dataset) for note in summarize(scenes)] + [
-        note for candidate in inside for note in getattr(candidate, 'start_notes', list)()
-    ]
+    return (
+        [note for scenes in datasets_of_scenes(dataset) for note in summarize(scenes)]
+        + [note for candidate in inside for note in getattr(candidate, 'start_notes', list)()]
+        + [note for candidate in inside for note in notes_on_labels(candidate)]
+    )
 
 
 def datasets_of_scenes(dataset: object) -> List[GeoTiffDataset]:

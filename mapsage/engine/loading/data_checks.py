@@ -8,6 +8,7 @@ training, the decode heads must have the dataset's classes (:func:`compare_heads
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import os
@@ -96,6 +97,17 @@ def build_checked(build: Callable[[Dict[str, Any]], Any], config: Dict[str, Any]
         raise DataError(
             f'{_name(kind)}: {missing} does not exist (data_root={data_root!r}). Point data_root '
             f'and data_prefix at the data, or make it first (docs/reference/datasets.md).'
+        ) from error
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        looped = Path(str(error.filename))
+        first = next(
+            (path for path in reversed([looped, *looped.parents]) if path.is_symlink()), looped
+        )
+        raise DataError(
+            f'{_name(kind)}: {first} is a symbolic link that leads back into its own folder '
+            f'(data_root={data_root!r}); expected folders of images. Remove the link.'
         ) from error
     except ValueError as error:
         # For an empty list of samples, MMEngine's BaseDataset raises this error of NumPy's.

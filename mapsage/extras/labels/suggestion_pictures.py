@@ -85,6 +85,8 @@ def _read_image(
     image = image.transpose(1, 2, 0)
     if source.bands.like_opencv:
         image = image[..., ::-1]
+    elif source.places is None and source.bands.shown:
+        image = image[..., list(source.bands.shown)]
     return LabeledImage(
         image,
         labels(suggestion, values, valid),

@@ -10,7 +10,7 @@ from typing import Dict, Optional
 
 from .charts import text
 from .fragments import bar, change, date, figure, section, table
-from .runs import ClassTable, Evaluation, Run, not_comparable
+from .runs import ClassTable, Evaluation, Run, mean_note, not_comparable
 
 # With more classes, the cells of a confusion matrix are too small for text.
 _MAX_LABELED_CLASSES = 40
@@ -41,7 +41,8 @@ def classes(run: Run, previous: Optional[Run]) -> str:
         )
     else:
         note = 'There is no run before this one in the folder to compare with.'
-    return section('Classes', body, _describe_evaluation(final) + note)
+    absent = ' '.join(filter(None, map(mean_note, final.tables)))
+    return section('Classes', body, f'{_describe_evaluation(final)}{absent} {note}')
 
 
 def _describe_evaluation(final: Evaluation) -> str:

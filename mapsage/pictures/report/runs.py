@@ -41,6 +41,24 @@ class ClassTable(NamedTuple):
     matrix: Optional[Sequence[Sequence[int]]] = None
 
 
+def mean_note(table: ClassTable) -> str:
+    """Return a sentence if classes of a table have no labeled pixel, so that means leave them out."""
+    if table.matrix:
+        labeled = [sum(row) > 0 for row in table.matrix]
+    else:
+        # An accuracy is undefined where no pixel has the label.
+        labeled = [
+            value is not None for value in table.columns.get('Acc', [0.0] * len(table.classes))
+        ]
+    absent = [name for name, is_labeled in zip(table.classes, labeled) if not is_labeled]
+    if not absent:
+        return ''
+    return (
+        f'Means are over {len(table.classes) - len(absent)} of {len(table.classes)} classes: no '
+        f'scored pixel has the label {", ".join(absent)}.'
+    )
+
+
 def not_comparable(tables: Sequence[ClassTable]) -> str:
     """Return a warning if the tables have different classes or labels; '' otherwise."""
     if len({tuple(table.classes) for table in tables}) > 1:
