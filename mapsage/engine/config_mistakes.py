@@ -257,7 +257,7 @@ def monitored_mistake(hooks: Iterable[Hook], metrics: Iterable[BaseMetric]) -> O
     names = [score_names(metric) for metric in metrics]
     known = list(dict.fromkeys(name for group in names for name in group or ()))
     for hook in hooks:
-        if isinstance(hook, CheckpointHook):
+        if isinstance(hook, HostCheckpointHook):
             setting, wanted = 'default_hooks.checkpoint.save_best', hook.save_best
         elif isinstance(hook, EarlyStoppingHook):
             setting, wanted = 'EarlyStoppingHook.monitor', hook.monitor
