@@ -235,7 +235,7 @@ def test_refused(wish: Any, environ: dict, devices: int, launcher: str, words: s
         resolve_strategy(wish, environ, devices, launcher=launcher)
 
 
-@pytest.mark.parametrize('missing', set(leftovers()) - {'LOCAL_RANK'})
+@pytest.mark.parametrize('missing', sorted(set(leftovers()) - {'LOCAL_RANK'}))
 def test_every_partial_set_under_a_launcher_names_what_is_missing(missing: str) -> None:
     environ = {name: value for name, value in leftovers().items() if name != missing}
     with pytest.raises(StrategyError, match=rf'\b{missing}, which are not set'):
