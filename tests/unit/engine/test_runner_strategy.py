@@ -56,7 +56,7 @@ def config(work: Path, launcher: str = 'none', wrapper: Any = None, **env_cfg: A
         ('none', WRAPPER, {}, {}, 'needs two or more devices in one process'),
         ('pytorch', None, TRUE, LEFTOVERS, "launcher 'pytorch' started 8"),
         ('pytorch', WRAPPER, {}, LEFTOVERS, "type MMModelParallel.*launcher 'pytorch' started 8"),
-        ('pytorch', None, {}, dict(RANK='0'), 'WORLD_SIZE, LOCAL_RANK, .* not set'),
+        ('pytorch', None, {}, dict(RANK='0'), 'WORLD_SIZE, MASTER_ADDR, .* not set'),
         ('none', None, {}, dict(LEFTOVERS, TORCHELASTIC_RUN_ID='none'), 'Add --launcher pytorch'),
     ],
 )

@@ -71,7 +71,8 @@ def test_a_scene_without_polygons(tmp_path: Path, outside: int, fate: str) -> No
         tmp_path / 'labels.gpkg', [rectangle(UTM, 400, 0, 478, 100)], [CLASSES[1]], 'EPSG:32650'
     )
     dataset = build_dataset(tmp_path, labels='labels.gpkg', outside=outside)
-    (warning,) = said(dataset, logging.WARNING)
+    absent, warning = said(dataset, logging.WARNING)
+    assert 'no labels of ' in absent and 'water (polygon or scene)' in absent
     a, c = (str(tmp_path / f'scenes/{name}.tif') for name in 'ac')
     assert warning.startswith(f'no polygon lies in 2 of 3 scene(s), and {fate}: {a}, {c}.')
     text = said(dataset, logging.INFO)[1]
@@ -113,7 +114,8 @@ def test_unusual_labels(tmp_path: Path) -> None:
     labels[:26] = 9
     write_raster(tmp_path / 'labels/a.tif', labels.astype('uint8'))
     dataset = build_dataset(tmp_path, reduce_zero_label=True)
-    (warning,) = said(dataset, logging.WARNING)
+    absent, warning = said(dataset, logging.WARNING)
+    assert 'no labels of water' in absent
     assert 'label rasters hold 9, which 3 classes (1 to 3) do not have' in warning
     assert f'ignored {100 * (labels == 0).mean():.3g} %' in said(dataset, logging.INFO)[1]
     write_raster(tmp_path / 'empty/a.tif', np.zeros_like(classes))
