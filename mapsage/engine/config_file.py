@@ -63,7 +63,7 @@ def _explain(path: Path, error: Exception) -> str:
         file = _first_with_syntax_error([str(path), file])
         line = error.lineno
         return (
-            f'{_at(file, line)}: this is no Python: {error.msg}.{_shown(file, line)} Close every '
+            f'{_at(file, line)}: this is not valid Python: {error.msg}.{_shown(file, line)} Close every '
             f'bracket and quote, and put a comma between two settings.'
         )
     if isinstance(error, UnicodeDecodeError):

@@ -115,7 +115,7 @@ optim_wrapper = dict(type='AmpOptimWrapper', optimizer=dict(type='AdamW', lr=5e-
 @pytest.mark.parametrize(
     'text, words',
     [
-        ('model = dict(', ': this is no Python'),
+        ('model = dict(', ': this is not valid Python'),
         ('model = 1 / 0', 'cannot be read: ZeroDivisionError: division by zero'),
         (
             "custom_imports = dict(imports=['no_such_module'])",
