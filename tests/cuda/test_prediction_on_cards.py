@@ -45,12 +45,15 @@ class Device(PixelModel):
     def __init__(self, scene: Following, device: str) -> None:
         super().__init__(context=3)
         self.scene = scene
-        self.data_preprocessor = MODELS.build(
+        self.preprocessor = MODELS.build(
             dict(type='SegDataPreProcessor', mean=[0.0] * 3, std=[1.0] * 3, bgr_to_rgb=True)
         )
         self.to(device)
         # As a model of MMEngine does: the preprocessor must learn its device.
-        self.data_preprocessor.to(torch.device(device))
+        self.preprocessor.to(torch.device(device))
+
+    def data_preprocessor(self, data: dict, training: bool) -> dict:
+        return self.preprocessor(data, training)
 
     def encode_decode(self, inputs: torch.Tensor, metas: List[dict]) -> torch.Tensor:
         assert self.scene.begun.wait(60)
