@@ -165,6 +165,8 @@ def test_a_card_too_small_for_the_sums_leaves_blending_to_the_host() -> None:
     predictor = WindowPredictor(
         SevenClasses(scene, 'cuda'), torch.device('cuda'), window, 128, 2, say=lines.append
     )
+    # Memory of other tests that PyTorch keeps would be enough.
+    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.0001)
     try:
         blender = predictor.blender(window, 1700, 318)
