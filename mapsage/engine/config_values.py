@@ -330,7 +330,8 @@ def _pipeline_mistakes(dataset: Mapping[str, Any], loader: str) -> Iterator[str]
     if (
         dataset_class is None
         or not issubclass(dataset_class, BaseSegDataset)
-        or not dataset_class.__module__.startswith(_PACKAGES)
+        # Unlabeled images, stacks and pairs of MapSage have pipelines of their own.
+        or not dataset_class.__module__.startswith('mmseg.')
     ):
         return
     names = [str(step.get('type')).rsplit('.', 1)[-1] for step in steps]
@@ -341,7 +342,7 @@ def _pipeline_mistakes(dataset: Mapping[str, Any], loader: str) -> Iterator[str]
             f'the pipeline ({", ".join(names)}) loads no labels: expected '
             f"dict(type='LoadAnnotations') after {names[0]}."
         )
-    elif names[-1] != 'PackSegInputs':
+    elif not names[-1].startswith('Pack'):
         yield (
             f"the pipeline ends with {names[-1]}: expected dict(type='PackSegInputs') as its last "
             f'transform, which makes the sample that a model takes.'
