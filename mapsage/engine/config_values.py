@@ -58,13 +58,18 @@ def _is_rate(value: object) -> bool:
 
 
 def _are_positive(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        _is_number(number) and number > 0 for number in value
+    return _are_numbers(value) and all(
+        number > 0
+        for number in value
+        if not isinstance(value, Mapping)  # type: ignore[attr-defined]
     )
 
 
 def _are_numbers(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(_is_number, value))
+    # Stacks have a list for each sensor, which their preprocessor checks.
+    return isinstance(value, Mapping) or (
+        isinstance(value, (list, tuple)) and all(map(_is_number, value))
+    )
 
 
 _Rule = Tuple[str, Callable[[Any], bool], str]
@@ -241,7 +246,9 @@ def _loader_mistakes(cfg: Mapping[str, Any], name: str) -> Iterator[str]:
         yield f'{name}.prefetch_factor={prefetch!r}: expected {_COUNT}, batches for each worker.'
     seen: List[str] = []
     for dataset in datasets_in(loader.get('dataset')):
-        for mistake in (*_metainfo_mistakes(dataset), *_pipeline_mistakes(dataset, name)):
+        # The pipeline of a wrapper, such as MultiImageMixDataset, may load and pack.
+        whole = dataset is loader.get('dataset')
+        for mistake in (*_metainfo_mistakes(dataset), *_pipeline_mistakes(dataset, name, whole)):
             if mistake not in seen:
                 seen.append(mistake)
                 yield f'{name}: {mistake}'
@@ -305,7 +312,7 @@ def _metainfo_mistakes(dataset: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _pipeline_mistakes(dataset: Mapping[str, Any], loader: str) -> Iterator[str]:
+def _pipeline_mistakes(dataset: Mapping[str, Any], loader: str, whole: bool) -> Iterator[str]:
     pipeline = dataset.get('pipeline')
     if pipeline is not None and not isinstance(pipeline, (list, tuple)):
         yield f'pipeline={pipeline!r}: expected a list of transforms, [dict(type=...), ...].'
@@ -320,7 +327,7 @@ def _pipeline_mistakes(dataset: Mapping[str, Any], loader: str) -> Iterator[str]
             share = step.get('prob')
             if _is_number(share) and not 0 <= share <= 1:  # type: ignore[operator]
                 yield f'RandomFlip.prob={share!r}: expected a number from 0 to 1.'
-    if len(steps) != len(pipeline or ()) or not steps:
+    if len(steps) != len(pipeline or ()) or not steps or not whole:
         return
     kinds = [_class_of(TRANSFORMS, step.get('type')) for step in steps]
     if not all(kind is not None and kind.__module__.startswith(_PACKAGES) for kind in kinds):

@@ -27,9 +27,8 @@ from mapsage_launcher.hosts import check_distutils
 from . import config_mistakes, startup, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
-from .config_values import value_mistakes
 from .display.terminal import quiet_start
-from .env_cfg import ConfigError, parse_env_cfg
+from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .loading.build import build_loader
 from .run_extension import EngineRun, Phase
@@ -74,11 +73,7 @@ class MapSageRunner(SavingRunner, EngineRun):
             other = extension.take_process(cfg)
             if other is not None:
                 return other
-        runner = super().from_cfg(cfg)
-        # A test works with values that no training can use. tools/train.py checks them earlier.
-        mistakes = list(value_mistakes(cfg))
-        runner.rule_out_training(ConfigError('\n'.join(mistakes)) if mistakes else None)
-        return runner
+        return super().from_cfg(cfg)
 
     # --- the start of a run, in the order in which MMEngine calls these methods
 

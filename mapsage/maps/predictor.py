@@ -78,7 +78,9 @@ class TorchPredictor(Predictor):
 
     def __call__(self, windows: Scores) -> Any:
         """Return the weighted scores of a batch, computed by a replica that no thread uses."""
-        windows = torch.as_tensor(windows)
+        if isinstance(windows, np.ndarray):
+            # Bands in another order have a negative stride.
+            windows = torch.from_numpy(np.ascontiguousarray(windows))
         if self._replicas is None:
             return self._predict(windows)
         replica = self._replicas.get()

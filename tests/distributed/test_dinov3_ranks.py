@@ -41,7 +41,7 @@ def test_weights_of_the_file_reach_both_ranks_and_frozen_ones_stay(
     config = write_tiny_config(
         tmp_path / 'dinov3.py', tiny_data, BACKBONE.format(arch=ARCH, path=str(path))
     )
-    finished = launch(config, '--work-dir', tmp_path / 'run')
+    finished = launch(config, '--work-dir', tmp_path / 'run', '--verbose')
     check_finished(finished)
     checked = re.findall(
         r'^[01] +\S+ +\S+ +\d+ +[\d.]+ +([0-9a-f]{8}) +good', finished.output, re.M

@@ -181,7 +181,7 @@ def test_resume_falls_back_from_a_truncated_checkpoint(tiny_config: Path, tmp_pa
     assert first.status == 0, first.output[-4000:]
     newest = work / 'iter_10.pth'
     newest.write_bytes(newest.read_bytes()[:-1000])
-    second = launch(tiny_config, '--work-dir', work, '--resume')
+    second = launch(tiny_config, '--work-dir', work, '--resume', '--verbose')
     assert second.status == 0, second.output[-4000:]
     assert 'iter_10.pth is truncated or damaged' in second.output
     assert 'iter: 5' in second.output

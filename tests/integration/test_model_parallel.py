@@ -71,7 +71,7 @@ def test_trains_validates_saves_and_resumes(tiny_data: Path, tmp_path: Path) -> 
     whole = train(one, tmp_path / 'one')
     check_finished(whole)
     check_finished(train(four, tmp_path / 'four', '--cfg-options', 'train_cfg.max_iters=5'))
-    resumed = train(four, tmp_path / 'four', '--resume')
+    resumed = train(four, tmp_path / 'four', '--resume', '--verbose')
     check_finished(resumed)
 
     assert 'strategy model_parallel_single_process' in resumed.output

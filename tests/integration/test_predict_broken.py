@@ -96,7 +96,7 @@ def test_a_broken_scene_costs_its_own_map(model: Any, folder: Path, break_scene:
     ]
     assert not list((folder / 'out').glob('.*'))
     np.testing.assert_array_equal(read(folder / 'out/d.tif'), paint(80, 100))
-    end = '\n'.join(lines[-3:])
+    end = '\n'.join(lines[-4:])
     assert 'skipped: ' in end and 'b.tif' in end and '1 of 4 input(s) skipped' in end
 
 

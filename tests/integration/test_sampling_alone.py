@@ -22,7 +22,7 @@ from support import ROOT, main_leg
 from test_wheel import Installed, wheel  # noqa: F401
 
 pytestmark = main_leg
-MODULES = 40
+MODULES = 42
 
 
 def needed(name: str, names: Set[str]) -> Set[str]:

@@ -122,7 +122,7 @@ def test_points_become_a_map(place: Any, tmp_path: Path, method: str, capsys: An
 
 
 def test_its_map_is_ready_for_assess(place: Any, tmp_path: Path) -> None:
-    from mapsage.extras.assess.programs import assess
+    from mapsage.extras.assess import assess
 
     labels = write_shapes(tmp_path / 'p.gpkg', *draw_points(place[0], 15))
     run(place[1], '--labels', labels, '--out', tmp_path / 'out')

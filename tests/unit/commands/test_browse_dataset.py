@@ -45,7 +45,7 @@ def test_a_stock_dataset(tiny_config: Path, tiny_data: Path, capsys: Any, tmp_pa
         + f'\nwork_dir = {str(tmp_path / "work")!r}\n'
     )
     program(tiny_config, '--not-show')
-    (path,) = capsys.readouterr().out.split()
+    path = capsys.readouterr().out.split()[-1]
     assert path == str(tmp_path / 'work/browse/train.png')
     first = sorted((tiny_data / 'img_dir/train').iterdir())[0]
     flipped = cv2.resize(cv2.imread(str(first))[:, ::-1, ::-1], (TILE_WIDTH,) * 2)
