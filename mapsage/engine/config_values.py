@@ -58,10 +58,9 @@ def _is_rate(value: object) -> bool:
 
 
 def _are_positive(value: object) -> bool:
-    return _are_numbers(value) and all(
-        number > 0
-        for number in value
-        if not isinstance(value, Mapping)  # type: ignore[attr-defined]
+    return isinstance(value, Mapping) or (
+        isinstance(value, (list, tuple))
+        and all(_is_number(number) and number > 0 for number in value)
     )
 
 

@@ -40,7 +40,8 @@ def score_names(metric: Any) -> Optional[List[str]]:
         )
         names = ['aAcc', *(name for option in metric.metrics for name in further.get(option, ()))]
         names = [] if metric.format_only else names
-    elif hasattr(metric, 'score_names'):
+    # A subclass may give other scores than the class that names them.
+    elif 'score_names' in vars(type(metric)):
         names = metric.score_names()
     else:
         return None
