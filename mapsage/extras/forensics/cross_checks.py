@@ -11,8 +11,7 @@ from mapsage.distributed.wrappers import MMDistributedDataParallel, VirtualDataP
 from mapsage.engine.compiled_parts import compiled_parts
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.run_extension import EngineRun, RunExtension
-from mapsage.host.runner import hooks_of_type, plain_model
-from mapsage.sampling.hooks import DynamicSamplingHook
+from mapsage.host.runner import plain_model
 
 from .cross_check_hook import CrossCheckHook
 
@@ -46,11 +45,6 @@ def cross_check_obstacle(run: EngineRun) -> str:
         (
             run.cfg.get('feature_source'),
             'feature_source, whose features of a batch only one rank has',
-        ),
-        (
-            any(hook.weighs_losses for hook in hooks_of_type(run, DynamicSamplingHook)),
-            "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where weights of "
-            'the losses are not part of the batch',
         ),
         (
             not isinstance(model, BaseModel),

@@ -76,7 +76,6 @@ class DynamicSamplingHook(MapSageHook):
     Attributes:
         settings_class: Class that takes the settings.
         uneven_batches: Whether ranks may have different numbers of samples in a step.
-        weighs_losses: Whether losses depend on what the hook knows of the rank's batch.
 
     Raises:
         ValueError: For a setting out of range.
@@ -110,10 +109,7 @@ class DynamicSamplingHook(MapSageHook):
         self._pixel_weights: Dict[str, PixelWeights] = {}
         self.uneven_batches = self._settings.shortfall == 'shrink'
         self._weighs_samples = self._settings.unbiased or self._settings.shortfall == 'mask'
-        self.weighs_losses = (
-            self.uneven_batches or self._weighs_samples or self._scorer.follows_step
-        )
-        if self.weighs_losses:
+        if self.uneven_batches or self._weighs_samples or self._scorer.follows_step:
             self.cross_check_obstacle = (
                 "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where "
                 'weights of the losses are not part of the batch'
