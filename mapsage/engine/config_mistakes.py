@@ -74,6 +74,18 @@ _TRACKERS = dict(
 )
 
 
+def look_up(cfg: Mapping[str, Any], setting: str) -> Any:
+    """Return the value of a dotted setting; None if a part of the path is missing or built."""
+    first, *keys = setting.split('.')
+    # MMEngine's Config has `get`, and is no Mapping.
+    value: Any = cfg.get(first)
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
 def check_settings(cfg: Mapping[str, Any]) -> None:
     """Check that a training, a validation and a test have all of their keys, or none of them.
 
@@ -82,10 +94,7 @@ def check_settings(cfg: Mapping[str, Any]) -> None:
             config has a setting of an extra that is not installed.
     """
     for name in names_of_missing_extras():
-        value: Any = cfg
-        for part in name.split('.'):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value:
+        if look_up(cfg, name):
             raise ConfigError(missing_extra('names', name))
     for task, keys in _TOGETHER.items():
         missing = [key for key in keys if cfg.get(key) is None]

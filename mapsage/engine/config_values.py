@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 from mmengine.registry import DATASETS, TRANSFORMS
 from mmseg.datasets import BaseSegDataset
 
+from .config_mistakes import look_up
 from .env_cfg import ConfigError
 
 # More workers than this, and than eight for each core, start for minutes and fill the memory.
@@ -141,7 +142,7 @@ def check_values(cfg: Mapping[str, Any]) -> None:
 def value_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each value that no training can use: value, expectation, next step."""
     for setting, accepts, expected in _RULES:
-        value = _look_up(cfg, setting)
+        value = look_up(cfg, setting)
         if value is not None and not accepts(value):
             yield f'{setting}={value!r}: expected {expected}.'
     yield from _model_mistakes(_section(cfg, 'model'))
@@ -155,18 +156,6 @@ def value_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
             if text not in earlier or not text.startswith('metainfo'):
                 yield mistake
             earlier.append(text)
-
-
-def _look_up(cfg: Mapping[str, Any], setting: str) -> Any:
-    """Return the value of a dotted setting; None if a part of the path is missing or built."""
-    first, *keys = setting.split('.')
-    # MMEngine's Config has `get`, and is no Mapping.
-    value: Any = cfg.get(first)
-    for key in keys:
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
-    return value
 
 
 def _section(cfg: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -243,7 +243,9 @@ def test_jobs_of_a_fixed_size_start_without_elastic(checkout: Path, tmp_path: Pa
             universal_newlines=True,
             cwd=str(checkout),
         )
-        for line, setting in zip(built.stdout.splitlines()[-2:], settings):
+        lines = [line for line in built.stdout.splitlines() if line.startswith('ConfigError')]
+        assert len(lines) == len(settings), built.stdout
+        for line, setting in zip(lines, settings):
             assert line.startswith(f"ConfigError: {setting} belongs to the extra 'elastic'"), line
         launch = [sys.executable, 'tools/launch.py', '--nproc_per_node', '1']
         elastic = subprocess.run(
