@@ -264,8 +264,12 @@ class GeoTiffDataset(BaseSegDataset):
         """Return the paths of the scenes, in the order of their numbers."""
         return [scene['scene'] for scene in self.scene_facts]
 
-    def read_labels(self, number: int, column: int, row: int, side: int) -> np.ndarray:
+    def read_labels(
+        self, number: int, column: int, row: int, side: int, of_all_parts: bool = False
+    ) -> np.ndarray:
         """Return the mask that a window at this position would have, for scene ``number``.
+
+        With ``of_all_parts``, labels count wherever they are, whatever ``split`` says.
 
         Returns:
             Class indices, uint8 ``(side, side)``; ``ignore_index`` at pixels without a label, and
@@ -279,6 +283,8 @@ class GeoTiffDataset(BaseSegDataset):
             valid=np.ones((side, side), bool),
             counted=None,
         )
+        if of_all_parts:
+            info['part'] = None
         return LoadGeoTiffLabels().transform(info)['gt_seg_map']
 
     @property
