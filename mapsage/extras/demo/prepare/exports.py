@@ -21,7 +21,6 @@ import numpy as np
 from .source_files import PrepareError, SourceFile, some
 
 IGNORED = 255
-PARTS = ('train', 'val', 'test')
 # What exports call the parts.
 PART_NAMES = dict(
     train='train', training='train', val='val', valid='val', validation='val', test='test'
