@@ -5,6 +5,7 @@ import View from 'ol/View.js';
 import ScaleLine from 'ol/control/ScaleLine.js';
 import Zoom from 'ol/control/Zoom.js';
 import {getCenter} from 'ol/extent.js';
+import {defaults} from 'ol/interaction/defaults.js';
 import {checkParts, readCatalog, readPolygons} from './files.js';
 import {classLayer, classStyle, polygonLayer, projectionOf, sceneLayer} from './layers.js';
 import {drawPanel} from './panel.js';
@@ -41,7 +42,8 @@ async function start() {
     throw new Error('This browser has no WebGL, by which the maps are drawn. Switch on hardware ' +
       'acceleration in its settings, or open the maps in QGIS: their styles lie beside them.');
   }
-  map = new Map({target: 'map', controls: [new Zoom(), new ScaleLine()]});
+  // By default the wheel does nothing until the map has the focus.
+  map = new Map({target: 'map', controls: [new Zoom(), new ScaleLine()], interactions: defaults()});
   swipe = new Swipe(document.getElementById('handle'), map, () => map.render());
   map.on('click', (event) => describe(event));
   map.on('pointermove', (event) => event.dragging || describe(event));
