@@ -18,10 +18,10 @@ from typing import Callable, Dict, NoReturn, Optional, Sequence
 import torch.distributed as dist
 
 from mapsage.distributed.descriptors import DescriptorLimitError
+from mapsage.distributed.lost_ranks import describe_missing
 
 from .channel import Channel, RankLostError
 from .mesh import LinkLostError
-from .missing_ranks import describe_missing
 from .roll_call import RollCall
 
 
