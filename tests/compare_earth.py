@@ -13,6 +13,7 @@ It runs in a separate process, because it loads a stand-in for torchvision.
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
@@ -323,7 +324,7 @@ def main() -> None:
     oracles = Oracles(folder)
     with torch.no_grad():
         figures = {
-            encoder: compare(lambda: ENCODERS[encoder](oracles), '--bfloat16' in words)
+            encoder: compare(partial(ENCODERS[encoder], oracles), '--bfloat16' in words)
             for encoder in words
             if encoder != '--bfloat16'
         }
