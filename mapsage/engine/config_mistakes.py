@@ -23,9 +23,7 @@ from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
-from mapsage.host.metrics import score_names
-from mapsage.host.optim_wrappers import built_wrappers
-from mapsage.host.runner import OptimWrappers
+from mapsage.host.runner import OptimWrappers, built_wrappers, score_names
 from mapsage_launcher.extras import missing_extra, names_of_missing_extras
 
 from .checkpoints.checkpoint_hook import CheckpointHook

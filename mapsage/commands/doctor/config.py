@@ -11,7 +11,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from mapsage.commands.configs import LOADERS
+from mapsage.commands.cli import LOADERS
 from mapsage.distributed import error_text
 from mapsage.engine.config_mistakes import (
     explain_config_error,

@@ -14,7 +14,7 @@ import torch
 from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator, resolve_accelerator
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.distributed import error_text
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError, parse_env_cfg
