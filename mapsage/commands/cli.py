@@ -44,8 +44,8 @@ from mapsage.distributed.launcher_notes import (
     note_for_launcher,
 )
 from mapsage.distributed.lost_ranks import leave_watches
-from mapsage.engine.config_file import merge_options, read_config_file
-from mapsage.engine.config_mistakes import explain_config_error
+from mapsage.engine.config import explain_config_error
+from mapsage.engine.config.file import merge_options, read_config_file
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import DeviceCheckError
 from mapsage.engine.loading.input_checks import watch_inputs

@@ -33,10 +33,16 @@ from mapsage.host.runner import OptimWrappers, plain_model
 from mapsage_launcher.extras import default_hooks_of_extras, missing_extra
 from mapsage_launcher.hosts import check_distutils
 
-from . import config_mistakes, startup, wrapping
+from . import startup, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
-from .config_mistakes import check_clipping, optimizer_mistake
+from .config import (
+    check_clipping,
+    check_config,
+    check_trackers,
+    optimizer_mistake,
+    saving_mistake,
+)
 from .display.terminal import quiet_start
 from .env_cfg import ConfigError, parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
@@ -165,7 +171,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If a key is missing that a training, a validation or a test needs.
         """
-        config_mistakes.check_settings(cfg)
+        check_config(cfg)
         for extension in EXTENSIONS:
             other = extension.take_process(cfg)
             if other is not None:
@@ -235,7 +241,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If a package is missing on the main process, the only one that needs it.
         """
-        config_mistakes.check_trackers(visualizer)
+        check_trackers(visualizer)
         return super().build_visualizer(visualizer)
 
     def wrap_model(
@@ -250,7 +256,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         """Register MapSage's own hooks along with the config's."""
         host_hooks, own_hooks = split_default_hooks(default_hooks)
         super().register_hooks(host_hooks, custom_hooks)
-        self.rule_out_training(config_mistakes.saving_mistake(self._hooks))
+        self.rule_out_training(saving_mistake(self._hooks))
         for hook in hooks_to_register(own_hooks, self._hooks):
             self.register_hook(hook)
         for extension in self.extensions:

@@ -53,7 +53,7 @@ from mapsage.host.runner import MapSageRun, hooks_of_type
 from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 from mapsage_launcher.stop_request import listening
 
-from .config_report import config_headline, config_report
+from .config.report import config_headline, config_report
 from .guards import StopHook
 from .run_extension import EngineRun, RunExtension
 

@@ -18,7 +18,7 @@ from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
 from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
-from mapsage.engine.config_mistakes import misspelling_note, monitored_mistake
+from mapsage.engine.config import misspelling_note, monitored_mistake
 from mapsage.engine.display.terminal import summary_lines
 from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
