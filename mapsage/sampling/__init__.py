@@ -12,16 +12,14 @@ from .exchange import SampleMismatchError, Traffic, exchange
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import Candidate, SurplusPool
-from .quantile import ScoreWindow
-from .refill import PassRate
 from .sampler import BlockSampler, OtherRankError
 from .scorer import BatchShare, Scorer, as_scorer
 from .scores import TileHistory, WeightedRewards
 from .settings import SamplingSettings
-from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
+from .shortfall import POLICIES, Decision, PassRate, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
 from .step import EndOfData, SampledBatch
-from .validity import Scores, Validity, Verdict
+from .validity import Scores, ScoreWindow, Validity, Verdict
 
 __all__ = [
     'BatchShare',

@@ -33,7 +33,7 @@ from mapsage.commands.checkpoint_model import (
     choose_window,
     start_accelerator,
 )
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.commands.predict import PARTIAL
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.launcher_notes import note_for_launcher

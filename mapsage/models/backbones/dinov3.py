@@ -24,10 +24,9 @@ from mapsage.models.lora.inject import freeze_all_but_adapters
 
 from . import dinov3_weights as weights
 from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
-from .dinov3_blocks import NORM_EPS, Block
+from .dinov3_blocks import NORM_EPS, Block, run_recomputed
 from .dinov3_weights import ARCHS, NORMALIZATION, Arch
 from .pixels import BackboneInputError, PixelRange
-from .recompute import run_recomputed
 from .rope import RotaryPositions
 
 PATCH_SIZE = 16

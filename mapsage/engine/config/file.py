@@ -16,9 +16,8 @@ from typing import Any, List, Mapping, Optional, Tuple
 from mmengine.config import Config
 
 from mapsage.distributed import error_text
-
-from .config_mistakes import did_you_mean
-from .env_cfg import ConfigError
+from mapsage.engine.config.mistakes import did_you_mean
+from mapsage.engine.env_cfg import ConfigError
 
 _SUFFIXES = ('.py', '.json', '.yaml', '.yml')
 

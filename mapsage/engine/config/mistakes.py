@@ -23,13 +23,10 @@ from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
-from mapsage.host.metrics import score_names
-from mapsage.host.optim_wrappers import built_wrappers
-from mapsage.host.runner import OptimWrappers
+from mapsage.engine.checkpoints.checkpoint_hook import CheckpointHook
+from mapsage.engine.env_cfg import ConfigError
+from mapsage.host.runner import OptimWrappers, built_wrappers, score_names
 from mapsage_launcher.extras import missing_extra, names_of_missing_extras
-
-from .checkpoints.checkpoint_hook import CheckpointHook
-from .env_cfg import ConfigError
 
 # Keys that the programs of MapSage and MMEngine read. The Runner's own keys are its arguments.
 _OTHER_KEYS = (

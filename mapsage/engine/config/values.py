@@ -15,8 +15,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 from mmengine.registry import DATASETS, TRANSFORMS
 from mmseg.datasets import BaseSegDataset
 
-from .config_mistakes import look_up
-from .env_cfg import ConfigError
+from .mistakes import look_up
 
 # More workers than this, and than eight for each core, start for minutes and fill the memory.
 _MOST_WORKERS = 64
@@ -126,17 +125,6 @@ _RULES: Sequence[_Rule] = (
         'DEBUG, INFO, WARNING or ERROR',
     ),
 )
-
-
-def check_values(cfg: Mapping[str, Any]) -> None:
-    """Check the values of a config.
-
-    Raises:
-        ConfigError: With every mistake that was found, a line each.
-    """
-    mistakes = list(value_mistakes(cfg))
-    if mistakes:
-        raise ConfigError('\n'.join(mistakes))
 
 
 def value_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
