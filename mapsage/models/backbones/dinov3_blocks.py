@@ -8,14 +8,15 @@ Shapes: N images, T tokens (class and register tokens, then patches in row order
 
 from __future__ import annotations
 
-from typing import Optional
+import copy
+from typing import Dict, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from .dinov3_weights import Arch
-from .rope import RotaryAttention
+from .rope import RotaryAttention, joins_kernels
 
 # norm_layer='layernormbf16' of every model in dinov3/hub/backbones.py.
 NORM_EPS = 1e-5
@@ -90,10 +91,11 @@ class Block(nn.Module):
             branch_factors: Drop-path factors of attention and MLP, from :meth:`draw_drop_path`.
             attn_mask: Attention mask, as in :class:`RotaryAttention`.
         """
-        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine, attn_mask)
-        x = x + (attended if branch_factors is None else attended * branch_factors[0])
-        transformed = self.gamma_2 * self.mlp(self.norm2(x))
-        return x + (transformed if branch_factors is None else transformed * branch_factors[1])
+        factors = (None, None) if branch_factors is None else branch_factors
+        x = _add_branch(
+            x, self.gamma_1, self.attn(self.norm1(x), sine, cosine, attn_mask), factors[0]
+        )
+        return _add_branch(x, self.gamma_2, self.mlp(self.norm2(x)), factors[1])
 
     def draw_drop_path(self, x: torch.Tensor) -> Optional[torch.Tensor]:
         """Draw the drop-path factors of both branches, (2, N, 1, 1), 0 or 1 / (1 - drop_path).
@@ -108,3 +110,37 @@ class Block(nn.Module):
             return None
         keep = 1 - self.drop_path
         return torch.full((2, len(x), 1, 1), keep, device=x.device).bernoulli_(keep) / keep
+
+
+def _add_branch(
+    x: torch.Tensor, scale: torch.Tensor, branch: torch.Tensor, factor: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """Return tokens plus a scaled branch, times the drop-path factor of each image if given."""
+    if factor is None and joins_kernels(x):
+        sums = torch.empty_like(x, dtype=torch.promote_types(x.dtype, scale.dtype))
+        return torch.addcmul(x, scale, branch, out=sums)
+    scaled = scale * branch
+    return x + (scaled if factor is None else scaled * factor)
+
+
+def sixteen_bit_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of a frozen block or patch embedding with its matrices in a 16-bit dtype.
+
+    Autocast keeps its casts of trained weights until the step ends, but casts frozen weights again
+    in every call. Norms and layer scales are shared with ``module``, since autocast leaves them in
+    float32.
+    """
+    weights: Dict[int, object] = {}
+    for layer in module.modules():
+        cast = isinstance(layer, (nn.Linear, nn.Conv2d, RotaryAttention))
+        for parameter in layer.parameters(recurse=False):
+            weights[id(parameter)] = (
+                nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+                if cast
+                else parameter
+            )
+    twin = copy.deepcopy(module, weights)
+    for layer in twin.modules():
+        if isinstance(layer, RotaryAttention):
+            layer.joined_bias = layer.join_bias()
+    return twin

@@ -16,6 +16,16 @@ from torch.utils.checkpoint import checkpoint
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
 
 
+def autocast_dtype(device: str) -> Optional[torch.dtype]:
+    """Return the dtype in which autocast computes on a type of device; None where it is off.
+
+    Before torch 2.4 the state cannot be read for every type of device; the answer is None there.
+    """
+    if not _HAS_AUTOCAST_STATE or not torch.amp.is_autocast_available(device):
+        return None
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def run_recomputed(
     block: Callable[..., torch.Tensor], tokens: torch.Tensor, *inputs: Optional[torch.Tensor]
 ) -> torch.Tensor:
@@ -38,10 +48,10 @@ def run_recomputed(
     # lacks. If it gets none, it restores the autocast state of CUDA and the CPU only. So run()
     # takes no arguments and restores autocast itself.
     device = tokens.device.type
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(device)
 
     def run() -> torch.Tensor:
-        with torch.autocast(device, dtype=dtype) if enabled else nullcontext():
+        with nullcontext() if dtype is None else torch.autocast(device, dtype=dtype):
             return block(tokens, *inputs)
 
     return checkpoint(run, use_reentrant=False, preserve_rng_state=False)
