@@ -28,6 +28,7 @@ from rasterio.windows import Window
 
 from mapsage.base.files import atomic_write, parse_json
 from mapsage.geo import (
+    HARMONIZED,
     VECTOR_SUFFIXES,
     ClassMapWriter,
     MapInfo,
@@ -81,7 +82,9 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
         if not copy.exists():
             with ExitStack() as stack:
                 scene: Raster = stack.enter_context(
-                    Raster(entry.scenes[0]) if len(entry.scenes) == 1 else Mosaic(entry.scenes)
+                    Raster(entry.scenes[0])
+                    if len(entry.scenes) == 1
+                    else Mosaic(entry.scenes, units=HARMONIZED)
                 )
                 read = _raster_reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
                 _write_scene(copy, read, target, _find_limits(scene), progress)
