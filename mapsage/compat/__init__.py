@@ -20,6 +20,7 @@ from . import (  # noqa: E402
     deterministic_pooling,
     fork_configs,
     git_hash,
+    group_norm_layout,
     label_sizes,
     log_device,
     log_files,
@@ -44,6 +45,7 @@ deterministic_iou.apply()
 deterministic_pooling.apply()
 fork_configs.apply()
 git_hash.apply()
+group_norm_layout.apply()
 label_sizes.apply()
 log_device.apply()
 log_files.apply()

@@ -31,15 +31,19 @@ from mapsage.geo import (
     Raster,
     RasterLabels,
     VectorLabels,
+    facts_of,
     gdal_environment,
     locate,
     match,
+    open_scene,
     stamp,
     suffix_of,
 )
+from mapsage.geo.scene_facts import STORED, check_one_unit, describe_conversion
 
 from .area import SceneAreas
 from .fast_copies import FastCopies, describe_report
+from .pixel_source import PixelSource
 from .shared_scan import scan_scenes
 from .split import SceneSplit
 from .transforms import LoadGeoTiffLabels
@@ -74,7 +78,11 @@ class GeoTiffDataset(BaseSegDataset):
         labels: Path of a folder or of one file; None for scenes without labels.
         window: Side of a window in pixels.
         stride: Distance between windows in pixels; default: ``window``.
-        bands: Band numbers, counted from 1; default: all but an alpha band.
+        bands: Band numbers, counted from 1; default: all but an alpha band. They are the
+            numbers in the first scene: if files name their bands, the order of its names counts.
+        units: Unit of the values (docs/how-to/pixels.md): ``'stored'``, as they are in the files;
+            ``'reflectance'``, scale and offset applied, float32; ``'harmonized'``, without the
+            1,000 that Sentinel-2's baselines add from 04.00 on.
         class_field: Name of the attribute of vector labels that holds the class.
         default_class: Class, as a name or an index, of polygons whose ``class_field`` is empty, and
             of all polygons of a file without ``class_field``. None: both are errors.
@@ -111,6 +119,7 @@ class GeoTiffDataset(BaseSegDataset):
 
     Attributes:
         dtypes: Data types of the scenes, each with the path of the first scene that has it.
+        pixel_sources: Facts of all images by the name of their sensor, ``''`` for single scenes.
         scene_facts: What the pipeline needs to know about each scene: keys ``scene`` (path),
             ``pixels`` (path of the file that windows are read from: the scene or its fast copy),
             ``bands``, ``part``, ``labels``, ``area`` and ``scene_shape``.
@@ -138,10 +147,15 @@ class GeoTiffDataset(BaseSegDataset):
         layer: Optional[str] = None,
         default_class: Union[None, int, str] = None,
         fast_copy: Optional[Dict[str, Any]] = None,
+        units: str = STORED,
         label_map: Optional[Mapping[int, Union[None, int, str]]] = None,
         point_radius: Optional[float] = None,
         **kwargs: Any,
     ) -> None:
+        self.units = units
+        self.pixel_sources: Dict[str, PixelSource] = {}
+        # Estimated by the summary of a start.
+        self.class_shares: Dict[str, float] = {}
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = _integers(
             'window and stride', (window, window if stride is None else stride)
@@ -205,6 +219,7 @@ class GeoTiffDataset(BaseSegDataset):
                     )
                 )
         area.check()
+        self._check_units(rasters)
         self._use_fast_copies()
         for vector in self.vector_labels.values():
             vector.check_met()
@@ -419,12 +434,30 @@ class GeoTiffDataset(BaseSegDataset):
 
     def _open_scenes(self) -> Iterator[Raster]:
         """Yield the scenes, opened."""
+        names: Sequence[str] = ()
         for path in self._find_scenes():
-            yield Raster(path, self.bands, keep_open=True)
+            scene = open_scene(path, self.bands, names, self.units, keep_open=True)
+            names = names or facts_of(scene).names
+            yield scene
+
+    def _images(self, scenes: List[Raster]) -> Iterator[Tuple[str, str, List[Raster]]]:
+        """Yield sensor, unit and images of the scenes; a single scene is its image."""
+        yield '', self.units, scenes
+
+    def _check_units(self, scenes: List[Raster]) -> None:
+        """Check that the values of all images have one unit, and log what was applied."""
+        for name, units, images in self._images(scenes):
+            self.pixel_sources[name] = PixelSource.of(images, units)
+            check_one_unit(self.pixel_sources[name].facts, units)
+            text = describe_conversion(images, units)
+            if text and not get_dist_info()[0]:
+                print_log(f'{name}: {text}' if name else text, logger='current')
 
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
         """Return the facts from which the pipeline reads the pixels of a scene."""
-        return dict(scene=scene.path, pixels=scene.path, bands=scene.bands)
+        facts = dict(scene=scene.path, pixels=scene.path, bands=scene.bands)
+        # The key of cached features, which is the text of a sample, stays for scenes as stored.
+        return facts if scene.conversion is None else dict(facts, conversion=scene.conversion)
 
     def _label_path(self, scene: Raster, label_files: LabelFiles) -> str:
         """Return the path of the label file of a scene."""

@@ -21,8 +21,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from mapsage.engine.run_extension import EngineRun
-from mapsage.host.optim_wrappers import built_wrappers
-from mapsage.host.runner import plain_model
+from mapsage.host.runner import built_wrappers, plain_model
 
 # LoggerHook's line of a step or an evaluation, with which the start ends.
 _STEP_LINE = re.compile(r'(Iter|Epoch)\((train|val|test)\)')

@@ -72,7 +72,7 @@ class MapEntry:
 
     def __post_init__(self) -> None:
         # Read once, because the file may be removed while the map is shown.
-        self._grid = _read_grid(self.path)
+        self._grid = read_grid(self.path)
 
     def as_json(self) -> Dict[str, Any]:
         """Return the facts about the map that the page shows, without its files."""
@@ -88,7 +88,7 @@ class MapEntry:
         )
 
 
-def _read_grid(path: Path) -> Dict[str, Any]:
+def read_grid(path: Path) -> Dict[str, Any]:
     """Return size, CRS and pixel size of a map."""
     with Raster(path) as raster:
         side = pixel_side(raster) if raster.is_georeferenced else float('nan')

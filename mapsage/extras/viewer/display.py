@@ -28,6 +28,7 @@ from rasterio.windows import Window
 
 from mapsage.base.files import atomic_write, parse_json
 from mapsage.geo import (
+    HARMONIZED,
     VECTOR_SUFFIXES,
     ClassMapWriter,
     MapInfo,
@@ -88,7 +89,7 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
                 scene: Raster = stack.enter_context(
                     Raster(entry.scenes[0], bands)
                     if len(entry.scenes) == 1
-                    else Mosaic(entry.scenes, bands)
+                    else Mosaic(entry.scenes, bands, units=HARMONIZED)
                 )
                 read = _raster_reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
                 _write_scene(copy, read, target, _find_limits(scene), progress)
