@@ -17,7 +17,7 @@ from support import main_leg, no_simulated_cards, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.commands import cli, doctor, train
-from mapsage.commands.configs import build_model
+from mapsage.commands.cli import build_model
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics import tune as program
 from mapsage.extras.forensics.tuning import bench, command, workers
