@@ -199,7 +199,7 @@ class Worker:
     def plans(self) -> Dict[str, Any]:
         """Return the plans of the other living jobs by a description of the job.
 
-        Files of dead workers are removed. The value is None if a plan cannot be read.
+        Files of dead workers are removed. A plan that cannot be read is None.
         """
         plans: Dict[str, Any] = {}
         for path in sorted(self._folder.glob('worker-*')):
@@ -225,7 +225,7 @@ class Worker:
     def leave(self) -> bool:
         """Remove the ledger unless other workers live; return whether it was removed.
 
-        Called inside :meth:`alone`.
+        Use it inside :meth:`alone`.
         """
         # It removes the files of the dead.
         self.plans()
@@ -375,7 +375,7 @@ def _parse(text: str) -> Dict[str, Any]:
 
 
 def _seconds() -> float:
-    """Return a time that goes on while the process is stopped and the machine sleeps."""
+    """Return the seconds since the machine started, sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -163,7 +163,7 @@ class MapJob:
         ]
 
     def is_finished(self) -> bool:
-        """Return whether the map is there, whoever made it."""
+        """Return whether a job has finished the map."""
         report = self.outputs.report
         # An earlier map that is made again does not count.
         return report.exists() and stamp(str(report)) != self.plan.outdated

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, cast
 
 from mapsage.geo import Mosaic, stamp
 from mapsage.version import __version__
 
 from .assembly import has_transform
+from .door import Door
 from .errors import PredictError
 from .inputs import OWN_SIZE, Scene, choose_size
 from .map_job import MapJob, MapSetup, ScenePlan
@@ -55,6 +56,7 @@ class MapPlanner:
         inputs: Name of a map -> path of its input.
         model_settings: Settings of the model that a map depends on.
         say: Function that prints a line.
+        door: Compares inputs with the passport of the model.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class MapPlanner:
         inputs: Mapping[str, str],
         model_settings: Mapping[str, Any],
         say: Callable[[str], None],
+        door: Door,
     ) -> None:
+        self._door = door
         self._options, self._setup, self._inputs = options, setup, inputs
         self._model_settings, self._say = model_settings, say
         self._plan = MapPlan()
@@ -99,15 +103,18 @@ class MapPlanner:
                     f'note: {plan.path} has coordinates and no CRS; so has its map, and its '
                     f'polygons have areas in pixels only.'
                 )
+            if scene is not None:
+                self._door.examine(scene, (plan.height, plan.width) != scene.size)
             self._count_unfinished(plan)
             self._plan.scenes.append(plan)
+        self._door.report()
         self._report_sizes(sizes)
         self._report_pixel_maps(pixel_maps)
         self._report_area()
         return self._plan
 
     def _reuse(self, name: str) -> Optional[ScenePlan]:
-        """Return the plan of another job for an input; None if it has none for these files."""
+        """Return the plan that another job made for an input; None without one for the same files."""
         fields = self._shared.get(name)
         if fields is None:
             return None
@@ -136,7 +143,10 @@ class MapPlanner:
         for line in [] if self._setup.places is None else self._setup.places.describe(path):
             self._say(f'note: {line}')
         size, origin = choose_size(
-            scene, self._setup.bands.resize, self._options.scale, self._options.gsd
+            scene,
+            self._setup.bands.resize,
+            self._options.scale,
+            cast(Optional[float], self._options.gsd),
         )
         with scene.raster as raster:
             settings = dict(

@@ -1,7 +1,7 @@
 """The prediction of all maps on this rank: plan, predict, assemble, summarize.
 
 Every rank runs the same `Prediction`. Rank 0 plans and broadcasts the plan; then each rank takes what
-is free in the folder's ledger, beside the ranks of any other job (`sharing.py`), until all maps are
+is free in the folder's ledger, beside the ranks of the other jobs (`sharing.py`), until all maps are
 finished. An error of one rank ends the others of its job once the rest of the maps is finished. The
 work on one map is in `map_job.py`.
 """
@@ -19,6 +19,7 @@ from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest, is_remote
 from mapsage.geo.change_classes import UNCHANGED
 
+from .door import Door, as_in_training, choose_gsd
 from .errors import PredictError
 from .inputs import find_inputs, find_members
 from .ledger import Worker
@@ -52,6 +53,7 @@ def find_map_inputs(options: MapOptions, places: Optional[PlaceSource]) -> Dict[
                 '--bands': options.bands,
                 '--scale': options.scale,
                 '--gsd': options.gsd,
+                '--units': options.units,
             },
         )
     if options.mosaic:
@@ -98,14 +100,16 @@ class Prediction:
             if self._rank == 0:
                 self._worker = stack.enter_context(self._enter())
             model.load()
-            bands = model.bands
+            if model.passport_problem:
+                self._say(f'note: {model.passport_problem}')
+            options = replace(options, gsd=choose_gsd(options.gsd, model.passport))
             # Polygons of a map of change show what has changed.
             unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
                 folder=self._folder,
                 upload=self._upload,
                 classes=model.classes,
-                bands=replace(bands, chosen=tuple(options.bands)) if options.bands else bands,
+                bands=as_in_training(model.bands, model.passport, options.units, options.bands),
                 window=model.window,
                 overlap=model.overlap,
                 members=members,
@@ -128,8 +132,12 @@ class Prediction:
             shared: Dict[str, Any] = {}
             self._plan = MapPlan()
             if self._rank == 0:
+                door = Door(model.passport, options.trust_scenes, self._say)
+                planner = MapPlanner(
+                    options, self.setup, self._inputs, model.settings(), self._say, door
+                )
                 with self._worker.alone(self._say):
-                    shared = self._plan_maps()
+                    shared = self._plan_maps(planner)
             self._entry = stack.pop_all()
         # The plan of rank 0; the others have sent an empty one. Every rank computes as rank 0 has
         # decided, because trials near a bound could differ, and so could cards.
@@ -145,10 +153,9 @@ class Prediction:
             self._worker = Worker(self._folder, shared['job'], self._rank)
             self._entry.enter_context(self._worker)
 
-    def _plan_maps(self) -> Dict[str, Any]:
+    def _plan_maps(self, planner: MapPlanner) -> Dict[str, Any]:
         """Plan the maps as the other living jobs have decided, and store the plan for later ones."""
         options, setup, model, worker = self.options, self.setup, self.model, self._worker
-        planner = MapPlanner(options, setup, self._inputs, model.settings(), self._say)
         settings = json.loads(
             json.dumps(
                 dict(

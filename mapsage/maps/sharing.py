@@ -1,7 +1,7 @@
 """Share the maps of a folder among all ranks of all jobs: claim, predict, assemble, help the others.
 
-Every rank is a worker of its own (`ledger.py`) and goes through all maps until each is finished, by
-whomever. It claims runs of strips; the worker that finds all strips of a map finished claims the
+Every rank is a separate worker (`ledger.py`). It goes through all maps until the last is finished.
+It claims runs of strips; the worker that finds all strips of a map finished claims the
 assembly. Claims lie in the folder of the map's strips and go with it.
 """
 

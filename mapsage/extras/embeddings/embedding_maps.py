@@ -14,9 +14,9 @@ import json
 import time
 import uuid
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
 import numpy as np
 import torch
@@ -33,29 +33,30 @@ from mapsage.commands.checkpoint_model import (
     choose_window,
     start_accelerator,
 )
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.commands.predict import PARTIAL
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.launcher_notes import note_for_launcher
 from mapsage.distributed.wrappers import place_module
 from mapsage.geo import stamp
+from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.maps.assembly import has_transform
 from mapsage.maps.description import Classes
+from mapsage.maps.door import Door, as_in_training, choose_gsd
 from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
 from mapsage.maps.ledger import Worker
 from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan
-from mapsage.maps.map_model import Predictor
 from mapsage.maps.model import find_bands, load_weights, place_settings, settings_of
 from mapsage.maps.outputs import Outputs, is_done, remove_outdated, write_report, writing
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
 from mapsage.maps.sharing import run_length, share, shared_plan
 from mapsage.maps.strip_store import StripStore, key_of
-from mapsage.maps.strips import Waits, count_windows
+from mapsage.maps.strips import count_windows
 from mapsage.models.frozen_weights import digest_of, pretrained_source
 from mapsage.version import __version__
 
-from .blending import AlignedGrid, CellScene, embed_strips
+from .blending import AlignedGrid, CellScene
 from .embedding_file import EmbeddingFile, EmbeddingWriter, band_names, write_cog
 from .encoder import DEFAULT_LAYER, Encoder
 from .errors import EmbeddingError
@@ -106,29 +107,12 @@ class EmbedJob(MapJob):
         )
         self.strips = StripStore(self.strips.folder, self.grid, False, len(setup.classes.names))
 
-    def predict(
-        self,
-        strips: Sequence[int],
-        predictor: Predictor,
-        batch_size: int,
-        advance: Callable[[int], None],
-        check: Callable[[], None],
-    ) -> Waits:
-        """Compute and store strips; the waits are not measured."""
-        scene, setup = self._open(tuple(self.plan.settings['size'])), self._setup
-        with scene.raster:
-            embed_strips(
-                scene,
-                self.grid,
-                setup.cell,
-                setup.margin,
-                strips,
-                predictor,
-                batch_size,
-                functools.partial(self._store, check),
-                advance,
-            )
-        return Waits()
+    def _open(self, size: Optional[Tuple[int, int]] = None) -> Scene:
+        if size is None:
+            return super()._open()
+        # The plan's size is in cells.
+        scene = super()._open(tuple(self.plan.settings['size']))
+        return CellScene(scene, self._setup.cell, self._setup.margin)
 
     def assemble(self, check: Callable[[], None]) -> None:
         """Write the embedding and its report from the strips, and remove them."""
@@ -238,7 +222,12 @@ class EmbedRun:
         self._places = None if settings is None else open_places(settings)
         if self._places is None:
             return find_inputs(args.inputs, args.allow_remote)
-        unused = {'--bands': args.bands, '--scale': args.scale, '--gsd': args.gsd}
+        unused = {
+            '--bands': args.bands,
+            '--scale': args.scale,
+            '--gsd': args.gsd,
+            '--units': args.units,
+        }
         return find_places(self._places, args.inputs, unused)
 
     def _enter(self) -> Worker:
@@ -255,8 +244,12 @@ class EmbedRun:
         args, cfg = self._args, self._cfg
         torch.manual_seed(_SEED)
         model = build_model(cfg)
+        self._passport: Optional[Dict[str, Any]] = None
         if args.checkpoint is not None:
-            load_weights(model, args.checkpoint)
+            meta = load_weights(model, args.checkpoint)
+            self._passport, problem = passport_of_checkpoint(meta, args.checkpoint)
+            if problem:
+                self._say(f'note: {problem}')
         elif isinstance(getattr(model, 'backbone', None), nn.Module):
             self._initialize(model)
         self._amp = choose_precision(cfg, self._accelerator) if args.amp else None
@@ -266,7 +259,8 @@ class EmbedRun:
         model = place_module(revert_sync_batchnorm(model), self._accelerator, local_rank())
         self._encoder = Encoder(model, device, args.layer, self._window, 1, self._amp, self._say)
         assert bands is not None
-        self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
+        self._bands = as_in_training(bands, self._passport, args.units, args.bands)
+        self._gsd = choose_gsd(args.gsd, self._passport)
         self._batch_size = self._encoder.batch_size = choose_batch(
             args.batch_size, self._window, 1, self._accelerator, self._bands.count
         )
@@ -320,13 +314,13 @@ class EmbedRun:
     def _open_inputs(self) -> Dict[str, Tuple[Scene, Tuple[int, int]]]:
         """Open every input; return the scene and the size in which the encoder sees it, by name."""
         scenes, broken = {}, []
+        door = Door(self._passport, self._args.trust_scenes, self._say)
         for name, path in self._inputs.items():
             try:
                 opener = None if self._places is None else self._places.open
                 scene = Scene(path, self._bands, None, (), opener)
-                size, origin = choose_size(
-                    scene, self._bands.resize, self._args.scale, self._args.gsd
-                )
+                size, origin = choose_size(scene, self._bands.resize, self._args.scale, self._gsd)
+                door.examine(scene, size != scene.size)
                 scenes[name] = Scene(path, self._bands, size, (), opener), size
                 if origin != OWN_SIZE:
                     self._say(f'the encoder sees {path} in {size[1]}x{size[0]} pixels ({origin})')
@@ -338,6 +332,7 @@ class EmbedRun:
             raise EmbeddingError(
                 f'{len(broken)} of {len(self._inputs)} input(s) cannot be read: {" ".join(broken)}'
             )
+        door.report()
         return scenes
 
     def _plan(self) -> Dict[str, Any]:
