@@ -35,6 +35,7 @@ class MapOptions:
         overwrite: Whether existing maps are made again.
         skip_broken: Whether inputs that cannot be read are left out.
         previews: Whether maps have a preview.
+        shard, shards: This job begins at part ``shard`` (from 0) of so many.
     """
 
     inputs: Sequence[str]
@@ -57,6 +58,8 @@ class MapOptions:
     overwrite: bool = False
     skip_broken: bool = False
     previews: bool = True
+    shard: int = 0
+    shards: int = 1
 
 
 def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
