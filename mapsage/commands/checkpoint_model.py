@@ -44,7 +44,7 @@ from mapsage.maps.places import open_places
 from mapsage.maps.predictor import WindowPredictor, dtype_name
 from mapsage.maps.strip_store import key_of
 
-from .configs import build_model, read_config
+from .cli import build_model, read_config
 
 # Ranks wait for each other after their strips are predicted, which may take unequally long.
 _TIMEOUT_SECONDS = 7 * 24 * 3600

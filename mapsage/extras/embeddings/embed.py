@@ -126,13 +126,14 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     """End the program with the parser's error if options contradict each other."""
     if not args.inputs:
         parser.error('no INPUT follows the checkpoint')
-    for option, number in (
-        ('--dims', args.dims),
-        ('--window', args.window),
-        ('--batch-size', args.batch_size),
+    for option, number, least in (
+        # A unit vector of one component has no direction.
+        ('--dims', args.dims, 2),
+        ('--window', args.window, 1),
+        ('--batch-size', args.batch_size, 1),
     ):
-        if number is not None and number < 1:
-            parser.error(f'{option} {number}: expected 1 or more')
+        if number is not None and number < least:
+            parser.error(f'{option} {number}: expected {least} or more')
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')
     for option, value in (('--scale', args.scale), ('--gsd', args.gsd)):

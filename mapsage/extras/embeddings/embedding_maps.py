@@ -33,7 +33,7 @@ from mapsage.commands.checkpoint_model import (
     choose_window,
     start_accelerator,
 )
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.commands.predict import PARTIAL
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.launcher_notes import note_for_launcher
@@ -45,17 +45,15 @@ from mapsage.maps.description import Classes
 from mapsage.maps.door import Door, as_in_training, choose_gsd
 from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
 from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan, divide_among_ranks
-from mapsage.maps.map_model import Predictor
 from mapsage.maps.model import find_bands, load_weights, place_settings, settings_of
 from mapsage.maps.outputs import Outputs, is_done, remove_outdated, write_report, writing
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
 from mapsage.maps.strip_store import StripStore, key_of
-from mapsage.maps.strips import Waits
 from mapsage.models.frozen_weights import digest_of, pretrained_source
 from mapsage.version import __version__
 
-from .blending import AlignedGrid, CellScene, embed_strips
+from .blending import AlignedGrid, CellScene
 from .embedding_file import EmbeddingFile, EmbeddingWriter, band_names, write_cog
 from .encoder import DEFAULT_LAYER, Encoder
 from .errors import EmbeddingError
@@ -106,28 +104,12 @@ class EmbedJob(MapJob):
         )
         self.strips = StripStore(self.strips.folder, self.grid, False, len(setup.classes.names))
 
-    def predict(
-        self,
-        rank: int,
-        predictor: Predictor,
-        batch_size: int,
-        advance: Callable[[int], None],
-    ) -> Waits:
-        """Compute and store the strips of this rank; the waits are not measured."""
-        scene, setup = self._open(tuple(self.plan.settings['size'])), self._setup
-        with scene.raster:
-            embed_strips(
-                scene,
-                self.grid,
-                setup.cell,
-                setup.margin,
-                self.strips_of(rank),
-                predictor,
-                batch_size,
-                self._store,
-                advance,
-            )
-        return Waits()
+    def _open(self, size: Optional[Tuple[int, int]] = None) -> Scene:
+        if size is None:
+            return super()._open()
+        # The plan's size is in cells.
+        scene = super()._open(tuple(self.plan.settings['size']))
+        return CellScene(scene, self._setup.cell, self._setup.margin)
 
     def assemble(self) -> None:
         """Write the embedding and its report from the strips, and remove them."""

@@ -15,7 +15,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmseg.models.segmentors import BaseSegmentor
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.commands.configs import build_model
+from mapsage.commands.cli import build_model
 from mapsage.distributed import error_text
 from mapsage.extras.export.errors import ExportError
 from mapsage.extras.export.targets import Target

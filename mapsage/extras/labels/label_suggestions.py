@@ -24,7 +24,7 @@ from mapsage.commands.checkpoint_model import (
     load_model_and_meta,
     start_accelerator,
 )
-from mapsage.commands.configs import LOADERS, read_config
+from mapsage.commands.cli import LOADERS, read_config
 from mapsage.distributed import local_rank
 from mapsage.distributed.wrappers import place_module
 from mapsage.engine.loading.data_checks import DataError
