@@ -30,6 +30,7 @@ from . import (  # noqa: E402
     pinned_samples,
     printable_log,
     quiet_import,
+    shipped_configs,
     tta_scores,
 )
 
@@ -53,4 +54,5 @@ mask_values.apply()
 mlflow_store.apply()
 pinned_samples.apply()
 printable_log.apply()
+shipped_configs.apply()
 tta_scores.apply()

@@ -9,7 +9,7 @@ all features together.
 from typing import List, Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
-from mapsage.engine.start_and_end import StopRequests
+from mapsage.engine.startup import StopRequests
 from mapsage_launcher.extras import run_extensions_of_extras
 
 from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks, StartSummary

@@ -24,10 +24,9 @@ from mapsage.models.lora.inject import freeze_all_but_adapters
 
 from . import dinov3_weights as weights
 from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
-from .dinov3_blocks import NORM_EPS, Block, sixteen_bit_copy
+from .dinov3_blocks import NORM_EPS, Block, autocast_dtype, run_recomputed, sixteen_bit_copy
 from .dinov3_weights import ARCHS, NORMALIZATION, Arch
 from .pixels import BackboneInputError, PixelRange
-from .recompute import autocast_dtype, run_recomputed
 from .rope import RotaryPositions
 
 PATCH_SIZE = 16

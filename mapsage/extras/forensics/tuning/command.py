@@ -23,13 +23,13 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 
 from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.commands.doctor.config import check_data
 from mapsage.distributed import error_text
 from mapsage.distributed.wrappers import place_module
 from mapsage.distributed.wrappers.fused import with_default_fusion
 from mapsage.engine.compiled_parts import compile_parts
-from mapsage.engine.config_mistakes import explain_config_error
+from mapsage.engine.config import explain_config_error
 from mapsage.engine.env_cfg import ConfigError, parse_env_cfg
 from mapsage.engine.extensions.fast import is_convolutional
 from mapsage_launcher.shipped import program

@@ -15,7 +15,7 @@ from torch import nn
 from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.models import DINOv3ViT
 from mapsage.models.backbones import dinov3_blocks, rope
-from mapsage.models.backbones.recompute import autocast_dtype
+from mapsage.models.backbones.dinov3_blocks import autocast_dtype
 
 if not hasattr(torch, 'get_autocast_dtype'):
     pytest.skip('the state of autocast cannot be read before torch 2.4', allow_module_level=True)
