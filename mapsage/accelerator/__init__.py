@@ -5,11 +5,14 @@ from .memory import is_out_of_memory
 from .resolve import (
     ACCELERATORS,
     current_accelerator,
+    derived_seed,
     explain,
+    generator_states,
     resolve_accelerator,
+    restore_generators,
+    seed_generators,
     set_current_accelerator,
 )
-from .seeds import derived_seed, generator_states, restore_generators, seed_generators
 
 __all__ = [
     'ACCELERATORS',

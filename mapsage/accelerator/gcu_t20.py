@@ -16,7 +16,7 @@ from torch import nn
 
 from ._vendor import ask_vendor, has_device_objects, import_vendor, vendor_version
 from .base import Accelerator, AcceleratorError, Supports
-from .xla_batch_norm import replace_batch_norm
+from .xla import replace_batch_norm
 
 _AGENT_STORE = 'TORCHELASTIC_USE_AGENT_STORE'
 _DDP_OPTIONS = ('broadcast_buffers', 'find_unused_parameters', 'bucket_cap_mb')

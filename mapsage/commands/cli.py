@@ -3,11 +3,16 @@
 `run` is the outermost frame of every program that needs PyTorch: it prints a user's mistake once
 and without a traceback, tells the launcher and the other ranks, and exits. The functions above it
 apply the options of `options.py` to a config.
+
+A config is a program, and its model may be any class, so building either may raise any exception.
+For commands that do not train, :func:`read_config` and :func:`build_model` turn it into a
+`ConfigError` for the user.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import logging
 import os
@@ -19,8 +24,9 @@ from typing import Callable, Mapping, Optional, Sequence
 
 import torch.distributed as dist
 from mmengine.config import Config
-from mmengine.registry import RUNNERS
+from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner
+from torch import nn
 
 from mapsage.accelerator import AcceleratorError
 from mapsage.base.console import accept_any_text
@@ -38,16 +44,18 @@ from mapsage.distributed.launcher_notes import (
     note_for_launcher,
 )
 from mapsage.distributed.lost_ranks import leave_watches
-from mapsage.engine.config_file import merge_options, read_config_file
-from mapsage.engine.config_mistakes import explain_config_error
+from mapsage.engine.config import explain_config_error
+from mapsage.engine.config.file import merge_options, read_config_file
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import DeviceCheckError
+from mapsage.engine.loading.input_checks import watch_inputs
 from mapsage_launcher.rank_notes import BROKEN_FILE, FINAL_FILE
 from mapsage_launcher.ranks.fork_server import freeze_imports
 from mapsage_launcher.ranks.leftover_encoders import note_finished
 from mapsage_launcher.shipped import ShippedError, find_config
 from mapsage_launcher.stop_request import StoppedEarly
 
+from . import cli
 from .options import add_resume, build_parser, with_resume_mode  # noqa: F401
 
 
@@ -193,3 +201,46 @@ def _without_worker_traceback(error: Exception) -> Exception:
         return error
     wrapped = text.startswith('Caught ') and mark in text
     return type(error)(text.rsplit(mark, 1)[1].strip()) if wrapped else error
+
+
+LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Return the config of :func:`mapsage.commands.cli.load_config`.
+
+    Raises:
+        ConfigError: If the config cannot be read.
+    """
+    try:
+        return cli.load_config(args)
+    except ConfigError:
+        raise
+    # A config is a Python file, which may raise anything.
+    except Exception as error:
+        raise ConfigError(f'{args.config} cannot be read: {error_text(error)}') from error
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """Return the model of a config, on the CPU and with its initial parameters.
+
+    Raises:
+        ConfigError: If the model cannot be built.
+    """
+    if not isinstance(cfg.get('model'), dict):
+        raise ConfigError(f"the config's model must be a dict, got {cfg.get('model')!r}.")
+    config = copy.deepcopy(cfg.model)
+    if cfg.get('data_preprocessor') is not None:
+        config.setdefault('data_preprocessor', cfg.data_preprocessor)
+    try:
+        with DefaultScope.overwrite_default_scope(
+            cfg.get('default_scope', 'mmengine')
+        ), warnings.catch_warnings():
+            # The run shows these warnings.
+            warnings.simplefilter('ignore')
+            return watch_inputs(MODELS.build(config))
+    # A user's model may raise anything.
+    except Exception as error:
+        raise ConfigError(
+            f"the config's model cannot be built: {error_text(explain_config_error(error))}"
+        ) from error

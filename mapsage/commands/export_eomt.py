@@ -52,7 +52,7 @@ def export_eomt(args: argparse.Namespace) -> int:
         PredictError: If the checkpoint does not fit the model.
     """
     from mapsage.commands import cli
-    from mapsage.commands.configs import build_model
+    from mapsage.commands.cli import build_model
     from mapsage.engine.env_cfg import ConfigError
     from mapsage.maps.model import find_bands, find_classes, load_weights
     from mapsage.models.backbones.dinov3_weights import WeightsError

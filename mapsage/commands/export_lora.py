@@ -67,7 +67,7 @@ def export_lora(args: argparse.Namespace) -> int:
         PredictError: If the checkpoint does not fit the model, or its weights cannot be restored.
     """
     from mapsage.commands import cli
-    from mapsage.commands.configs import build_model
+    from mapsage.commands.cli import build_model
     from mapsage.engine.env_cfg import ConfigError
     from mapsage.host.segmentors import child_module
     from mapsage.maps.model import load_weights

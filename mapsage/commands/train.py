@@ -25,14 +25,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     for extension in extensions:
         extension.check_options(parser, args)
     from mapsage.commands import cli
-    from mapsage.engine.config_values import check_values
+    from mapsage.engine.config import check_config
 
     cfg = cli.load_config(args)
     cfg.resume = args.resume or cfg.get('resume', False)
     if args.amp and cfg.optim_wrapper.get('type') != 'AmpOptimWrapper':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
-    check_values(cfg)
+    check_config(cfg, values=True)
     for extension in extensions:
         if extension.is_asked(args) and extension.run(args, cfg):
             return

@@ -113,6 +113,13 @@ class RunExtension:
         """Return the setting that needs one process for each virtual rank, and why; else ''."""
         return ''
 
+    def cross_check_obstacle(self, cfg: Config) -> str:
+        """Return why another rank cannot repeat a step of this config; '' if it can.
+
+        A hook that changes the step declares the same in an attribute of this name.
+        """
+        return ''
+
     @classmethod
     def prepare_replay(cls, cfg: Config) -> None:
         """Change the config of a run in place so that one process can repeat a step of it."""
@@ -149,6 +156,10 @@ class RunExtension:
         names the checkpoint.
         """
         return None
+
+    def fixes_layout(self, cfg: Config) -> bool:
+        """Return whether other processes lay out the weights of the model by the config alone."""
+        return False
 
     def copy_checkpoint(self, run: EngineRun, path: str) -> None:
         """Copy a checkpoint of ``CheckpointHook(neighbor_copy=True)`` that is on the disk.

@@ -4,14 +4,20 @@ MapSageRunner starts the ranks on their devices, and lets its features act at ev
 it composes them and implements none. The features are in ``extensions/``, their moments in
 ``run_extension.py``, and the way a model is wrapped in ``wrapping.py``. How checkpoints are written
 is in the base class, ``checkpoints/saving.py``.
+
+Default hooks of MapSage are registered with MMEngine's, and optimizers are fused where the device can. A
+config replaces, changes or removes a default hook by its key in ``default_hooks``, as with
+MMEngine's own.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
-from typing import Any, Dict, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import BaseLoop
@@ -19,25 +25,127 @@ from mmengine.runner import runner as host_runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mapsage.accelerator import Accelerator
 from mapsage.distributed import broadcast_tensors, local_rank
+from mapsage.distributed.strategy import MODEL_PARALLEL
+from mapsage.distributed.wrappers.fused import (
+    watch_fused_steps,
+    with_default_fusion,
+    without_missing_fusion,
+)
 from mapsage.distributed.wrappers.memory_layout import drawn_in_order
 from mapsage.host.runner import OptimWrappers, plain_model
+from mapsage_launcher.extras import default_hooks_of_extras, missing_extra
 from mapsage_launcher.hosts import check_distutils
 
-from . import config_mistakes, startup, wrapping
+from . import startup, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
+from .config import (
+    check_clipping,
+    check_config,
+    check_trackers,
+    optimizer_mistake,
+    saving_mistake,
+)
 from .display.terminal import quiet_start
-from .env_cfg import parse_env_cfg
+from .env_cfg import ConfigError, parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .loading.build import build_loader
 from .run_extension import EngineRun, Phase
-from .runner_parts import (
-    build_optimizers,
-    hooks_to_register,
-    split_default_hooks,
+from .startup import alone_in_work_dir, end_reported, listening_for_stops, log_start
+
+# Key in ``default_hooks`` -> class, in the order of registration. A value of None in the config
+# leaves the hook out. Without the key, a hook of the same class in custom_hooks replaces it.
+_HOOKS = dict(
+    accelerator='AcceleratorHook',
+    device_check='DeviceCheckHook',
+    non_finite_loss='NonFiniteLossHook',
+    preview='PreviewHook',
+    reproducibility='ReproducibilityHook',
+    progress_bar='ProgressBarHook',
+    accumulated_gradients='AccumulatedGradientsHook',
+    equal_buffers='EqualBuffersHook',
+    stop='StopHook',
+    slowest_rank='SlowestRankHook',
+    report='RunReportHook',
+    **default_hooks_of_extras(),
 )
-from .start_and_end import alone_in_work_dir, end_reported, listening_for_stops, log_start
+
+HookSetting = Union[Hook, Dict[str, Any], None]
+
+
+def split_default_hooks(
+    default_hooks: Optional[Mapping[str, HookSetting]],
+) -> Tuple[Dict[str, HookSetting], Dict[str, HookSetting]]:
+    """Divide ``default_hooks`` of a config into the entries for MMEngine and for MapSage.
+
+    Returns:
+        Entries that MMEngine registers, and entries with a key of MapSage.
+    """
+    settings = dict(default_hooks or {})
+    return (
+        {
+            key: hook
+            for key, hook in settings.items()
+            # A hook of an extra that is not installed is left out anyway.
+            if key not in _HOOKS
+            and (hook is not None or missing_extra('names', f'default_hooks.{key}') is None)
+        },
+        {key: hook for key, hook in settings.items() if key in _HOOKS},
+    )
+
+
+def hooks_to_register(
+    settings: Mapping[str, HookSetting], registered: List[Hook]
+) -> Iterator[Union[Hook, Dict[str, Any]]]:
+    """Yield MapSage's default hooks of a run, built or as configs, in the order of registration.
+
+    Args:
+        settings: Entries of ``default_hooks`` with a key of MapSage.
+        registered: Hooks of the runner; the caller registers each hook before it asks for the next.
+    """
+    for key, name in _HOOKS.items():
+        kind = HOOKS.get(name)
+        hook: HookSetting = settings.get(key)
+        if key not in settings and not any(isinstance(other, kind) for other in registered):
+            hook = {}
+        if isinstance(hook, dict):
+            yield dict(dict(type=kind), **hook)
+        elif hook is not None:
+            yield hook
+
+
+def build_optimizers(
+    config: Any,
+    build: Callable[[Any], OptimWrappers],
+    accelerator: Accelerator,
+    logger: logging.Logger,
+) -> OptimWrappers:
+    """Build the optimizers of a run.
+
+    Args:
+        config: ``optim_wrapper`` of the config, or a built wrapper.
+        build: MMEngine's ``build_optim_wrapper``.
+        accelerator: Accelerator in force.
+        logger: Logger for a warning about ``fused=True`` that the accelerator cannot obey.
+
+    Raises:
+        ConfigError: If no registry knows the optimizer, or the function that clips gradients does
+            not take an argument of ``clip_grad``.
+    """
+    config, warnings = without_missing_fusion(config, accelerator)
+    for warning in warnings:
+        logger.warning(warning)
+    try:
+        optimizers = build(config)
+    except (KeyError, TypeError, ValueError) as error:
+        mistake = optimizer_mistake(config)
+        if mistake is None:
+            raise
+        raise ConfigError(mistake) from error
+    check_clipping(optimizers)
+    return watch_fused_steps(optimizers)
 
 
 @RUNNERS.register_module()
@@ -68,7 +176,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If a key is missing that a training, a validation or a test needs.
         """
-        config_mistakes.check_settings(cfg)
+        check_config(cfg)
         for extension in EXTENSIONS:
             other = extension.take_process(cfg)
             if other is not None:
@@ -138,13 +246,14 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If a package is missing on the main process, the only one that needs it.
         """
-        config_mistakes.check_trackers(visualizer)
+        check_trackers(visualizer)
         return super().build_visualizer(visualizer)
 
     def wrap_model(
         self, model_wrapper_cfg: Optional[Dict[str, Any]], model: nn.Module
     ) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
+        wrapping.choose_resumed_checkpoint(self)
         for extension in self.extensions:
             extension.prepare_model(self, model)
         return wrapping.wrap_model(self, model_wrapper_cfg, model, keep=super().wrap_model)
@@ -153,7 +262,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         """Register MapSage's own hooks along with the config's."""
         host_hooks, own_hooks = split_default_hooks(default_hooks)
         super().register_hooks(host_hooks, custom_hooks)
-        self.rule_out_training(config_mistakes.saving_mistake(self._hooks))
+        self.rule_out_training(saving_mistake(self._hooks))
         for hook in hooks_to_register(own_hooks, self._hooks):
             self.register_hook(hook)
         for extension in self.extensions:
@@ -257,6 +366,8 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If no registry knows the optimizer, or ``clip_grad`` has a wrong argument.
         """
+        if self.fast and self.strategy.name != MODEL_PARALLEL:
+            optim_wrapper = with_default_fusion(optim_wrapper, self.accelerator)
         return build_optimizers(
             optim_wrapper, super().build_optim_wrapper, self.accelerator, self.logger
         )

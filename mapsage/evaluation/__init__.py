@@ -6,12 +6,10 @@ ranks.
 """
 
 from .boundary import boundary_counts, boundary_iou
-from .calibration import calibration_error, count_confidence, reliability
-from .calibration_metric import CalibrationError
+from .calibration_metric import CalibrationError, calibration_error, count_confidence, reliability
 from .confusion_matrix import confusion_matrix, count_pixels, scores
 from .confusion_matrix_metric import ConfusionMatrixMetric
-from .reward_metric import MeanReward
-from .reward_variance import reward_variance
+from .reward_metric import MeanReward, reward_variance
 from .rewards import ComponentsFound, PolygonCount, UnbrokenLength
 from .single_class_baseline import SingleClassBaseline, single_class_miou
 

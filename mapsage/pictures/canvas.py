@@ -3,10 +3,14 @@
 Arrays are copied into the finished drawing, so their pixels are not resampled. Matplotlib is
 imported on first use, and only through its object interface, so the figures of a training script
 that uses pyplot are not affected.
+
+Text that Matplotlib's font lacks, such as Chinese names of classes and scenes, gets another font.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Sequence, Tuple
 
@@ -14,11 +18,10 @@ import numpy as np
 
 from mapsage.base.files import atomic_write
 
-from .fonts import chinese_families
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 INK, FAINT, PAPER = '#1b1f24', '#5b636d', '#ffffff'
 _DPI = 100
@@ -146,3 +149,33 @@ def save_png(path: str, pixels: np.ndarray) -> None:
         raise OSError(f'OpenCV could not encode a picture of shape {pixels.shape} as PNG')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, data.tobytes())
+
+
+# Parts of the file names of usual fonts with Chinese characters, the preferred ones first.
+_CHINESE = (
+    'notosanscjk',
+    'sourcehansans',
+    'wqy',
+    'msyh',
+    'simhei',
+    'pingfang',
+    'droidsansfallback',
+    'notoserifcjk',
+    'simsun',
+)
+
+
+@functools.lru_cache(maxsize=1)
+def chinese_families() -> List[str]:
+    """Return the family of an installed font with Chinese characters; empty if there is none."""
+    from matplotlib import font_manager
+
+    paths = font_manager.findSystemFonts()
+    for part in _CHINESE:
+        for path in sorted(paths):
+            name = os.path.basename(path).lower()
+            if part in name and 'bold' not in name:
+                # Matplotlib's list of fonts may be older than the font.
+                font_manager.fontManager.addfont(path)
+                return [font_manager.fontManager.ttflist[-1].name]
+    return []

@@ -6,22 +6,20 @@ seconds of ``import mapsage``, which registers the rest of MapSage with them.
 `dynamic_sampler.py` is the class to start with, `sampler.py` the loop that all ranks run.
 """
 
+from .default_channel import default_channel
 from .dynamic_sampler import DynamicSampler
 from .exchange import SampleMismatchError, Traffic, exchange
-from .gloo_channel import GlooChannel, GlooGroupError, default_channel
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import Candidate, SurplusPool
-from .quantile import ScoreWindow
-from .refill import PassRate
 from .sampler import BlockSampler, OtherRankError
 from .scorer import BatchShare, Scorer, as_scorer
 from .scores import TileHistory, WeightedRewards
 from .settings import SamplingSettings
-from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
+from .shortfall import POLICIES, Decision, PassRate, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
 from .step import EndOfData, SampledBatch
-from .validity import Scores, Validity, Verdict
+from .validity import Scores, ScoreWindow, Validity, Verdict
 
 __all__ = [
     'BatchShare',
@@ -31,8 +29,6 @@ __all__ = [
     'DynamicSampler',
     'EndOfData',
     'ExchangePlan',
-    'GlooChannel',
-    'GlooGroupError',
     'LockstepError',
     'Move',
     'OtherRankError',

@@ -10,9 +10,8 @@ import torch
 
 from mapsage.distributed import Channel
 
-from .quantile import ScoreWindow
 from .statistics import StepStatistics, Totals
-from .validity import Validity
+from .validity import ScoreWindow, Validity
 
 # Steps over which the pass rate is judged.
 _STEPS = 20

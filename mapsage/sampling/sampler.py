@@ -20,10 +20,9 @@ from mapsage.distributed import Channel, Consensus
 from mapsage.distributed.virtual_ranks import VirtualRanks
 
 from .collapse import CollapseWatch
+from .default_channel import default_channel
 from .exchange import exchange_blocks, exchange_weights, gather_rows, make_distinct
-from .gloo_channel import default_channel
-from .judging import Judge
-from .keyed_groups import judge_across_ranks, key_number
+from .judging import Judge, judge_across_ranks, key_number
 from .lockstep import (
     ENDED,
     FAILED,
@@ -34,10 +33,16 @@ from .lockstep import (
     round_fields,
 )
 from .pool import DatedSample, Group, SurplusPool
-from .quantile import ScoreWindow
-from .refill import PassRate, divide_groups, refill_size
 from .settings import SamplingSettings
-from .shortfall import FALLBACK, Decision, ShortfallError, decide_shortfall
+from .shortfall import (
+    FALLBACK,
+    Decision,
+    PassRate,
+    ShortfallError,
+    decide_shortfall,
+    divide_groups,
+    refill_size,
+)
 from .statistics import EXPIRED, NOT_RESTORED, SURPLUS, StepStatistics, Totals
 from .statistics import FAILED as OVERTAKEN
 from .step import (
@@ -45,9 +50,9 @@ from .step import (
     Findings,
     SampledBatch,
     StepInProgress,
+    StepLog,
 )
-from .step_log import StepLog
-from .validity import Validity
+from .validity import ScoreWindow, Validity
 
 
 class OtherRankError(UserError, ValueError):
@@ -72,7 +77,7 @@ class BlockSampler:
         initial_size: Number of samples that a virtual rank asks for at the start of a step;
             ``local_target`` when None.
         channel: Channel to the ranks that sample together, used for nothing else; when None, a
-            :func:`default_channel` over gloo.
+            :func:`default_channel`.
         group: Process group for the default channel; all ranks when None.
         timeout: Seconds a rank may be late on the default channel; half an hour when None.
         place: Function that returns a sample from another rank on the device where this rank

@@ -105,7 +105,7 @@ import mapsage
 assert mapsage.__file__.startswith(sys.argv[1])
 from mapsage.commands import cli, options
 from mapsage.commands import train
-from mapsage.engine.config_mistakes import explain_config_error
+from mapsage.engine.config.mistakes import explain_config_error
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS, DATA_SAMPLERS
 train.main([sys.argv[2], '--work-dir', sys.argv[3], '--accelerator', 'cpu',
             '--cfg-options', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2'])

@@ -25,7 +25,7 @@ from support import ON_MAIN_LEG, ROOT, main_leg, on_host
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.extras.export import export as command  # noqa: E402
 from mapsage.extras.export.graph import open_session  # noqa: E402
 from mapsage.extras.export.targets import TARGETS  # noqa: E402

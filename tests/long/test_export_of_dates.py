@@ -18,7 +18,7 @@ from support import ROOT, main_leg
 pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.extras.demo import (  # noqa: E402
     ChangeParams,
     CropParams,

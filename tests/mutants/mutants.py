@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         'victim_named',
-        'mapsage/distributed/channels/main_thread.py',
+        'mapsage/distributed/lost_ranks.py',
         'a rank that waits for the missing one is named as well',
         'return [rank for rank, position in positions.items() if position.activity == least]',
         'return list(positions)',
@@ -475,7 +475,7 @@ MUTANTS = (
     ),
     Mutant(
         'own_clocks',
-        'mapsage/engine/checkpoints/clock.py',
+        'mapsage/engine/checkpoints/checkpoint_hook.py',
         'each rank saves by its own clock',
         'self._channel.broadcast(answer, self._channel.ranks[0])',
         'pass',
@@ -523,7 +523,7 @@ MUTANTS = (
     ),
     Mutant(
         'conditions_of_weights',
-        'mapsage/engine/guards/reproducibility_hook.py',
+        'mapsage/engine/guards/reproducibility.py',
         'weights that a run begins with count as the run that it goes on with',
         'if runner._resume:',
         'if True:',

@@ -1,7 +1,8 @@
-"""The examples of docs/explanation/extending.md run: a command, a hook, an accelerator, an extra."""
+"""The examples of docs/explanation/extending.md run: two commands, hooks, accelerators and extras."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support import ROOT, main_leg, write_tiny_config, write_tiny_data
 
@@ -29,7 +31,7 @@ _LINES = 45
 
 def sections() -> Dict[str, List[re.Match]]:
     """Return the blocks of each section of the page."""
-    parts = re.split(r'^## (.+)$', PAGE.read_text(), flags=re.MULTILINE)[1:]
+    parts = re.split(r'^##+ (.+)$', PAGE.read_text(), flags=re.MULTILINE)[1:]
     return {title: list(_BLOCK.finditer(text)) for title, text in zip(parts[::2], parts[1::2])}
 
 
@@ -59,7 +61,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert (block['order'] == 'append') == bool(before), path
             path.parent.mkdir(exist_ok=True)
             path.write_text(before + block['code'])
-    for name in ('rehearsal', 'greenness'):
+    for name in ('rehearsal', 'one_thread', 'greenness', 'disk_reserve'):
         (folder / 'mapsage' / 'extras' / name / '__init__.py').touch()
     programs = folder / 'bin'
     programs.mkdir()
@@ -72,11 +74,22 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(checkout: Path, title: str) -> Tuple[str, str]:
-    """Run the shell block of a section, and return what it prints: stdout, and all of it."""
+def run(checkout: Path, title: str, status: int = 0, **changes: str) -> Tuple[str, str]:
+    """Run the shell block of a section, and return what it prints: stdout, and all of it.
+
+    Args:
+        checkout: Folder with the files of the page.
+        title: Title of the section.
+        status: Exit status that is expected.
+        changes: Text of the block -> text that is run in its place.
+    """
     (block,) = [block for block in sections()[title] if block['language'] == 'bash']
+    code = block['code'].replace('PYTHONPATH=.', f'PYTHONPATH={checkout}')
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
     done = subprocess.run(
-        ['bash', '-ec', block['code'].replace('PYTHONPATH=.', f'PYTHONPATH={checkout}')],
+        ['bash', '-ec', code],
         cwd=str(checkout),
         env={
             **os.environ,
@@ -89,7 +102,7 @@ def run(checkout: Path, title: str) -> Tuple[str, str]:
         universal_newlines=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == status, done.stderr[-3000:]
     return done.stdout, done.stdout + done.stderr
 
 
@@ -99,14 +112,39 @@ def test_a_command(checkout: Path) -> None:
     assert printed.endswith('   0  66.67%\n   1  33.33%\n   1  50.00%\n 255  50.00%\n')
 
 
+def test_a_command_that_reads_a_config(checkout: Path) -> None:
+    printed, _ = run(checkout, 'A command that reads a config')
+    sizes = {
+        line.split()[0]: int(line.split()[1].replace(',', '')) for line in printed.splitlines()
+    }
+    assert sizes['data_preprocessor'] == 0
+    assert 0 < sizes['decode_head'] < sizes['backbone'] < 10_000
+
+
 def test_a_hook(checkout: Path) -> None:
     assert re.search(r'slowest step: \d+ ms', run(checkout, 'A hook')[1])
+
+
+def test_a_hook_that_knows_how_a_run_ended(checkout: Path) -> None:
+    title = 'A hook that knows how a run ended'
+    run(checkout, title)
+    result = checkout / 'work_dirs' / 'ended' / 'result.json'
+    assert json.loads(result.read_text()) == dict(step=10, error=None)
+    run(checkout, title, 1, cpu='cpu --cfg-options optim_wrapper.optimizer.lr=1e30')
+    assert 'iteration' in json.loads(result.read_text())['error']
 
 
 def test_an_accelerator(checkout: Path) -> None:
     _, output = run(checkout, 'An accelerator')
     assert 'accelerator rehearsal (1 simulated device(s), gradients over gloo)' in output
     assert (checkout / 'work_dirs' / 'rehearsed' / 'last_checkpoint').is_file()
+
+
+def test_an_accelerator_that_changes_another(checkout: Path) -> None:
+    _, output = run(checkout, 'An accelerator that changes another')
+    assert 'accelerator cpu1 (1 device(s), gradients over gloo)' in output
+    saved = torch.load(checkout / 'work_dirs' / 'one_thread' / 'iter_10.pth', weights_only=False)
+    assert saved['meta']['reproducibility'][0]['facts']['threads'] == '1'
 
 
 def test_an_extra(checkout: Path) -> None:
@@ -121,6 +159,13 @@ def test_an_extra(checkout: Path) -> None:
     subprocess.run([sys.executable, '-c', program, str(checkout)], cwd=str(checkout), check=True)
 
 
+def test_an_extra_that_acts_while_a_run_is_built(checkout: Path) -> None:
+    title = 'An extra that acts while a run is built'
+    run(checkout, title)
+    _, output = run(checkout, title, 1, **{'0.001': '1e9'})
+    assert 'disk_reserve=1000000000.0: ' in output and 'GiB free. Free some, or lower' in output
+
+
 def test_an_example_fits_on_one_screen() -> None:
     lengths = {
         block['path']: block['code'].count('\n')
@@ -128,4 +173,4 @@ def test_an_example_fits_on_one_screen() -> None:
         for block in blocks
         if block['order']
     }
-    assert len(lengths) == 10 and max(lengths.values()) <= _LINES, lengths
+    assert len(lengths) == 16 and max(lengths.values()) <= _LINES, lengths

@@ -19,7 +19,7 @@ from mmseg.apis import inference_model
 from rasterio.windows import Window
 
 from mapsage.commands import cli
-from mapsage.commands.configs import build_model
+from mapsage.commands.cli import build_model
 from mapsage.maps.inputs import Scene
 from mapsage.maps.model import Bands
 from mapsage.maps.predictor import WindowPredictor

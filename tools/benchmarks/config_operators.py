@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from mapsage.commands import cli
-from mapsage.commands.configs import read_config
+from mapsage.commands.cli import read_config
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics.operator_report import record_config
 from mapsage.extras.forensics.operators.placement import S60Table

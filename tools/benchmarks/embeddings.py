@@ -49,7 +49,7 @@ from mmseg.structures import SegDataSample  # noqa: E402
 
 import mapsage  # noqa: E402, F401
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.datasets import NWPUPolygonDataset  # noqa: E402, F401
 from mapsage.extras.demo.crop_places import CROP_CLASSES, CropParams, write_crop_places  # noqa: E402
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402

@@ -32,7 +32,7 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
 from mapsage.extras.streaming import cache_features  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402

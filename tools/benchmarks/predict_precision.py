@@ -24,7 +24,7 @@ from _common import describe_machine  # noqa: E402
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands import cli  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import find_bands, load_weights  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402

@@ -35,7 +35,7 @@ from rasterio.windows import Window  # noqa: E402
 
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands import predict as predict_program  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.commands.predict import map_options, open_model  # noqa: E402
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402

@@ -27,7 +27,7 @@ from mmseg.registry import MODELS  # noqa: E402
 from rasterio.windows import Window  # noqa: E402
 
 from mapsage.commands import cli  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 
 TILE = 512

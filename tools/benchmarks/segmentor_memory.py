@@ -26,7 +26,7 @@ from mmseg.structures import SegDataSample  # noqa: E402
 from segmentors_compared import in_fork  # noqa: E402
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 
 # Name, kind of model, whether the encoder is frozen.
 ROWS: Tuple[Tuple[str, str, bool], ...] = (

@@ -33,7 +33,7 @@ from rasterio.windows import Window  # noqa: E402
 from mapsage.accelerator import resolve_accelerator  # noqa: E402
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.checkpoint_model import choose_batch  # noqa: E402
-from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.cli import build_model  # noqa: E402
 from mapsage.geo.stacks import StackLayout  # noqa: E402
 
 TILE, CLASSES = 512, 6

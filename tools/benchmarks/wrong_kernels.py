@@ -31,7 +31,7 @@ from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator, resolve_accelerator
 from mapsage.commands import cli
-from mapsage.commands.configs import read_config
+from mapsage.commands.cli import read_config
 from mapsage.extras.forensics.kernels import bisect_step, card_step, compare_step
 from mapsage.extras.forensics.synthetic_step import SyntheticStep
 

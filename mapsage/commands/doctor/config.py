@@ -11,15 +11,16 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from mapsage.commands.configs import LOADERS
+from mapsage.commands.cli import LOADERS
 from mapsage.distributed import error_text
-from mapsage.engine.config_mistakes import (
+from mapsage.engine.config import (
+    datasets_in,
     explain_config_error,
     missing_trackers,
     misspelling_note,
     optimizer_mistake,
+    value_mistakes,
 )
-from mapsage.engine.config_values import datasets_in, value_mistakes
 from mapsage.engine.encoder_rates import encoder_rate_warning
 
 from .finding import Finding

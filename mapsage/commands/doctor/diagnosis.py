@@ -18,7 +18,7 @@ from mmengine.config import Config
 
 from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
 from mapsage.accelerator.resolve import why_not
-from mapsage.commands.configs import LOADERS, build_model, read_config
+from mapsage.commands.cli import LOADERS, build_model, read_config
 from mapsage.distributed import (
     BackendError,
     StrategyError,
@@ -37,9 +37,8 @@ from mapsage.version import __version__
 from mapsage_launcher.shipped import script
 
 from .config import check_data, check_encoder_rate, check_keys
-from .environment import check_environment
+from .environment import check_environment, check_installed
 from .finding import Finding
-from .packages import check_installed
 from .ranks import Ranks
 from .samples import try_split
 from .trial_run import RUN_IS_BUILT, run_obstacle

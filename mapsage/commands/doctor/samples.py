@@ -23,7 +23,7 @@ from PIL import Image
 from torch import nn
 
 from mapsage.distributed import error_text
-from mapsage.engine.config_mistakes import explain_config_error
+from mapsage.engine.config import explain_config_error
 from mapsage.engine.loading.build import build_dataset, datasets_of_scenes, notes_on_scenes
 from mapsage.engine.loading.data_checks import (
     build_checked,

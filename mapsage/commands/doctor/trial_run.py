@@ -19,7 +19,7 @@ from mmengine.registry import DATA_SAMPLERS, LOOPS, MODELS, Registry
 
 from mapsage.commands import cli
 from mapsage.distributed import error_text
-from mapsage.engine.config_mistakes import (
+from mapsage.engine.config import (
     explain_config_error,
     monitored_mistake,
     unknown_arguments,

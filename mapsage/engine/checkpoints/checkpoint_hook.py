@@ -4,6 +4,10 @@ MMEngine's hook removes the oldest checkpoint and then writes the new one, on th
 Here removals, the file ``last_checkpoint`` and log lines such as "best checkpoint saved" wait until
 the new file is on the disk. `saving.py` prepares every CheckpointHook that is registered;
 `background.py` carries out what was collected. Under another Runner the hook is MMEngine's.
+
+With ``interval_minutes``, all ranks must save at the same iteration although their clocks differ.
+So rank 0's clock decides, and its answer also says after how many iterations the ranks ask again.
+That keeps the broadcasts rare: some 20 between two checkpoints instead of one per step.
 """
 
 from __future__ import annotations
@@ -12,24 +16,106 @@ import functools
 import inspect
 import os
 import re
+import shutil
 import tempfile
+import time
 import types
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+import torch
 from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook as HostCheckpointHook
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.base.stand_ins import Delegate
+from mapsage.distributed import Channel, SerialChannel, open_channel
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.host.runner import HostRunner, MapSageRun
+from mapsage.host.runner import HostRunner, MapSageRun, plain_model
 from mapsage_launcher.extras import missing_extra
 
 from .background import Save
-from .clock import SaveClock, parse_minutes
+from .files import SaveError
+
+
+def parse_minutes(hook: HostCheckpointHook) -> Optional[float]:
+    """Remove ``interval_minutes`` from a hook's extra arguments and return it.
+
+    Raises:
+        ValueError: If the value is not a positive number, or the hook counts epochs.
+    """
+    minutes = hook.args.pop('interval_minutes', None)
+    if minutes is None:
+        return None
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not minutes > 0:
+        raise ValueError(
+            f'CheckpointHook(interval_minutes={minutes!r}): expected a number of '
+            f'minutes above 0, or None.'
+        )
+    if hook.by_epoch:
+        raise ValueError(
+            f'CheckpointHook(interval_minutes={minutes!r}, by_epoch=True): such a checkpoint is '
+            f'saved inside an epoch, and its file is named by the iteration. Set by_epoch=False; '
+            f'an epoch-based run resumes inside the epoch. For files of epochs as well, add a '
+            f'second CheckpointHook to custom_hooks.'
+        )
+    return float(minutes)
+
+
+def steps_to_wait(left: float, elapsed: float, steps: int) -> int:
+    """Return after how many more iterations to read the clock again; 0 if the time is up. Pure.
+
+    The result is half of the iterations that seem to be left, because later iterations may be
+    slower, and at most twice the iterations that were timed so far.
+
+    Args:
+        left: Seconds until the next checkpoint.
+        elapsed: Seconds since the last checkpoint.
+        steps: Iterations since the last checkpoint, at least 1.
+    """
+    if left <= 0:
+        return 0
+    return max(1, min(int(left * steps / max(elapsed, 1e-9) / 2), 2 * steps))
+
+
+class SaveClock:
+    """Tells when rank 0's clock says that the interval since the last save is over.
+
+    Args:
+        minutes: Time between two saves.
+
+    Attributes:
+        minutes: The argument of that name.
+        steps: Iterations since the last save; the caller counts them.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
+        self._channel: Channel = SerialChannel()
+        self.restart()
+
+    def open(self) -> None:
+        """Begin a training. Collective."""
+        self._channel = open_channel(purpose='save clock')
+        self.restart()
+
+    def restart(self) -> None:
+        """Note that a checkpoint was saved now."""
+        self._since, self.steps, self._ask_at = time.monotonic(), 0, 1
+
+    def is_due(self) -> bool:
+        """Return whether to save. Collective in some steps: all ranks count the same iterations."""
+        if self.steps < self._ask_at:
+            return False
+        elapsed = time.monotonic() - self._since
+        answer = torch.tensor([steps_to_wait(self.minutes * 60 - elapsed, elapsed, self.steps)])
+        self._channel.broadcast(answer, self._channel.ranks[0])
+        self._ask_at = self.steps + int(answer)
+        return not answer.item()
+
 
 # Methods in which CheckpointHook removes files and saves, and the methods that call them. All ranks
 # call them together.
@@ -160,6 +246,8 @@ class CheckpointHook(HostCheckpointHook):
             info['keep_ckpt_ids'] = steps
         super().before_train(runner)
         backend = self.file_backend
+        if is_main_process() and isinstance(backend, LocalBackend):
+            self._check_free_space(runner)
         for step in surplus if is_main_process() else ():
             path = backend.join_path(self.out_dir, self.filename_tmpl.format(step))
             if backend.isfile(path):
@@ -171,6 +259,22 @@ class CheckpointHook(HostCheckpointHook):
             self.best_ckpt_path_dict[key] = self._find_own_best(path)
         if self._clock is not None:
             self._clock.open()
+
+    def _check_free_space(self, runner: HostRunner) -> None:
+        """Raise a SaveError if not even the weights of the model fit on the disk."""
+        tensors = plain_model(runner).state_dict().values()
+        # Optimizers whose state is not known here, and averaged weights, take more.
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        folder = Path(self.out_dir)
+        free = shutil.disk_usage(
+            next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        ).free
+        if free < needed:
+            raise SaveError(
+                f'{self.out_dir} has {free / 1e6:,.1f} MB of free disk, and the weights of a '
+                f'checkpoint alone take {needed / 1e6:,.1f} MB: free some, or write elsewhere with '
+                f'--work-dir.'
+            )
 
     def _find_own_best(self, path: object) -> Optional[str]:
         """Return the best checkpoint of this name in the hook's folder, or None."""

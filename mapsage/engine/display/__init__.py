@@ -1,6 +1,6 @@
 """Hooks that show a run: pictures, progress, the report, comparisons. Nothing depends on them.
 
-Importing the package registers them; `engine/runner_parts.py` has those that every run gets.
+Importing the package registers them; `engine/runner.py` has those that every run gets.
 """
 
 from .before_after_hook import BeforeAfterHook, NoValidationError

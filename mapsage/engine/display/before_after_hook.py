@@ -25,8 +25,7 @@ from mapsage.base.errors import UserError
 from mapsage.base.files import atomic_write
 from mapsage.evaluation import scores
 from mapsage.evaluation.confusion_matrix import mean_of_defined
-from mapsage.host.metrics import confusion_matrix
-from mapsage.host.runner import HostRunner
+from mapsage.host.runner import HostRunner, confusion_matrix
 
 # Key of the figures before the stage, in a checkpoint.
 _KEY = 'scores_before'

@@ -24,11 +24,10 @@ from mmseg.evaluation import IoUMetric
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import error_text
 from mapsage.engine.checkpoints.writer_lease import SupersededError, check_writer
-from mapsage.engine.guards.reproducibility_hook import ReproducibilityHook
+from mapsage.engine.guards.reproducibility import ReproducibilityHook
 from mapsage.evaluation import scores
 from mapsage.host.hook import MapSageHook
-from mapsage.host.metrics import confusion_matrix, metrics_of
-from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
+from mapsage.host.runner import HostRunner, MapSageRun, confusion_matrix, hooks_of_type, metrics_of
 from mapsage.pictures.report import write_report
 from mapsage.pictures.report.record import flat_config, percentages, write_record
 from mapsage.pictures.report.runs import ClassTable, mean_note

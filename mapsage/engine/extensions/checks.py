@@ -16,21 +16,17 @@ from torch import nn
 
 from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
-from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
-from mapsage.engine.config_mistakes import misspelling_note, monitored_mistake
+from mapsage.engine.config import misspelling_note, monitored_mistake
 from mapsage.engine.display.terminal import summary_lines
 from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
 from mapsage.engine.loading.ground_checks import ground_note
-from mapsage.engine.loading.input_checks import watch_inputs
-from mapsage.engine.loading.sensor_checks import compare_sensors
+from mapsage.engine.loading.input_checks import compare_sensors, watch_inputs
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
-from mapsage.host.keyed_samples import keyed_samples
-from mapsage.host.metrics import metrics_of
-from mapsage.host.runner import dataset_of, plain_model
+from mapsage.host.runner import dataset_of, keyed_samples, metrics_of, plain_model
 
 
 class ConfigTypos(RunExtension):
@@ -100,12 +96,10 @@ class DataChecks(RunExtension):
 
 
 class ModelInputs(RunExtension):
-    """Images that do not fit the model raise a DataError; ``env_cfg.channels_last`` is applied."""
+    """Images that do not fit the model raise a DataError."""
 
     def prepare_model(self, run: EngineRun, model: nn.Module) -> None:
         watch_inputs(model)
-        if run.env.channels_last:
-            put_channels_last(model)
 
 
 class StartChecks(RunExtension):

@@ -1,7 +1,7 @@
 """Hooks that guard a run: devices, gradients, equal ranks, requests to stop, reproducibility.
 
 Most of them raise an error on every rank before a wrong number is saved. Importing the package
-registers them; `engine/runner_parts.py` has those that every run gets.
+registers them; `engine/runner.py` has those that every run gets.
 """
 
 from .accelerator_hook import AcceleratorHook
@@ -10,7 +10,7 @@ from .data_record_hook import DataRecordHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .equal_buffers_hook import EqualBuffersHook
 from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
-from .reproducibility_hook import ReproducibilityHook
+from .reproducibility import ReproducibilityHook
 from .slowest_rank_hook import SlowestRankHook
 from .stop_hook import StopHook
 from .trained_weights_hook import TrainedWeightsHook

@@ -21,8 +21,14 @@ from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.distributed.wrappers.split_model import SplitModel
 from mapsage.host.hook import MapSageHook
-from mapsage.host.optim_wrappers import built_wrappers, inside_cycle
-from mapsage.host.runner import HostRunner, MapSageRun, OptimWrappers, plain_model
+from mapsage.host.runner import (
+    HostRunner,
+    MapSageRun,
+    OptimWrappers,
+    built_wrappers,
+    inside_cycle,
+    plain_model,
+)
 
 # Keys in a checkpoint: the gradients by name, and accumulative_counts of the run that saved them.
 _KEY = 'gradients'

@@ -26,11 +26,12 @@ from mapsage.distributed.device_checks import not_finite_tensors
 from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.hook import MapSageHook
-from mapsage.host.optim_wrappers import built_wrappers, enabled_scaler
 from mapsage.host.runner import (
     HostRunner,
     MapSageRun,
     OptimWrappers,
+    built_wrappers,
+    enabled_scaler,
     hooks_of_type,
     plain_model,
 )

@@ -25,8 +25,7 @@ from mapsage.distributed import (
 )
 from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.engine.checkpoints.writer_lease import check_writer
-from mapsage.host.optim_wrappers import inside_cycle
-from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
+from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type, inside_cycle
 from mapsage_launcher.stop_request import STATUS, StoppedEarly, asked, leave
 
 # One name for every stop, so that a run that is stopped repeatedly keeps only one such file.

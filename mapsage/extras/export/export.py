@@ -108,7 +108,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     """
     from mmengine.registry import DefaultScope
 
-    from mapsage.commands.configs import read_config
+    from mapsage.commands.cli import read_config
     from mapsage.extras.export import loading, model_card
     from mapsage.extras.export.errors import ExportError
     from mapsage.extras.export.targets import choose_opset, choose_target

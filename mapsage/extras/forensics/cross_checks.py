@@ -36,16 +36,15 @@ def cross_check_obstacle(run: EngineRun) -> str:
     model, wrapper = plain_model(run), type(run.model).__name__
     kind: Any = type(model)
     setting = run.cfg.get('compile')
+    # A feature or a hook that changes the step declares why another rank cannot repeat it.
+    declared = ''.join(extension.cross_check_obstacle(run.cfg) for extension in run.extensions)
     for applies, reason in (
         (
             run.accelerator.lazy,
             f'the lazy device {run.accelerator.name}, which compiles a step and its repetition as '
             f'different graphs, and rounds them differently',
         ),
-        (
-            run.cfg.get('feature_source'),
-            'feature_source, whose features of a batch only one rank has',
-        ),
+        (declared, declared),
         (
             not isinstance(model, BaseModel),
             f'the model {kind.__name__}: expected a BaseModel of MMEngine',
@@ -68,12 +67,4 @@ def cross_check_obstacle(run: EngineRun) -> str:
     ):
         if applies:
             return reason
-    # A hook that changes the step declares why another rank cannot repeat it.
-    return next(
-        (
-            hook.cross_check_obstacle
-            for hook in run.hooks
-            if getattr(hook, 'cross_check_obstacle', None)
-        ),
-        '',
-    )
+    return next(filter(None, (getattr(hook, 'cross_check_obstacle', '') for hook in run.hooks)), '')

@@ -15,7 +15,7 @@ import torch
 from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator, AcceleratorError
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.distributed.wrappers import place_module
 from mapsage.extras.forensics.operators.bisection import Bisection
 from mapsage.extras.forensics.operators.comparison import ComparedOperator, OperatorComparison

@@ -14,9 +14,9 @@ import torch
 from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator, resolve_accelerator
-from mapsage.commands.configs import build_model, read_config
+from mapsage.commands.cli import build_model, read_config
 from mapsage.distributed import error_text
-from mapsage.engine.config_mistakes import explain_config_error
+from mapsage.engine.config import explain_config_error
 from mapsage.engine.env_cfg import ConfigError, parse_env_cfg
 from mapsage.extras.forensics.operators.dispatch import require_dispatch_mode
 from mapsage.extras.forensics.operators.placement import DispatchTable, OperatorLocations, S60Table

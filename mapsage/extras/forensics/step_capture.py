@@ -24,7 +24,7 @@ from mapsage.distributed.weights import tensor_digest
 from mapsage.distributed.wrappers.batch_counts import counters_of
 from mapsage.distributed.wrappers.rank_batches import Batch, RankDict, RankList
 from mapsage.distributed.wrappers.rank_buffers import Buffers, RankBuffers
-from mapsage.host.optim_wrappers import enabled_scaler
+from mapsage.host.runner import enabled_scaler
 
 from .gradient_prints import GradientPrint, PrintReader
 

@@ -22,9 +22,14 @@ from mapsage.accelerator import current_accelerator
 from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.hook import MapSageHook
-from mapsage.host.keyed_samples import keyed_samples
-from mapsage.host.optim_wrappers import built_wrappers, enabled_scaler
-from mapsage.host.runner import HostRunner, OptimWrappers, plain_model
+from mapsage.host.runner import (
+    HostRunner,
+    OptimWrappers,
+    built_wrappers,
+    enabled_scaler,
+    keyed_samples,
+    plain_model,
+)
 
 
 class StepDone(Exception):  # noqa: N818

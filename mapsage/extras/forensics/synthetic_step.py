@@ -23,7 +23,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from mapsage.distributed import error_text
-from mapsage.engine.config_mistakes import explain_config_error, optimizer_mistake
+from mapsage.engine.config import explain_config_error, optimizer_mistake
 from mapsage.engine.env_cfg import ConfigError
 
 # BatchNorm of a single value needs a second image, and more images call the same operators.

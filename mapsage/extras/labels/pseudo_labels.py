@@ -21,7 +21,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 
 from mapsage.base.files import atomic_write
-from mapsage.commands.configs import LOADERS, read_config
+from mapsage.commands.cli import LOADERS, read_config
 from mapsage.commands.predict import map_options, open_model, run_prediction
 from mapsage.engine.loading.build import build_dataset
 from mapsage.engine.loading.data_checks import build_checked

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from mapsage.base.folder_claims import claimed
 from mapsage.commands import cli
-from mapsage.commands.configs import read_config
+from mapsage.commands.cli import read_config
 from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.data_order import SampleKey
@@ -41,8 +41,7 @@ from mapsage.extras.streaming.cache.shards import (
     write_shard,
 )
 from mapsage.extras.streaming.source import check_finite
-from mapsage.host.optim_wrappers import cast_dtype
-from mapsage.host.runner import plain_model
+from mapsage.host.runner import cast_dtype, plain_model
 from mapsage.version import __version__
 
 from .cache_checks import check_features, check_model, check_repeatable

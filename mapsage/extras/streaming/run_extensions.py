@@ -37,6 +37,14 @@ class EncoderFeatures(RunExtension):
         if (cfg.get('feature_source') or {}).get('type') in _COMPUTED_IN_A_REPLAY:
             cfg.pop('feature_source')
 
+    def cross_check_obstacle(self, cfg: Config) -> str:
+        reason = 'feature_source, whose features of a batch only one rank has'
+        return reason if cfg.get('feature_source') else ''
+
+    def fixes_layout(self, cfg: Config) -> bool:
+        # Encoders elsewhere and caches know the config, and not what the run began with.
+        return bool(cfg.get('feature_source'))
+
     def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
         if not run.cfg.get('feature_source'):
             return []

@@ -74,6 +74,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         help='class of pixels without a polygon in --truth; 255: unlabeled (default: 0)',
     )
     parser.add_argument(
+        '--bands',
+        type=int,
+        nargs='+',
+        default=(),
+        metavar='N',
+        help='bands of the scenes that are shown as red, green and blue, or one as gray, counted '
+        'from 1 (default: those of the preview, bands.rgb of the model)',
+    )
+    parser.add_argument(
         '--review',
         metavar='FILE',
         help='GeoPackage for the decisions of a review (default: review.gpkg beside the first map)',
@@ -94,6 +103,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         extension.check_options(parser, args)
     if args.static is not None and args.review is not None:
         parser.error('--review needs the server of this program, which --static does not start')
+    if len(args.bands) not in (0, 1, 3) or any(band < 1 for band in args.bands):
+        parser.error(
+            f'--bands {" ".join(map(str, args.bands))}: expected three bands such as 4 3 2, or one, '
+            f'counted from 1'
+        )
     if args.review is not None and Path(args.review).suffix.lower() != '.gpkg':
         parser.error(f'--review {args.review}: expected a name that ends in .gpkg')
     try:
@@ -129,7 +143,7 @@ def view(args: argparse.Namespace) -> None:
             with ViewServer(ViewSession([]), args.port, None, say, labeling) as server:
                 serve(server, len(source.paths))
             return
-    entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote)
+    entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote, args.bands)
     session = ViewSession(
         entries,
         TruthSettings(args.reduce_zero_label, args.class_field, args.default_class, args.outside),

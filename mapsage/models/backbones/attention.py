@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mapsage.models.backbones.dinov3_blocks import Mlp
-from mapsage.models.backbones.recompute import run_recomputed
+from mapsage.models.backbones.dinov3_blocks import Mlp, run_recomputed
 
 # Since torch 2.0; the explicit form computes the same for older versions.
 _fused_attention = getattr(F, 'scaled_dot_product_attention', None)

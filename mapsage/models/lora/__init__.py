@@ -5,10 +5,13 @@ pretrained weights load as before; :func:`merge_lora` undoes it for the export. 
 the layers, ``inject.py`` chooses which layers to adapt.
 """
 
-from .adapted import is_adapter
-from .backbone import build_lora_backbone
-from .inject import add_lora, describe_lora, merge_lora
-from .settings import LoRAError, LoRASettings, parse_lora
+from .adapted import LoRAError, LoRASettings, is_adapter, parse_lora
+from .inject import (
+    add_lora,
+    build_lora_backbone,
+    describe_lora,
+    merge_lora,
+)
 
 __all__ = [
     'LoRAError',

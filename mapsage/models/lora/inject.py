@@ -3,16 +3,19 @@
 Layers are recognized by their names and types, not by the class of the backbone, so backbones of
 any package work. Some attentions read the weight of a layer instead of calling it, and an adapter
 there would have no effect; the first forward pass checks for that.
+``LoRABackbone`` is a builder, not a wrapper: the result is the backbone itself, so ``init_cfg``, layer
+decay and checkpoints see the usual names.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 from mmengine.logging import print_log
+from mmengine.registry import MODELS
 from torch import nn
 
 from .adapted import (
@@ -22,11 +25,13 @@ from .adapted import (
     AdaptedBEiTLinear,
     AdaptedLinear,
     AdaptedMultiheadAttention,
+    LoRAError,
+    LoRASettings,
     adapt,
     is_adapter,
+    parse_lora,
     restore,
 )
-from .settings import LoRAError, LoRASettings, parse_lora
 
 # Last component of the names of layers that compute one projection, and of layers that compute all.
 _SINGLE = dict(
@@ -303,3 +308,30 @@ def _let_gradients_pass(block: nn.Module, inputs: Tuple[Any, ...]) -> None:
         and not first.requires_grad
     ):
         first.requires_grad_()
+
+
+@MODELS.register_module(name='LoRABackbone')
+def build_lora_backbone(of: Any, lora: Dict[str, Any], **settings: Any) -> nn.Module:
+    """Build a backbone with low-rank adapters and freeze everything else in it.
+
+    The names of its state dict do not change, so ``init_cfg`` and layer-wise learning rates work
+    as without adapters. In a config that inherits another:
+    ``model=dict(backbone=dict(type='LoRABackbone', of='BEiT', lora=dict(rank=16)))``.
+    ``DINOv3ViT`` has its own setting ``lora`` and needs no ``LoRABackbone``.
+
+    Args:
+        of: Type of the backbone, such as ``'VisionTransformer'``, ``'BEiT'`` or ``'MAE'``.
+        lora: Settings of the adapters; see :class:`LoRASettings`.
+        **settings: Settings of the backbone.
+
+    Raises:
+        LoRAError: If a setting is wrong, or a target matches no layer.
+    """
+    if of == 'DINOv3ViT':
+        raise LoRAError(
+            "LoRABackbone(of='DINOv3ViT'): DINOv3ViT accepts lora itself. Set "
+            "type='DINOv3ViT' and remove 'of'"
+        )
+    backbone = MODELS.build(dict(settings, type=of))
+    add_lora(backbone, lora)
+    return backbone

@@ -17,8 +17,7 @@ from typing import Dict, List, Tuple
 import torch
 from torch import nn
 
-from .adapted import PROJECTIONS, Adapted
-from .settings import LoRAError
+from .adapted import PROJECTIONS, Adapted, LoRAError
 
 CONFIG_FILE, WEIGHTS_FILE = 'adapter_config.json', 'adapter_model.safetensors'
 # Names of DINOv3ViT's layers in transformers' DINOv3ViTModel.

@@ -29,9 +29,7 @@ from mapsage.distributed.wrappers import VirtualDataParallel
 from mapsage.distributed.wrappers.batch_counts import names_of_counters
 from mapsage.distributed.wrappers.rank_batches import Batch
 from mapsage.host.hook import MapSageHook
-from mapsage.host.keyed_samples import keyed_samples
-from mapsage.host.loop_stage import LoopStage, insert_stage
-from mapsage.host.runner import HostRunner, MapSageRun
+from mapsage.host.runner import HostRunner, LoopStage, MapSageRun, insert_stage, keyed_samples
 from mapsage.sampling import BatchShare, BlockSampler, SamplingSettings, Validity
 from mapsage.sampling.lockstep import check_equal_settings
 from mapsage.sampling.scorer import check_scorer

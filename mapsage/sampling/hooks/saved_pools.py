@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from mapsage.host.keyed_samples import KeyedSamples
+from mapsage.host.runner import KeyedSamples
 from mapsage.sampling import Candidate
 
 # Groups of samples as dicts: `found_at`, `at_random`, and the samples or their keys.

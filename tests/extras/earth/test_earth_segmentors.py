@@ -15,7 +15,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from mapsage.engine.guards.reproducibility_hook import ReproducibilityHook
+from mapsage.engine.guards.reproducibility import ReproducibilityHook
 from mapsage.extras.export.model_card import license_of
 from mapsage.models.weight_license import find_licenses
 

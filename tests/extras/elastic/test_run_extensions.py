@@ -6,7 +6,7 @@ from typing import Any, Dict, List
 
 from mapsage.engine.extensions import EXTENSIONS
 from mapsage.engine.extensions.resume import Resume
-from mapsage.engine.runner_parts import hooks_to_register
+from mapsage.engine.runner import hooks_to_register
 from mapsage.extras.elastic.nodes_hook import NodesHook
 from mapsage.extras.elastic.run_extensions import CheckpointCopies, Nodes
 

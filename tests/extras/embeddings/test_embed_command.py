@@ -275,7 +275,7 @@ def test_weights_are_part_of_the_identity(tmp_path: Path) -> None:
     with torch.no_grad():
         from mmengine.config import Config
 
-        from mapsage.commands.configs import build_model
+        from mapsage.commands.cli import build_model
 
         state = build_model(Config.fromfile(str(config))).state_dict()
     torch.save(dict(state_dict=state, meta={}), tmp_path / 'w.pth')

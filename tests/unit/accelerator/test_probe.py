@@ -12,14 +12,14 @@ import torch
 from support import main_leg, why_no_make
 from warm_python import warm_python
 
-from mapsage.accelerator.probe import has_kernel
+from mapsage.accelerator.private_use1 import has_kernel
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_no_make()), reason=why_no_make())]
 
 PROBE = """
 import torch
 from mapsage.accelerator import resolve_accelerator
-from mapsage.accelerator.probe import probe_device
+from mapsage.accelerator.private_use1 import probe_device
 state = torch.get_rng_state()
 resolve_accelerator('sim')
 {kernel}

@@ -16,7 +16,7 @@ from mmengine.registry import HOOKS, MODELS
 from support import ROOT, launch, main_leg
 
 from mapsage.commands.doctor.trial_run import run_obstacle
-from mapsage.engine.config_mistakes import (
+from mapsage.engine.config.mistakes import (
     check_clipping,
     check_settings,
     explain_config_error,

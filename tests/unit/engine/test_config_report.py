@@ -8,7 +8,7 @@ from typing import Any, Dict, Tuple
 import pytest
 from mmengine.config import Config
 
-from mapsage.engine.config_report import (
+from mapsage.engine.config.report import (
     MISSING,
     base_files,
     config_differences,

@@ -13,8 +13,8 @@ from mapsage.base.errors import UserError
 from mapsage.commands import options
 from mapsage.commands.cli import load_config
 from mapsage.commands.doctor.config import check_keys
-from mapsage.engine.config_mistakes import check_settings, monitored_mistake
-from mapsage.engine.config_values import check_values, folder_obstacle, value_mistakes
+from mapsage.engine.config import check_config, monitored_mistake, value_mistakes
+from mapsage.engine.config.values import folder_obstacle
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.evaluation import ConfusionMatrixMetric, SingleClassBaseline
 
@@ -62,8 +62,7 @@ def read(tmp_path: Path, text: str = CONFIG, *arguments: str) -> Config:
     parser = options.build_parser('')
     given: List[str] = ['--cfg-options', *arguments] if arguments else []
     cfg = load_config(parser.parse_args([str(path), '--work-dir', str(tmp_path / 'run'), *given]))
-    check_settings(cfg)
-    check_values(cfg)
+    check_config(cfg, values=True)
     return cfg
 
 
@@ -108,7 +107,7 @@ def test_what_is_no_config(tmp_path: Path, name: str) -> None:
 def test_work_dir_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / 'file').write_text('')
     with pytest.raises(ConfigError, match='file is a file. Expected a folder'):
-        check_values(dict(work_dir=str(tmp_path / 'file' / 'below')))
+        check_config(dict(work_dir=str(tmp_path / 'file' / 'below')), values=True)
     assert folder_obstacle(str(tmp_path / 'new' / 'folder')) is None
 
 

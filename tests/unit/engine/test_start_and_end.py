@@ -14,7 +14,7 @@ from support import on_host
 
 from mapsage.base import folder_claims
 from mapsage.base.folder_claims import claimed
-from mapsage.engine.start_and_end import alone_in_work_dir
+from mapsage.engine.startup import alone_in_work_dir
 
 pytestmark = on_host
 

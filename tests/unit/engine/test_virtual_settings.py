@@ -10,7 +10,7 @@ from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.engine.env_cfg import short_name
-from mapsage.engine.virtual_settings import (
+from mapsage.engine.extensions.virtual_ranks import (
     expected_processes,
     obstacle,
     settle_virtual_ranks,

@@ -22,7 +22,7 @@ from mapsage.evaluation import (
     confusion_matrix_metric,
     scores,
 )
-from mapsage.evaluation.evaluated_images import is_repeat
+from mapsage.evaluation.confusion_matrix_metric import is_repeat
 
 ALL = ('mIoU', 'mDice', 'mFscore')
 

@@ -6,7 +6,7 @@ import itertools
 from types import SimpleNamespace
 from typing import Any, Iterator, List
 
-from mapsage.host.loop_stage import LoopStage, insert_stage
+from mapsage.host.runner import LoopStage, insert_stage
 
 
 def stage_of(name: str) -> LoopStage:

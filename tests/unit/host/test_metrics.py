@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 import numpy as np
 from mmengine.evaluator import BaseMetric, Evaluator
 
-from mapsage.host.metrics import confusion_matrix, metrics_of
+from mapsage.host.runner import confusion_matrix, metrics_of
 
 
 class Counts(BaseMetric):

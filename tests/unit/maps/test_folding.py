@@ -12,7 +12,7 @@ from support import ROOT
 from torch import nn
 
 from mapsage.commands import cli
-from mapsage.commands.configs import build_model
+from mapsage.commands.cli import build_model
 from mapsage.datasets.band_preprocessor import BandDataPreProcessor
 from mapsage.maps.folding import choose_folds, fold_batch_norms
 from mapsage.maps.predictor import WindowPredictor

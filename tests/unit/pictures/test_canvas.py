@@ -8,8 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mapsage.pictures.canvas import Canvas, save_png
-from mapsage.pictures.fonts import chinese_families
+from mapsage.pictures.canvas import Canvas, chinese_families, save_png
 
 
 @pytest.mark.parametrize('size', [(301, 97), (640, 480)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.sampling import BlockSampler, DynamicSampler, SampledBatch, Validity
-from mapsage.sampling.keyed_groups import key_number
+from mapsage.sampling.judging import key_number
 
 
 def walk(
@@ -126,7 +126,7 @@ def test_every_sample_follows_its_whole_group(drawn: List[Tuple[int, int, float]
 
 
 def test_all_processes_number_a_key_alike() -> None:
-    program = 'from mapsage.sampling.keyed_groups import key_number as n; print(n(("é", 3)))'
+    program = 'from mapsage.sampling.judging import key_number as n; print(n(("é", 3)))'
     assert key_number(('é', 3)) == int(
         subprocess.run(
             [sys.executable, '-c', program], stdout=subprocess.PIPE, check=True

@@ -19,7 +19,7 @@ from mapsage.sampling import (
     Validity,
 )
 from mapsage.sampling.pool import Group
-from mapsage.sampling.refill import divide_groups, refill_size
+from mapsage.sampling.shortfall import divide_groups, refill_size
 
 Sample = dict
 

@@ -23,7 +23,7 @@ from mmengine.registry import DefaultScope
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed.wrappers.memory_layout import put_channels_last
-from mapsage.engine.runner_parts import build_optimizers
+from mapsage.engine.runner import build_optimizers
 
 from .memory import PeakMemory
 from .options import Variant

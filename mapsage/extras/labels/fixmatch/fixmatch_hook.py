@@ -31,8 +31,7 @@ from mapsage.extras.labels.fixmatch.teacher import Teacher
 from mapsage.extras.labels.fixmatch.unlabeled_loss import UnlabeledLoss
 from mapsage.extras.labels.unlabeled.joined import SemiSupervisedDataset
 from mapsage.extras.labels.unlabeled.sampler import LabeledUnlabeledSampler
-from mapsage.host.optim_wrappers import inside_cycle
-from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
+from mapsage.host.runner import HostRunner, hooks_of_type, inside_cycle, plain_model
 from mapsage.host.segmentors import gives_scores, is_segmentor
 from mapsage.models.frozen_weights import why_not_frozen
 from mapsage.sampling.hooks.dynamic_sampling_hook import DynamicSamplingHook, log_interval

@@ -32,10 +32,18 @@ from mapsage.extras.streaming.encoder_gate import EncoderGate, FeatureSourceErro
 from mapsage.extras.streaming.split_head.replica_parallel import HeadReplicas
 from mapsage.extras.streaming.steps import FeatureEpochs, FeatureSteps
 from mapsage.host.hook import MapSageHook
-from mapsage.host.keyed_samples import KeyedSamples, keyed_samples
-from mapsage.host.loop_stage import LoopStage, insert_stage
-from mapsage.host.optim_wrappers import cast_dtype
-from mapsage.host.runner import HostRunner, MapSageRun, dataset_of, hooks_of_type, plain_model
+from mapsage.host.runner import (
+    HostRunner,
+    KeyedSamples,
+    LoopStage,
+    MapSageRun,
+    cast_dtype,
+    dataset_of,
+    hooks_of_type,
+    insert_stage,
+    keyed_samples,
+    plain_model,
+)
 from mapsage.host.segmentors import batch_augments, child_module
 from mapsage.sampling.hooks.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 

@@ -18,7 +18,7 @@ from PIL import Image
 from mapsage.base.random_state import same_random_numbers
 from mapsage.extras.streaming.cache.keys import ViewSeeds
 from mapsage.host.batch_images import packed_mask
-from mapsage.host.keyed_samples import KeyedSamples
+from mapsage.host.runner import KeyedSamples
 
 # EXIF tag of the orientation, whose value 1 means upright.
 _ORIENTATION = 0x0112

@@ -23,7 +23,7 @@ from support import ROOT, write_tiny_config, write_tiny_data
 from mapsage.commands import cli
 from mapsage.commands import doctor as program
 from mapsage.commands.doctor.diagnosis import diagnose
-from mapsage.commands.doctor.packages import check_installed
+from mapsage.commands.doctor.environment import check_installed
 from mapsage.commands.doctor.ranks import compare_reports
 
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='node1', MASTER_PORT='1')

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_runs import log_of, toy_runner, toy_train
 
-from mapsage.engine.checkpoints.clock import steps_to_wait
+from mapsage.engine.checkpoints.checkpoint_hook import steps_to_wait
 
 
 @given(

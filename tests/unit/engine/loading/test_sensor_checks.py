@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, TensorDataset
 
 from mapsage.engine.loading.data_checks import DataError
-from mapsage.engine.loading.sensor_checks import compare_sensors
+from mapsage.engine.loading.input_checks import compare_sensors
 from mapsage.geo.stacks import StackLayout
 
 SENSORS: Dict[str, Any] = dict(
