@@ -1,6 +1,6 @@
 """Variables and files by which the launcher and its ranks inform each other.
 
-Ranks leave notes in a folder of the launcher (:func:`write_note`): why they failed
+Ranks leave notes in a folder of the launcher (`write_note` of `stop_request.py`): why they failed
 (`mapsage/distributed/launcher_notes.py`, read by `ranks/failure_report.py`), requests to stop
 (`stop_request.py`), encoders that have no head left (`ranks/leftover_encoders.py`). The other
 variables and files concern elastic jobs alone (`nodes/`, see the extra `elastic`): ranks look for
@@ -9,8 +9,6 @@ them, or write them, in every job.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Mapping, Optional
 
 # Folder of the launcher's notes.
@@ -25,27 +23,6 @@ VIRTUAL_RANKS_VARIABLE = 'MAPSAGE_VIRTUAL_RANKS'
 # Files in the folder of the launcher's notes, see also stop_request.py. Ranks write that their error
 # comes from the settings or the data, or from a device of this machine.
 FINAL_FILE, BROKEN_FILE = 'final', 'broken'
-
-
-def write_note(name: str, text: str = '') -> bool:
-    """Write a file into the folder of the launcher's notes; return whether it is there.
-
-    Args:
-        name: Name of the file, or a folder and a name with ``/`` between.
-        text: Content.
-    """
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if not folder:
-        return False
-    path = Path(folder, name)
-    try:
-        if '/' in name:
-            path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding='utf-8')
-    # The folder is on another machine, its disk is full, or the launcher has gone.
-    except OSError:
-        return False
-    return True
 
 
 def expected_ranks(environ: Mapping[str, str]) -> Optional[int]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, Iterator, Optional
 
-from mapsage_launcher.rank_notes import FOLDER_VARIABLE, write_note
+from mapsage_launcher.rank_notes import FOLDER_VARIABLE
 
 # Exit status of a run that has saved a checkpoint and wants to be started again. No shell, signal
 # or entry of sysexits.h uses it; HTCondor's manual uses it for the same purpose.
@@ -164,6 +164,27 @@ os.register_at_fork(after_in_child=_restore_default_actions)
 def _end_by(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def write_note(name: str, text: str = '') -> bool:
+    """Write a file into the folder of the launcher's notes; return whether it is there.
+
+    Args:
+        name: Name of the file, or a folder and a name with ``/`` between.
+        text: Content.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return False
+    path = Path(folder, name)
+    try:
+        if '/' in name:
+            path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding='utf-8')
+    # The folder is on another machine, its disk is full, or the launcher has gone.
+    except OSError:
+        return False
+    return True
 
 
 # --- in the launcher

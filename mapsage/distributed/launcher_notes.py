@@ -14,8 +14,9 @@ from mapsage.base.errors import UserError
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
 from mapsage.distributed.channels.open_channels import tell_why
-from mapsage_launcher.rank_notes import FOLDER_VARIABLE, write_note
+from mapsage_launcher.rank_notes import FOLDER_VARIABLE
 from mapsage_launcher.ranks.failure_report import NOBODY
+from mapsage_launcher.stop_request import write_note
 
 _JOINING = 'joining.'  # with the rank: names of the signs of ranks that come to the meeting
 _kept: List[int] = []

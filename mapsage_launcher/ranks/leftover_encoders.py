@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import List, Set, Tuple
 
-from mapsage_launcher.rank_notes import write_note
+from mapsage_launcher.stop_request import write_note
 
 # How long an encoder may run after its heads have finished, in seconds. It needs less than one
 # second, unless it is encoding an item.
