@@ -26,7 +26,7 @@ class MapOptions:
         scale, gsd: Factor of the model's view of a scene, or size in meters of the pixels that the
             model was trained on, ``'auto'`` for the size in its passport; both None for the test
             pipeline's size.
-        units: Unit in which scenes are read; None for that of the training.
+        units: Unit in which scenes are read; None for the unit of the training.
         trust_scenes: Whether warnings about scenes are left out and other pixel sizes pass.
         tta: Whether windows are predicted with their mirror images.
         confidence, probabilities, polygons: Whether maps have these files.
