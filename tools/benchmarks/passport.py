@@ -323,7 +323,7 @@ def measure_costs(folder: Path) -> None:
     quantiles = seconds(lambda: sample_quantiles(raster), 10)
     print(
         f'opening a scene {1e3 * opened:.2f} ms, with its facts {1e3 * facts:.2f} ms; quantiles of a '
-        f'scene of 2,048 pixels {1e3 * quantiles:.1f} ms (of at most 64 scenes of a training, once)'
+        f'scene of 2,048 pixels {1e3 * quantiles:.1f} ms (of at most 32 scenes of a training, once)'
     )
 
 
