@@ -19,6 +19,7 @@ STAGES = [
     'step_overhead.py',
     'tests/contract',
     'tests/unit/distributed/wrappers',
+    'segmentors_gpu.py',
     'all_devices',
     'dinov3_training.py',
     'feature_sources.py',
@@ -51,9 +52,9 @@ def test_each_stage_runs_on_two_devices(tmp_path: Path) -> None:
         assert stage in block.splitlines()[0], block[:200]
     # Stages that only look for a device may pass without one.
     assert all(re.search(r'\d+ passed', block) for block in blocks[4:6])
-    assert 'world size 2, backend cpu:gloo,cuda:nccl' in blocks[6]
+    assert 'world size 2, backend cpu:gloo,cuda:nccl' in blocks[7]
     assert 'accelerator cuda ' in blocks[2] and 'world size 1' in blocks[2]
-    assert all('| ours |' in block for block in (blocks[1], blocks[7]))
+    assert all('| ours |' in block for block in (blocks[1], blocks[6], blocks[8]))
     ratios = (tmp_path / 'runs' / 'ratios.md').read_text()
     assert '| a map / bare |' in ratios and '| stock / this |' in ratios
 

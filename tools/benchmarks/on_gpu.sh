@@ -43,13 +43,16 @@ while [ $# -gt 0 ]; do
     esac
 done
 maps=()
+first=('frozen UPerNet' 'ResNet-50 UPerNet')
+later=(UPerNet EoMT SegFormer-B2 'EfficientNet-Lite0 FPN' 'frozen PMT')
 if [ -n "$toy" ]; then
     maps=(--arch tiny --side 64 --batch 2 --batches 1)
     settings+=(train_cfg.max_iters=2 train_cfg.val_interval=2)
     overhead=(--steps 24 --cases eff-128-2)  # of three cases, which differ in the model
     dinov3=(--arch small --side 64 --batch 2 --steps 1 --matrix 64 --modes eager)
-    segmentors=(--arch tiny --side 64 --batch 2 --steps 1 --matrix 64 --loops stock ours
-                --models 'frozen UPerNet' EoMT)
+    segmentors=(--arch tiny --side 64 --batch 2 --steps 1 --matrix 64 --loops stock ours)
+    first=('frozen UPerNet')
+    later=(EoMT)
     features=(--arch small --tiles 8 --rounds 1)
     cache=(--arch small --tiles 4 --rounds 1)
 fi
@@ -97,6 +100,14 @@ train_on_one() {
     NPROC_PER_NODE=1 train "$@" optim_wrapper.type=AmpOptimWrapper optim_wrapper.dtype=bfloat16
 }
 
+# Time training steps of models, each in a stage.
+steps() {
+    local kind
+    for kind in "$@"; do
+        stage "$python" tools/benchmarks/segmentors_gpu.py "${segmentors[@]}" --models "$kind"
+    done
+}
+
 devices=$("$python" - <<'EOF'
 from mapsage.accelerator import resolve_accelerator
 
@@ -111,12 +122,13 @@ count=$(grep -c '^cuda:' <<<"$devices")
 
 demo=configs/demo/efficientnet_lite0_fpn_demo.py
 stage "$python" tools/benchmarks/card_maps.py ${maps[@]+"${maps[@]}"}
-stage "$python" tools/benchmarks/segmentors_gpu.py "${segmentors[@]}"
+steps "${first[@]}"
 # one device takes the demo's global batch of 16
 train_on_one one_device $demo env_cfg.virtual_ranks=None train_dataloader.batch_size=16
 stage "$python" tools/benchmarks/step_overhead.py "${overhead[@]}"
 stage "$python" -m pytest -rs tests/contract -k cuda
 stage "$python" -m pytest -rs tests/unit/distributed/wrappers -k cuda
+steps "${later[@]}"
 train all_devices $demo
 if [ -n "${MAPSAGE_NWPU:-}" ]; then
     train_on_one nwpu configs/nwpu/efficientnet_lite0_fpn_nwpu.py
