@@ -25,7 +25,21 @@ if not is_only_help() and not absent_hosts():
     from .sampling import hooks as _sampling_hooks  # noqa: F401
 
     register_extras()
+from typing import Any
+
 from .compat_paths import keep_old_paths
 from .version import __version__  # noqa: F401
+
+__all__ = ['__version__', 'load_model', 'predict']
+
+
+def __getattr__(name: str) -> Any:
+    # They import GDAL, which a training on images does not need.
+    if name in ('load_model', 'predict'):
+        from .commands import from_python
+
+        return getattr(from_python, name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
 
 keep_old_paths()

@@ -61,6 +61,7 @@ COMMANDS: Dict[str, Command] = {
         'list the configs that come with MapSage, or copy them',
         without_hosts=True,
     ),
+    'passport': Command('mapsage.commands.passport', 'print which pixels a model was trained on'),
     'browse_dataset': Command('mapsage.commands.browse_dataset'),
     'check_weights': Command('mapsage.commands.check_weights'),
     'compare_checkpoints': Command('mapsage.commands.compare_checkpoints'),

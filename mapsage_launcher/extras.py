@@ -39,7 +39,8 @@ class Extra(NamedTuple):
             ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
             command line for which that is true, ``run(args)`` in place of the program's own work;
             of ``train``, ``run(args, cfg)``, which may change the config and returns whether it took
-            the place of the training.
+            the place of the training; of ``view``, ``run(args)`` returns the rasters that are
+            labeled in the file ``args.points`` (`LabelSource` of the viewer).
         default_hooks: Names of classes of hooks by their keys in ``default_hooks``.
         accelerators: Classes of accelerators, as ``'module:class'``.
         run_extensions: Classes of run extensions, likewise.

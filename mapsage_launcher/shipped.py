@@ -23,6 +23,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mapsage'
 # The folder of configs/, tools/ and scripts/.
 SHIPPED = PACKAGE / '.mim' if (PACKAGE / '.mim').is_dir() else PACKAGE.parent
 CONFIGS = SHIPPED / 'configs'
+# A name that begins so is a shipped config's, as in _base_ of a config.
+_SHIPPED_PREFIX = 'mapsage::'
 
 
 class ShippedError(UserError, ValueError):
@@ -63,15 +65,18 @@ def find_config(name: str) -> Path:
 
     Args:
         name: Path, or the name of a shipped config, such as
-            ``demo/efficientnet_lite0_fpn_demo.py`` with or without ``configs/`` in front.
+            ``demo/efficientnet_lite0_fpn_demo.py``, with or without ``configs/`` in front;
+            ``mapsage::demo/...`` is the shipped config even if the user has one of this name.
 
     Raises:
         ShippedError: If there is no such file and no such shipped config.
     """
+    is_shipped = name.startswith(_SHIPPED_PREFIX)
+    name = name[len(_SHIPPED_PREFIX) :] if is_shipped else name
     path = Path(name)
-    if path.is_file():
+    if path.is_file() and not is_shipped:
         return path
-    if path.is_dir():
+    if path.is_dir() and not is_shipped:
         inside = sorted(file.as_posix() for file in path.glob('*.py'))
         raise ShippedError(
             f'{name} is a folder, expected a config file'

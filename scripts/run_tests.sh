@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up the environments of the tests and run the tests.
 #
-#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser|trl|engines] [--again FILE] [arguments of pytest]
+#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser|trl|engines] [arguments of pytest]
 #
 #   --all-legs     legs main, t20 and xla, one after the other, each to its end; the exit status is 0
 #                  only if all of them pass
@@ -10,9 +10,6 @@
 #                  tests/browser in Debian's Chromium (apt-get install chromium); trl is main
 #                  with TRL and accelerate, and runs tests/trl; engines is main with Ray and an S3
 #                  server, and runs tests/engines, also under Debian's openmpi-bin and slurm-wlm
-#   --again FILE   file to which the names of tests are added that failed and passed when they ran
-#                  again by themselves, in one process; they do not fail the run. No test runs again
-#                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
 # pytest runs them in one process. Without arguments of pytest, the main leg leaves out tests/long,
@@ -23,12 +20,10 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 legs=(main)
-again=
 while [ $# -gt 0 ]; do
     case "$1" in
         --all-legs) legs=(main t20 xla); shift ;;
         --leg) legs=("${2:?--leg needs main, xla, t20, cuda, browser, trl or engines}"); shift 2 ;;
-        --again) again=${2:?--again needs a file}; shift 2 ;;
         *) break ;;
     esac
 done
@@ -45,44 +40,6 @@ static_checks() {
     "$1/lint-imports" || status=1
     "$1/python" scripts/check_wording.py || status=1
     return $status
-}
-
-# Run pytest for a leg, and with --again the tests that failed once more. $1: leg, $2: its Python.
-run_pytest() {
-    local status=0 cache failed_first failed_again
-    # a test that ends its worker is given to the next one, and would end that too
-    local workers=(-n 3 --dist loadfile --max-worker-restart 1 --durations 15)
-    if [ -z "$again" ]; then
-        "$2" -m pytest "${workers[@]}" "${paths[@]}"
-        return
-    fi
-    cache=$(mktemp -d)  # of this leg alone: pytest remembers here which tests failed
-    "$2" -m pytest -o cache_dir="$cache" "${workers[@]}" "${paths[@]}" || status=$?
-    if [ $status -eq 1 ]; then  # there are tests that failed, and nothing else is wrong
-        failed_first=$(failures "$2" "$cache")
-        if few "$failed_first"; then
-            echo "=== leg $1: tests that failed, again by themselves"
-            status=0
-            "$2" -m pytest -o cache_dir="$cache" "${paths[@]}" -n 0 \
-                --last-failed --last-failed-no-failures none || status=$?
-            failed_again=$(failures "$2" "$cache")
-            LC_ALL=C comm -23 <(echo "$failed_first") <(echo "$failed_again") |
-                sed "s/^/leg $1: /" >>"$again"
-        fi
-    fi
-    rm -r "$cache"
-    return $status
-}
-
-# Print the tests that failed, sorted, one a line. $1: a Python, $2: folder of pytest's cache.
-failures() {
-    "$1" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' \
-        "$2/v/cache/lastfailed" | LC_ALL=C sort
-}
-
-# Return whether so few tests failed that they may do so for want of time. $1: tests, one a line.
-few() {
-    [ "$(wc -l <<<"$1")" -le 10 ] || [ "$(sed 's/::.*//' <<<"$1" | uniq | wc -l)" -eq 1 ]
 }
 
 # Set `paths` to the tests that can differ on a leg (docs/testing.md, "Legs"). $1: leg.
@@ -147,7 +104,9 @@ for leg in "${legs[@]}"; do
         static_checks "$(dirname "$python")" >"$report" 2>&1 &  # while tests with ranks wait
         checks=$!
     fi
-    run_pytest "$leg" "$python" || failed+=("$leg: pytest")
+    # a test that ends its worker is given to the next one, and would end that too
+    "$python" -m pytest -n 3 --dist loadfile --max-worker-restart 1 --durations 15 "${paths[@]}" ||
+        failed+=("$leg: pytest")
     if [ -n "$checks" ]; then
         wait "$checks" || failed+=("$leg: ruff, mypy, import-linter or the wording")
         cat "$report"

@@ -1,9 +1,9 @@
 """Compare MapSage's encoders for satellite images with the published code, on the same weights.
 
-    python tests/compare_earth.py FOLDER ENCODER [--bfloat16]
+    python tests/compare_earth.py FOLDER ENCODER [ENCODER ...] [--bfloat16]
 
 ``scripts/test_packages.sh earth`` prints FOLDER; ENCODER is olmoearth, terramind, dofa or prithvi.
-Prints one JSON object: for each case, the largest difference of any value in any map, the
+Prints one JSON object: for each case of each encoder, the largest difference of any value in any map, the
 largest value, and a few numbers of the published maps, of which ``test_earth_golden.py`` has some.
 With --bfloat16, both are also computed with autocast, and the object has the largest differences of
 both from the published maps in float32.
@@ -13,6 +13,7 @@ It runs in a separate process, because it loads a stand-in for torchvision.
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
@@ -319,27 +320,38 @@ def difference(one: Maps, other: Maps) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     MMLogger.get_instance('mmengine', log_level='ERROR')
+    folder, *words = sys.argv[1:]
+    oracles = Oracles(folder)
+    with torch.no_grad():
+        figures = {
+            encoder: compare(partial(ENCODERS[encoder], oracles), '--bfloat16' in words)
+            for encoder in words
+            if encoder != '--bfloat16'
+        }
+    print(json.dumps(figures, indent=1))
+
+
+def compare(cases: Callable[[], Iterator[Case]], bfloat16: bool) -> Dict[str, Dict[str, Any]]:
+    """Return the figures of the cases of one encoder."""
     figures: Dict[str, Dict[str, Any]] = {}
     published: Dict[str, Maps] = {}
-    cases = ENCODERS[sys.argv[2]]
-    with torch.no_grad():
-        for name, ours, theirs in cases(Oracles(sys.argv[1])):
-            assert len(ours) == len(theirs) > 0, (len(ours), len(theirs))
-            assert all(own.shape == other.shape for own, other in zip(ours, theirs)), name
-            published[name] = theirs
-            figures[name] = dict(
-                difference=difference(ours, theirs),
-                largest=max(float(other.abs().max()) for other in theirs),
-                published=summarize(theirs),
-            )
-        if '--bfloat16' in sys.argv:
-            with torch.autocast('cpu', dtype=torch.bfloat16):
-                for name, ours, theirs in cases(Oracles(sys.argv[1])):
-                    figures[name]['bfloat16'] = dict(
-                        ours=difference(ours, published[name]),
-                        theirs=difference(theirs, published[name]),
-                    )
-    print(json.dumps(figures, indent=1))
+    for name, ours, theirs in cases():
+        assert len(ours) == len(theirs) > 0, (len(ours), len(theirs))
+        assert all(own.shape == other.shape for own, other in zip(ours, theirs)), name
+        published[name] = theirs
+        figures[name] = dict(
+            difference=difference(ours, theirs),
+            largest=max(float(other.abs().max()) for other in theirs),
+            published=summarize(theirs),
+        )
+    if bfloat16:
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            for name, ours, theirs in cases():
+                figures[name]['bfloat16'] = dict(
+                    ours=difference(ours, published[name]),
+                    theirs=difference(theirs, published[name]),
+                )
+    return figures
 
 
 if __name__ == '__main__':

@@ -107,7 +107,7 @@ val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=1, log_metric_by_epoch=False),
-    preview=dict(type='PreviewHook', max_images=1),
+    preview=None,
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5))
 log_processor = dict(by_epoch=False)
 '''

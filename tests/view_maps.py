@@ -191,12 +191,12 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 def request(
-    server: ViewServer, method: str, path: str, headers: Mapping[str, str]
+    server: ViewServer, method: str, path: str, headers: Mapping[str, str], body: str = ''
 ) -> Tuple[http.client.HTTPResponse, bytes]:
     """Return the answer of a viewer to a request with exactly these headers, and its body."""
     connection = http.client.HTTPConnection('127.0.0.1', server.server_port)
-    connection.request(method, path, headers=dict(headers))
+    connection.request(method, path, body or None, dict(headers))
     answer = connection.getresponse()
-    body = answer.read()
+    content = answer.read()
     connection.close()
-    return answer, body
+    return answer, content

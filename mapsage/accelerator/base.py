@@ -59,6 +59,7 @@ class Accelerator(abc.ABC):
             the vendor's software copies the tensor to the host and back.
         supports: Capabilities of the stack.
         amp_dtype: Data type of autocast if a config does not name one.
+        fast_by_default: Whether channels last and fused optimizers pay on the devices.
         simulated: Whether the devices are simulated, so that no measurement on them says anything
             about the vendor's, and :meth:`register_backend` brings their backend.
         native_group: Whether :attr:`communication` is a separate library of the vendor, with its
@@ -77,6 +78,7 @@ class Accelerator(abc.ABC):
     native_bincount: bool = True
     supports: Supports = Supports()
     amp_dtype: torch.dtype = torch.bfloat16
+    fast_by_default: bool = False
     simulated: ClassVar[bool] = False
     # Why this process can no longer use cards: set by what has loaded other devices.
     taken: ClassVar[Optional[str]] = None

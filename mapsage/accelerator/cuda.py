@@ -84,6 +84,7 @@ class CudaAccelerator(Accelerator):
     communication = 'nccl'
     supports = Supports(sync_bn=True, compile=hasattr(torch, 'compile'), fused_optimizer=True)
     amp_dtype = torch.float16
+    fast_by_default = True
     # Streams of copies, of all instances.
     _copies: ClassVar[Dict[torch.device, Any]] = {}
     masks = ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES')

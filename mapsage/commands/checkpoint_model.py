@@ -25,6 +25,7 @@ from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.distributed.wrappers.optim_wrapper import parse_dtype
 from mapsage.engine import startup
 from mapsage.engine.env_cfg import parse_env_cfg
+from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.geo.places import PlaceInputs
 from mapsage.maps.description import Bands, Classes
 from mapsage.maps.errors import PredictError
@@ -85,6 +86,7 @@ class CheckpointModel(MapModel):
         """Build the model and place it on the device of this rank."""
         args = self._args
         model, self.classes, self.bands, meta = load_model_and_meta(self.config, args.checkpoint)
+        self.passport, self.passport_problem = passport_of_checkpoint(meta, args.checkpoint)
         if self.places is not None:
             self.places.training_days = training_days(meta)
         self.window, self.overlap, self.window_origin = choose_window(

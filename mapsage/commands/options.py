@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Union
 
 from mapsage.base.console import examples
 
@@ -91,6 +91,27 @@ def build_parser(
         help='for torch.distributed.launch; torchrun sets LOCAL_RANK instead',
     )
     return parser
+
+
+def pixel_size(text: str) -> Union[float, str]:
+    """Return the value of ``--gsd``: meters, or ``'auto'``."""
+    return text if text == 'auto' else float(text)
+
+
+def add_scene_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options on how scenes are compared with the passport of a model, and read."""
+    parser.add_argument(
+        '--units',
+        choices=('stored', 'reflectance', 'harmonized'),
+        help='unit in which scenes are read (default: as in the training): stored, as the files are; '
+        'reflectance, scale and offset applied; harmonized, without the 1,000 of newer Sentinel-2 '
+        'baselines',
+    )
+    parser.add_argument(
+        '--trust-scenes',
+        action='store_true',
+        help='no warnings about scenes that are unlike those of the training; other pixel sizes pass',
+    )
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:

@@ -121,10 +121,12 @@ def _add_window_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--gsd',
-        type=float,
+        type=options.pixel_size,
         metavar='METERS',
-        help='size of the pixels that the model was trained on, instead of --scale',
+        help='size of the pixels that the model was trained on, instead of --scale; auto: as its '
+        'passport says',
     )
+    options.add_scene_options(parser)
     parser.add_argument(
         '--batch-size',
         type=int,
@@ -217,7 +219,7 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')
     for option, value in (('--scale', args.scale), ('--gsd', args.gsd)):
-        if value is not None and not 0 < value < float('inf'):
+        if value not in (None, 'auto') and not 0 < value < float('inf'):
             parser.error(f'{option} {value:g}: expected a number above 0')
     if not (0 <= args.min_area < float('inf') and 0 <= args.simplify < float('inf')):
         parser.error(
@@ -284,6 +286,8 @@ def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
         bands=args.bands,
         scale=args.scale,
         gsd=args.gsd,
+        units=args.units,
+        trust_scenes=args.trust_scenes,
         tta=args.tta,
         confidence=args.confidence,
         probabilities=args.probabilities,

@@ -20,6 +20,7 @@ from . import (  # noqa: E402
     deterministic_pooling,
     fork_configs,
     git_hash,
+    group_norm_layout,
     label_sizes,
     log_device,
     log_files,
@@ -29,6 +30,7 @@ from . import (  # noqa: E402
     pinned_samples,
     printable_log,
     quiet_import,
+    shipped_configs,
     tta_scores,
 )
 
@@ -43,6 +45,7 @@ deterministic_iou.apply()
 deterministic_pooling.apply()
 fork_configs.apply()
 git_hash.apply()
+group_norm_layout.apply()
 label_sizes.apply()
 log_device.apply()
 log_files.apply()
@@ -51,4 +54,5 @@ mask_values.apply()
 mlflow_store.apply()
 pinned_samples.apply()
 printable_log.apply()
+shipped_configs.apply()
 tta_scores.apply()

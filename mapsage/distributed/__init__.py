@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .broken_collective import lost_ranks_named
     from .channels.agreement import RankError, all_ranks_or_none, error_text, raise_together
     from .channels.channel import Channel, RankLostError, SerialChannel
     from .channels.consensus import Consensus, DisagreementError, Facts
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         launcher_environment,
         local_rank,
     )
-    from .lost_ranks import lost_ranks_named
     from .ordered_sum import Fold, OrderedSum, resolve_reduction
     from .strategy import Strategy, StrategyError, resolve_strategy
     from .weights import WeightsDifferError, broadcast_tensors, check_equal_weights
@@ -81,6 +81,7 @@ __all__ = [
 
 # Names by the module that defines them.
 _NAMES = {
+    'broken_collective': 'lost_ranks_named',
     'channels.agreement': 'RankError all_ranks_or_none error_text raise_together',
     'channels.channel': 'Channel RankLostError SerialChannel',
     'channels.consensus': 'Consensus DisagreementError Facts',
@@ -91,7 +92,6 @@ _NAMES = {
     'groups.staged': 'StagedProcessGroup',
     'launcher': 'LauncherError apply_launcher_environment die_with_launcher die_with_parent '
     'launcher_environment local_rank',
-    'lost_ranks': 'lost_ranks_named',
     'ordered_sum': 'Fold OrderedSum resolve_reduction',
     'strategy': 'Strategy StrategyError resolve_strategy',
     'weights': 'WeightsDifferError broadcast_tensors check_equal_weights',

@@ -26,12 +26,12 @@ import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed.channels.channel import RankLostError
-from mapsage.distributed.channels.missing_ranks import describe_missing
 from mapsage.distributed.channels.open_channels import global_ranks, roll_call
 from mapsage.distributed.channels.roll_call import Lane
 from mapsage.distributed.descriptors import DescriptorLimitError
 from mapsage.distributed.groups.staged import StagedProcessGroup
 from mapsage.distributed.launcher import local_rank
+from mapsage.distributed.lost_ranks import describe_missing
 
 from .launcher_notes import end_process
 

@@ -1,44 +1,40 @@
-"""Names the rank at fault when a collective of torch.distributed itself breaks.
+"""Who is lost: the one place that decides which ranks the others wait for, from one record.
 
-Gradients, metrics and a model's own collectives do not use a channel, which would name the missing
-rank. Gloo reports a dead peer by its address only, and a silent peer not at all, just a timeout. So
-every rank that fails writes a note into the rendezvous store: its error, or an empty text if its
-error is only the broken collective. A rank without a note has died, hangs, or waits elsewhere. One
-rank reads all notes and stores the finding for the others. A healthy run sends no requests.
+A rank whose collective does not complete files a :class:`Report` in a :class:`Record` in the
+rendezvous store. One rank reads the reports for all, when all have come or none comes any more,
+decides with one of the functions here, and stores its :class:`Finding` for the others. A healthy
+run sends no request. The decisions are pure:
+
+- :func:`find_missing`: every process that lives reports how far it has come in a channel, or in the
+  collectives of a card (``channels/roll_call.py``, ``backend_watch.py``).
+- :func:`find_culprit`: a rank reports when a collective of torch.distributed itself has failed on
+  it (``broken_collective.py``). One that has not may have died, hang, or wait elsewhere.
+- Watches notice a loss outside of collectives, such as the heartbeat between machines of the extra
+  elastic. Where one has found ranks, they are the cause.
+
+What a rank leaves for its launcher is in ``launcher_notes.py``; the launcher's last words are in
+``mapsage_launcher/ranks/failure_report.py``.
 """
 
 from __future__ import annotations
 
-import itertools
+import enum
 import json
 import time
-from contextlib import contextmanager
-from typing import Dict, Iterator, List, NamedTuple, Optional, Protocol, Tuple
+from collections import defaultdict
+from typing import Callable, Collection, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-import torch.distributed as dist
-
-from .channels.agreement import RankError, error_text
-from .channels.channel import RankLostError
-from .channels.main_thread import (
-    Activity,
-    Position,
-    find_stragglers,
-    line_of,
-    set_broken_collective,
-)
-from .channels.missing_ranks import describe_pause, describe_position
-from .channels.open_channels import ask_positions, known_ends, known_pause
 from .store import LockedStore
 
-# The reader of the notes waits until no new note has come for this long, in seconds. Ranks in the
-# same collective time out shortly one after the other.
-_QUIET_SECONDS = 3.0
-# Longest time for all notes, in seconds.
-_MOST_SECONDS = 30.0
-_PAUSE_SECONDS = 0.05
-
-# How NCCL and eccl name a call that they refuse.
-_REFUSALS = ('ncclInvalidArgument', 'ecclInvalidArgument')
+# Seconds without a new report after which the others do not come any more. Ranks in the same
+# collective time out shortly one after the other.
+QUIET_SECONDS = 3.0
+# Longest time for all reports, in seconds.
+MOST_SECONDS = 30.0
+# First and longest time between two requests for the same value in the store.
+_RETRY_SECONDS = (0.01, 0.5)
+# How many of the ranks that wait elsewhere an error shows as examples.
+_SHOWN_WAITING = 2
 
 
 class LossWatch(Protocol):
@@ -61,210 +57,356 @@ def leave_watches() -> None:
         watch.leave()
 
 
-# Numbers of the blocks, for their keys in the store; equal on all ranks.
-_blocks = itertools.count()
-
-
-class _Finding(NamedTuple):
-    """The reason why a collective broke.
-
-    Attributes:
-        failed: A rank that failed for another reason than the broken collective, and its error; or
-            None.
-        lost: If no rank failed so: the ranks that are lost, and what is known about them or ''.
-    """
-
-    failed: Optional[Tuple[int, str]]
-    lost: Dict[int, str]
-
-
-@contextmanager
-def lost_ranks_named(activity: str) -> Iterator[None]:
-    """Turn the error of a broken collective in the block into one that names the rank at fault.
-
-    Other errors pass unchanged. Every rank must enter the block.
-
-    Args:
-        activity: Phrase for the error message, for example ``'training'``.
-
-    Raises:
-        RankError: If a collective broke because another rank failed with an error.
-        RankLostError: If a collective broke because ranks died, hang or took another path.
-    """
-    prefix = f'mapsage/lost_ranks/{next(_blocks)}'
-    set_broken_collective(None)
-    try:
-        yield
-    except Exception as error:
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-            raise
-        try:
-            cause = _find_cause(prefix, error, activity)
-        # Usually the process that keeps the store has ended. Whatever fails here must not replace
-        # the error of the block.
-        except Exception:
-            ended = _ended_ranks() if _is_broken_collective(error) else {}
-            cause = _make_lost_error(ended, error, activity) if ended else None
-        if cause is None:
-            raise
-        raise cause from error
-
-
-def _find_cause(prefix: str, error: Exception, activity: str) -> Optional[Exception]:
-    """Write this rank's note, and return the error that names the rank at fault.
-
-    Returns:
-        None if ``error`` is not a broken collective, or if the cause cannot be found.
-    """
-    store = LockedStore(dist.distributed_c10d._get_default_store())
-    rank, is_broken = dist.get_rank(), _is_broken_collective(error)
-    is_cause = not is_broken and not isinstance(error, (RankError, RankLostError))
-    if not is_cause:
-        set_broken_collective(error)
-    store.set(f'{prefix}/line/{rank}', line_of(error))
-    store.set(f'{prefix}/note/{rank}', error_text(error) if is_cause else '')
-    paused = known_pause()
-    if paused:
-        store.add(f'{prefix}/paused/{rank}', int(paused))
-    store.add(f'{prefix}/notes', 1)
-    if not is_broken:
-        return None
-    finding = _find_together(store, prefix)
-    if finding is None:
-        ended = _ended_ranks()
-        return _make_lost_error(ended, error, activity) if ended else None
-    if finding.failed is not None:
-        return RankError(*finding.failed, activity)
-    # A watch names the ranks that broke the collective; other ranks without a note were late.
-    return _make_lost_error(_watched_losses() or finding.lost, error, activity)
-
-
-def _watched_losses() -> Dict[int, str]:
+def watched_losses() -> Dict[int, str]:
+    """Return the ranks that a watch has found to be lost, each with a text about it or ''."""
     return next(filter(None, (watch.lost_ranks() for watch in watches)), {})
 
 
-def _ended_ranks() -> Dict[int, str]:
-    """Return the ranks that have ended, as this process knows without the store."""
-    return _watched_losses() or known_ends()
+class Activity(enum.IntEnum):
+    """What a main thread does, by how likely it is that it waits for another rank."""
+
+    RUNS = 0
+    # DDP waits for the other ranks' gradients here, and a kernel may also hang here.
+    IN_BACKWARD = 1
+    IN_COLLECTIVE = 2
 
 
-def _make_lost_error(ranks: Dict[int, str], error: Exception, activity: str) -> RankLostError:
-    """Return the error about lost ranks, with what is known about them."""
-    rank = dist.get_rank()
-    # If other ranks are lost too, this rank may only have failed after the notes were read.
-    ranks = {lost_rank: reason for lost_rank, reason in ranks.items() if lost_rank != rank} or ranks
-    description = (
-        f'the others have waited for it, rank {rank}, in vain'
-        if rank in ranks
-        else f'rank(s) {list(ranks)} did not come to it in time'
-        if ranks
-        else 'every rank failed in it, so one was late'
-    )
-    reasons = ''.join(f'{reason[:1].upper()}{reason[1:]}. ' for reason in ranks.values() if reason)
-    advice = (
-        'The others have given up.'
-        if rank in ranks
-        else 'They died, hang, or took a path '
-        'without this collective: look at the first error in their log.'
-    )
-    return RankLostError(
-        f'rank {rank} waited in a collective of torch.distributed in {activity} and {description} '
-        f'({(str(error).splitlines() or [""])[0]}). {reasons}{advice}',
-        list(ranks),
-    )
+class Position(NamedTuple):
+    """Where the main thread of a rank is.
 
-
-def _is_broken_collective(error: BaseException) -> bool:
-    """Return whether an error comes from a backend, because of another rank."""
-    # A tensor or an operation that the backend does not take, such as int64 with eccl.
-    if any(refusal in str(error) for refusal in _REFUSALS):
-        return False
-    # torch 1.10 has none of these classes, and raises RuntimeError.
-    kinds: Tuple[type, ...] = tuple(
-        getattr(dist, name)
-        for name in ('DistBackendError', 'DistNetworkError')
-        if hasattr(dist, name)
-    )
-    return isinstance(error, kinds) or (type(error) is RuntimeError and 'gloo/' in str(error))
-
-
-def _find_together(store: LockedStore, prefix: str) -> Optional[_Finding]:
-    """Return the finding of the rank that reads the notes for all; None if that rank has ended.
-
-    Not every rank reads the notes: a later reader would take ranks for lost that have left a note
-    and ended in the meantime.
+    Attributes:
+        activity: What it does.
+        line: File, line and function of the innermost frame that is not the waiting itself, such as
+            ``'engine/runner.py:253 in _init_model_weights'``.
     """
-    if store.add(f'{prefix}/reader', 1) == 1:
-        _await_notes(store, prefix)
-        finding = _read_notes(store, prefix)
-        store.set(f'{prefix}/found', json.dumps([finding.failed, list(finding.lost.items())]))
-        return finding
-    deadline = time.monotonic() + _MOST_SECONDS + _QUIET_SECONDS
-    while time.monotonic() < deadline:
-        text = store.find(f'{prefix}/found')
-        if text is not None:
-            failed, lost = json.loads(text)
-            return _Finding(failed, dict(lost))
-        time.sleep(_PAUSE_SECONDS)
-    return None
+
+    activity: Activity
+    line: str
 
 
-def _read_notes(store: LockedStore, prefix: str) -> _Finding:
-    """Return the finding from the notes and what is known about the ranks without a note."""
-    silent, late = [], {}
-    for rank in range(dist.get_world_size()):
-        text = store.find(f'{prefix}/note/{rank}')
-        if text:
-            return _Finding((rank, text), {})
-        if text is None:
-            silent.append(rank)
-        paused = store.add(f'{prefix}/paused/{rank}', 0)
-        if paused:
-            late[rank] = f'rank {rank} {describe_pause(paused)}'
-    # A rank without a note need not be lost: only the neighbors of a dead rank notice its end. The
-    # other ranks still wait, for ranks that have failed, and have no note yet.
-    ended = known_ends(silent)
+class Report(NamedTuple):
+    """What a rank reports about a collective that does not complete.
+
+    Attributes:
+        progress: ``2 * entered + inside`` in a channel: the number of collectives that the rank has
+            entered, and whether it is inside one now.
+        activity, line: Position of its main thread, see :class:`Position`.
+        paused: Seconds for which its process did not run, if that made the others wait; else 0.
+        unconnected: Ranks to which it has lost the connection.
+        error: Its error if the collective broke for another reason on this rank.
+    """
+
+    progress: int = 0
+    activity: int = Activity.RUNS
+    line: str = ''
+    paused: int = 0
+    unconnected: Sequence[int] = ()
+    error: str = ''
+
+    @property
+    def position(self) -> Position:
+        """Position of the rank's main thread."""
+        return Position(Activity(self.activity), self.line)
+
+
+class Finding(NamedTuple):
+    """The ranks for which a collective has waited in vain.
+
+    Attributes:
+        ranks: Global ranks.
+        reasons: What is known about these ranks, and about some that wait elsewhere, by rank.
+        silent: Whether the processes of these ranks did not report either.
+        failed: A rank that failed with an error of its own, and the error; then ``ranks`` is empty.
+    """
+
+    ranks: List[int]
+    reasons: Dict[int, str]
+    silent: bool = False
+    failed: Optional[Tuple[int, str]] = None
+
+
+class Record:
+    """The reports of a group's ranks about one failure.
+
+    Args:
+        store: Rendezvous store.
+        name: Prefix of its keys; equal on all ranks, and used for one failure.
+        rank: Rank of this process.
+        ranks: Ranks of the group.
+    """
+
+    def __init__(self, store: LockedStore, name: str, rank: int, ranks: Collection[int]) -> None:
+        self._store, self._name, self._rank, self._ranks = store, name, rank, ranks
+
+    def file(self, report: Report) -> None:
+        """Store the report of this rank. Raises RuntimeError if the store has ended."""
+        self._store.set(f'{self._name}/report/{self._rank}', json.dumps(report))
+        self._store.add(f'{self._name}/reports', 1)
+
+    def reports(self) -> Dict[int, Report]:
+        """Return the reports that have been filed, by rank."""
+        texts = {rank: self._store.find(f'{self._name}/report/{rank}') for rank in self._ranks}
+        return {rank: Report(*json.loads(text)) for rank, text in texts.items() if text is not None}
+
+    def settle(
+        self,
+        decide: Callable[[Dict[int, Report]], Finding],
+        ended: Callable[[], Collection[int]] = tuple,
+    ) -> Optional[Finding]:
+        """Return the finding, which one rank decides from the reports for all.
+
+        Args:
+            decide: Function of the reports, by rank.
+            ended: Function that returns ranks whose process has ended; nobody waits for these.
+
+        Returns:
+            None if the rank that decides has ended.
+        """
+        if self._store.add(f'{self._name}/reader', 1) == 1:
+            self.wait(len(self._ranks), ended)
+            finding = decide(self.reports())
+            self._store.set(f'{self._name}/finding', json.dumps(finding))
+            return finding
+        deadline, pause = time.monotonic() + MOST_SECONDS + QUIET_SECONDS, _RETRY_SECONDS[0]
+        while time.monotonic() < deadline:
+            text = self._store.find(f'{self._name}/finding')
+            if text is not None:
+                ranks, reasons, silent, failed = json.loads(text)
+                reasons = {int(rank): reason for rank, reason in reasons.items()}
+                return Finding(ranks, reasons, silent, failed and tuple(failed))
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS[1])
+        return None
+
+    def wait(self, count: int, ended: Callable[[], Collection[int]] = tuple) -> None:
+        """Wait for a number of reports, until no new one has come for a while.
+
+        Args:
+            count: Number of reports.
+            ended: Function that returns ranks whose process has ended, see :meth:`settle`.
+        """
+        end = time.monotonic() + MOST_SECONDS
+        quiet_until, pause = time.monotonic() + QUIET_SECONDS, _RETRY_SECONDS[0]
+        seen, lost, absent = 0, -1, 0
+        while time.monotonic() < min(end, quiet_until):
+            reported, ended_ranks = self._store.add(f'{self._name}/reports', 0), ended()
+            if (reported, len(ended_ranks)) != (seen, lost):
+                if reported != seen:
+                    quiet_until = time.monotonic() + QUIET_SECONDS
+                seen, lost, pause = reported, len(ended_ranks), _RETRY_SECONDS[0]
+                # Some of these ranks had reported before they ended.
+                absent = sum(
+                    not self._store.add(f'{self._name}/report/{rank}/set', 0)
+                    for rank in ended_ranks
+                )
+            if seen + absent >= count:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS[1])
+
+
+def find_missing(
+    reports: Dict[int, Report],
+    ranks: Sequence[int],
+    reasons: Dict[int, str],
+    locate: Callable[[int], str],
+    *,
+    has_lost: bool = False,
+    stuck_together: bool = False,
+) -> Finding:
+    """Return the ranks that are missing from a collective that every living process reports on.
+
+    Args:
+        reports: Reports by rank.
+        ranks: Global ranks of the channel, in order.
+        reasons: What is known about ranks whose connection has ended, by rank.
+        locate: Function that returns 'rank R on host H'.
+        has_lost: Whether a connection had broken when the channel failed.
+        stuck_together: Whether all ranks may wait for ever, see ``Lane``.
+    """
+    silent = [rank for rank in ranks if rank not in reports]
+    if silent:
+        return Finding(
+            silent,
+            {rank: reasons.get(rank) or f'{locate(rank)} does not answer' for rank in silent},
+            silent=True,
+        )
+    # All ranks answer, but some were stopped for a while or have lost their connections.
+    disturbed = {
+        rank: f'{locate(rank)} {describe_pause(report.paused)}'
+        for rank, report in reports.items()
+        if report.paused
+    }
+    if has_lost and not disturbed:
+        # A broken connection has two ends, and the rank with the most broken ones is at fault.
+        counts = [sum(rank in report.unconnected for report in reports.values()) for rank in ranks]
+        disturbed = {
+            rank: f'{locate(rank)} answers, and {count} rank(s) have lost the connection with it'
+            for rank, count in zip(ranks, counts)
+            if count and count == max(counts)
+        }
+    if disturbed:
+        return Finding(list(disturbed), disturbed)
+    most_entered = max(report.progress // 2 for report in reports.values())
+    behind = [rank for rank in ranks if reports[rank].progress // 2 < most_entered]
+    if stuck_together and not behind:
+        # The smallest group of ranks on one line, unless several groups are as small.
+        lonely = find_stragglers(
+            {rank: Position(Activity.IN_COLLECTIVE, reports[rank].line) for rank in ranks}
+        )
+        return Finding(lonely if len(lonely) < len(ranks) else [], {})
+    # A rank inside a collective may be one behind and wait nevertheless, because a broadcast ends
+    # sooner on some ranks. So ranks outside this channel's collectives are suspected first.
+    outside = [rank for rank in behind if not reports[rank].progress % 2]
+    positions = {rank: reports[rank].position for rank in outside or behind}
+    stragglers = find_stragglers(positions)
+    waiting = [rank for rank in positions if rank not in stragglers]
+    return Finding(
+        stragglers,
+        {
+            rank: reasons.get(rank) or f'{locate(rank)} answers{describe_position(positions[rank])}'
+            for rank in [*stragglers, *waiting[:_SHOWN_WAITING]]
+        },
+    )
+
+
+def find_culprit(
+    reports: Dict[int, Report],
+    ranks: Sequence[int],
+    known_ends: Callable[[Sequence[int]], Dict[int, str]],
+    ask: Callable[[Sequence[int]], Dict[int, Position]],
+) -> Finding:
+    """Return the rank at fault where a collective of torch.distributed has failed on some ranks.
+
+    Args:
+        reports: Reports of these ranks.
+        ranks: Global ranks of the job.
+        known_ends: Function that returns those of some ranks whose process has ended, with a text.
+        ask: Function that returns where the main threads of some ranks are, if they answer.
+    """
+    for rank, report in reports.items():
+        if report.error:
+            return Finding([], {}, failed=(rank, report.error))
+    silent = [rank for rank in ranks if rank not in reports]
+    late = {
+        rank: f'rank {rank} {describe_pause(report.paused)}'
+        for rank, report in reports.items()
+        if report.paused
+    }
+    # A rank without a report need not be lost: only the neighbors of a dead rank notice its end.
+    # The other ranks still wait, for ranks that have failed, and have not reported yet.
+    known = known_ends(silent)
+    ended = {rank: known[rank] for rank in silent if rank in known}
     if late and not silent:
-        return _Finding(None, late)
-    if ended.keys() & set(silent):
-        return _Finding(None, {rank: ended[rank] for rank in silent if rank in ended})
-    return _Finding(None, _find_hanging(store, prefix, silent))
-
-
-def _find_hanging(store: LockedStore, prefix: str, silent: List[int]) -> Dict[int, str]:
-    """Return the ranks that the others wait for, and what is known about them.
-
-    A rank without a note may itself wait, in a later collective of another kind. If all ranks wait,
-    one of them may have been in a collective that no other rank has entered.
-    """
-    positions = ask_positions(prefix, silent)
-    mute = [rank for rank in silent if rank not in positions]
-    # If no rank answers, this job has opened no channel yet, and all ranks without a note count.
-    hanging = mute or find_stragglers(positions)
+        return Finding(list(late), late)
+    if ended:
+        return Finding(list(ended), ended)
+    # A rank without a report may itself wait, in a later collective of another kind. If no rank
+    # answers, this job has opened no channel yet, and all ranks without a report count.
+    positions = ask(silent)
+    hanging = [rank for rank in silent if rank not in positions] or find_stragglers(positions)
     if all(
         rank in positions and positions[rank].activity == Activity.IN_COLLECTIVE for rank in hanging
     ):
-        for rank in set(range(dist.get_world_size())) - set(silent):
-            positions[rank] = Position(
-                Activity.IN_COLLECTIVE, store.find(f'{prefix}/line/{rank}') or ''
-            )
+        # If all ranks wait, one of them may have been in a collective that no other has entered.
+        positions.update((rank, report.position) for rank, report in reports.items())
         hanging = find_stragglers(positions)
         if len(hanging) == len(positions):
-            return {}
-    return {
-        rank: f'rank {rank} answers{describe_position(positions[rank])}'
-        if rank in positions
-        else ''
-        for rank in hanging
-    }
+            return Finding([], {})
+    return Finding(
+        hanging,
+        {
+            rank: f'rank {rank} answers{describe_position(positions[rank])}'
+            for rank in hanging
+            if rank in positions
+        },
+    )
 
 
-def _await_notes(store: LockedStore, prefix: str) -> None:
-    """Wait until all ranks have left a note, or no new note has come for a while."""
-    now = time.monotonic()
-    end, quiet, seen = now + _MOST_SECONDS, now + _QUIET_SECONDS, 0
-    while seen < dist.get_world_size() and time.monotonic() < min(end, quiet):
-        count = store.add(f'{prefix}/notes', 0)
-        if count != seen:
-            seen, quiet = count, time.monotonic() + _QUIET_SECONDS
-        time.sleep(_PAUSE_SECONDS)
+def find_stragglers(positions: Dict[int, Position]) -> List[int]:
+    """Return the ranks that the others most likely wait for. Pure.
+
+    A rank that runs is suspected before one that computes gradients, and that one before a rank
+    that is in a collective itself. If all of them are in collectives, the smallest group that is on
+    one line is suspected: most ranks are where all should be. If the smallest groups are equally
+    large, every rank is returned.
+
+    Args:
+        positions: Position by rank of the ranks that have not come to a collective.
+    """
+    if not positions:
+        return []
+    least = min(position.activity for position in positions.values())
+    if least != Activity.IN_COLLECTIVE:
+        return [rank for rank, position in positions.items() if position.activity == least]
+    by_line: Dict[str, List[int]] = defaultdict(list)
+    for rank, position in positions.items():
+        by_line[position.line].append(rank)
+    smallest, *larger = sorted(by_line.values(), key=len)
+    if larger and len(larger[0]) > len(smallest):
+        return smallest
+    return list(positions)
+
+
+def describe_missing(finding: Optional[Finding], rank: int) -> Tuple[Tuple[str, str], List[int]]:
+    """Return a description of the missing ranks with advice, and the missing ranks. Pure.
+
+    Args:
+        finding: Result of :meth:`RollCall.find_missing`.
+        rank: Global rank of this process.
+
+    Returns:
+        Two texts, the description as a clause and the advice as sentences; and the global ranks.
+    """
+    log = 'look at the first error in their log.'
+    if finding is None:
+        return (
+            'the rendezvous store does not answer',
+            'The process that keeps it has ended or '
+            f'hangs: the launcher, or rank 0 where there is none: {log}',
+        ), [0]
+    if finding.ranks == [rank]:
+        return (
+            f'the others have waited for it, rank {rank}, in vain',
+            f'{_format_reasons(finding)}The others have given up: {log}',
+        ), [rank]
+    ranks = [missing_rank for missing_rank in finding.ranks if missing_rank != rank]
+    if not ranks:
+        return (
+            'every rank came to it, this one perhaps too late',
+            f'Another one has ended or gave up before: {log}',
+        ), []
+    advice = (
+        'They died, there or in it, hang, or have opened no channel yet'
+        if finding.silent
+        else 'They are slow or took a path without this agreement'
+    )
+    return (
+        f'rank(s) {ranks} did not come to it',
+        f'{_format_reasons(finding)}{advice}: {log}',
+    ), ranks
+
+
+def _format_reasons(finding: Finding) -> str:
+    """Return the known reasons of the missing ranks as sentences. Pure."""
+    return ''.join(f'{reason[:1].upper()}{reason[1:]}. ' for reason in finding.reasons.values())
+
+
+def describe_pause(seconds: float) -> str:
+    """Return a description of a pause, which follows the name of the process. Pure."""
+    return (
+        f'did not run for {seconds:.0f} s: it was stopped, or its machine was, or native code '
+        f'kept the interpreter to itself'
+    )
+
+
+def describe_position(position: Position) -> str:
+    """Return a description of a main thread, which follows 'rank R answers'. Pure."""
+    if not position.line:
+        return ''
+    doing = {
+        Activity.RUNS: 'is',
+        Activity.IN_BACKWARD: 'computes gradients',
+        Activity.IN_COLLECTIVE: 'waits in a collective',
+    }[position.activity]
+    return f', and its main thread {doing} at {position.line}'

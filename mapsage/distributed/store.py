@@ -7,9 +7,7 @@ uses.
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from typing import Callable, Dict, List, Optional, TypeVar
 
 import torch.distributed as dist
@@ -90,38 +88,3 @@ class LockedStore:
         if not answers:
             raise RuntimeError(f'no answer from the rendezvous store in {_ANSWER_SECONDS:g} s')
         return answers[0]
-
-
-def silent_ranks(store: LockedStore, name: str, rank: int, size: int, seconds: float) -> List[int]:
-    """Report this rank in a roll call, and return the ranks of a group that do not report.
-
-    The first rank to report collects the reports of all and stores the result, which the others
-    read. So the number of requests grows with the number of ranks, not with its square.
-
-    Args:
-        store: Store of the group.
-        name: Name of the roll call; used once.
-        rank: Rank of this process in the group.
-        size: Number of ranks.
-        seconds: Time without a new report after which the missing ranks count as silent.
-    """
-    store.add(f'{name}/{rank}', 1)
-    seen, is_collector = 0, store.add(f'{name}/reports', 1) == 1
-    pause, deadline = 0.01, time.monotonic() + (seconds if is_collector else 10 * seconds)
-    while time.monotonic() < deadline:
-        if is_collector:
-            count = store.add(f'{name}/reports', 0)
-            if count == size:
-                break
-            if count > seen:
-                seen, deadline, pause = count, time.monotonic() + seconds, 0.01
-        else:
-            result = store.find(f'{name}/silent')
-            if result is not None:
-                return [int(silent_rank) for silent_rank in json.loads(result)]
-        time.sleep(pause)
-        pause = min(2 * pause, seconds / 6)
-    silent = [other_rank for other_rank in range(size) if not store.add(f'{name}/{other_rank}', 0)]
-    if is_collector:
-        store.set(f'{name}/silent', json.dumps(silent))
-    return silent

@@ -25,6 +25,7 @@ _KEYS = (
     'virtual_ranks',
     'reduction',
     'cross_check',
+    'fast',
     'channels_last',
     'float32_matmul_precision',
     'cudnn_allow_tf32',
@@ -98,7 +99,10 @@ class EnvCfg:
             between nodes.
         cross_check_interval: Number of iterations between two checks of gradients by another rank,
             ``cross_check=dict(interval=...)``; None for no checks.
-        channels_last: Whether convolutions store the channels last in memory.
+        fast: Whether a card gets the fast settings of ``extensions/fast.py``. None means yes, but
+            a resumed run keeps what it began with.
+        channels_last: Whether convolutions store the channels last in memory; None for what
+            ``fast`` chooses.
         float32_matmul_precision: Precision of float32 matrix products on cuda: ``'highest'``,
             ``'high'`` (TF32) or ``'medium'`` (bfloat16); None for PyTorch's default, highest.
         cudnn_allow_tf32: Whether float32 convolutions on cuda may use TF32; None for PyTorch's
@@ -144,11 +148,18 @@ class EnvCfg:
         lambda wait: _is_number(wait, int, float) and (wait == 0 or 1 <= wait < 10**6),
         float,
     )
-    channels_last: bool = _setting(
-        False,
+    fast: Optional[bool] = _setting(
+        None,
+        'fast',
+        'True (fast settings on a card) or False (those of the host); None for True, except that '
+        'a resumed run keeps what it began with.',
+        _is_flag,
+    )
+    channels_last: Optional[bool] = _setting(
+        None,
         'channels_last',
         'True (convolutions keep the channels last '
-        'in memory) or False (first, as torch does by default).',
+        'in memory) or False (first, as torch does by default); None for what fast chooses.',
         _is_flag,
     )
     # The values of torch.set_float32_matmul_precision.

@@ -157,6 +157,10 @@ class RunExtension:
         """
         return None
 
+    def fixes_layout(self, cfg: Config) -> bool:
+        """Return whether other processes lay out the weights of the model by the config alone."""
+        return False
+
     def copy_checkpoint(self, run: EngineRun, path: str) -> None:
         """Copy a checkpoint of ``CheckpointHook(neighbor_copy=True)`` that is on the disk.
 

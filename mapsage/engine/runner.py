@@ -27,7 +27,12 @@ from torch.utils.data import DataLoader
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import broadcast_tensors, local_rank
-from mapsage.distributed.wrappers.fused import watch_fused_steps, without_missing_fusion
+from mapsage.distributed.strategy import MODEL_PARALLEL
+from mapsage.distributed.wrappers.fused import (
+    watch_fused_steps,
+    with_default_fusion,
+    without_missing_fusion,
+)
 from mapsage.distributed.wrappers.memory_layout import drawn_in_order
 from mapsage.host.runner import OptimWrappers, plain_model
 from mapsage_launcher.extras import default_hooks_of_extras, missing_extra
@@ -248,6 +253,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         self, model_wrapper_cfg: Optional[Dict[str, Any]], model: nn.Module
     ) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
+        wrapping.choose_resumed_checkpoint(self)
         for extension in self.extensions:
             extension.prepare_model(self, model)
         return wrapping.wrap_model(self, model_wrapper_cfg, model, keep=super().wrap_model)
@@ -360,6 +366,8 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If no registry knows the optimizer, or ``clip_grad`` has a wrong argument.
         """
+        if self.fast and self.strategy.name != MODEL_PARALLEL:
+            optim_wrapper = with_default_fusion(optim_wrapper, self.accelerator)
         return build_optimizers(
             optim_wrapper, super().build_optim_wrapper, self.accelerator, self.logger
         )

@@ -92,7 +92,7 @@ def _wrap_plain_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Modu
     run.strategy = choose_strategy(run, estimate_training_bytes(model, run.optim_wrapper))
     run.logger.info(f'strategy {run.strategy.name}: {run.strategy.reason}')
     run.computes_sync_bn = run.accelerator.supports.sync_bn and has_sync_batchnorm(model)
-    _settle_resume_and_virtual_ranks(run)
+    _settle_virtual_ranks(run)
     if run.strategy.name == MODEL_PARALLEL:
         wrapper = copy.deepcopy(dict(wrapper_cfg or {}))
         if short_name(wrapper.get('type')) != 'MMModelParallel':
@@ -132,17 +132,21 @@ def _take_processes_as_virtual_ranks(run: EngineRun, model: nn.Module) -> None:
         )
 
 
-def _settle_resume_and_virtual_ranks(run: EngineRun) -> None:
-    """Choose the checkpoint of a training that is resumed, and the virtual ranks with it.
-
-    An error rules out the training. A test needs neither.
-    """
+def choose_resumed_checkpoint(run: EngineRun) -> None:
+    """Choose the checkpoint of a training that is resumed; an error rules out the training."""
     try:
         if run._resume and run.resume_choice is None and run._train_loop is not None:
             run.resume_choice = choose_for_all_ranks(run)
+    except (ResumeError, RankError, OSError) as error:
+        run.rule_out_training(error)
+
+
+def _settle_virtual_ranks(run: EngineRun) -> None:
+    """Settle the virtual ranks; an error rules out the training. A test needs none."""
+    try:
         run.virtual_ranks = settle_ranks_of_run(run)
         log_virtual_ranks(run)
-    except (VirtualRanksError, ResumeError, RankError, OSError) as error:
+    except VirtualRanksError as error:
         run.virtual_ranks = VirtualRanks(run.world_size, run.world_size)
         run.rule_out_training(error)
 

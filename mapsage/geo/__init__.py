@@ -56,6 +56,7 @@ from .pool import open_raster
 from .probabilities import ProbabilityWriter, probabilities_path
 from .raster import Raster
 from .reference_systems import crs_of_code, full_turn, same_crs
+from .scene_facts import HARMONIZED, SceneFacts, facts_of, open_scene
 from .statistics import BandStatistics, band_statistics, hidden_data_band, tally_bands
 from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers, list_folder, remove_file, write_file
@@ -71,6 +72,7 @@ __all__ = [
     'EARTH_RADIUS',
     'GeoError',
     'Globe',
+    'HARMONIZED',
     'LabelFiles',
     'MapInfo',
     'Mosaic',
@@ -84,6 +86,7 @@ __all__ = [
     'RasterOnGrid',
     'SCENE_SUFFIXES',
     'SceneArea',
+    'SceneFacts',
     'ScenePart',
     'VECTOR_SUFFIXES',
     'VectorLabels',
@@ -97,6 +100,7 @@ __all__ = [
     'crs_of_code',
     'decoded_bytes',
     'estimate_copy_bytes',
+    'facts_of',
     'files_of',
     'forbid_servers',
     'full_turn',
@@ -109,6 +113,7 @@ __all__ = [
     'match',
     'measure_read_times',
     'open_raster',
+    'open_scene',
     'output_name',
     'pixel_side',
     'pixel_sides',

@@ -17,8 +17,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 from xml.sax.saxutils import escape
 
 import affine
@@ -78,7 +77,70 @@ class MapInfo:
             )
 
 
-class ClassMapWriter:
+_Writer = TypeVar('_Writer', bound='StripWriter')
+
+
+class StripWriter:
+    """Writer of working files in row strips, which reads them back when it closes them.
+
+    As a context it closes them without reading if there was an error.
+
+    Args:
+        path: Path of the first file, for messages.
+    """
+
+    def __init__(self, path: PathName) -> None:
+        self.path = str(path)
+        self._files: List[Any] = []
+        # Strips: open file, first row, number of rows, checksum of each band.
+        self._written: List[Tuple[Any, int, int, List[int]]] = []
+
+    def _open(self, path: str, **profile: Any) -> Any:
+        # rasterio 1.3 opens an existing file first, and fails if a stopped run left it cut off.
+        Path(path).unlink(missing_ok=True)
+        file = open_file(path, 'w', driver='GTiff', bigtiff='IF_SAFER', **profile)
+        self._files.append(file)
+        return file
+
+    def _write(self, file: Any, row: int, values: np.ndarray) -> None:
+        height, width = values.shape[1:]
+        with disk_errors(self.path):
+            file.write(values, window=Window(0, row, width, height))
+        self._written.append((file, row, height, [checksum(band) for band in values]))
+
+    def close(self) -> None:
+        """Close the files and read them back.
+
+        Raises:
+            GeoError: If a file differs from what was written. The check is necessary because GDAL
+                reports no error if the disk fills up while it closes a file.
+        """
+        with disk_errors(self.path):
+            self._close_files()
+            for file in self._files:
+                with open_file(file.name) as source:
+                    strips = (strip[1:] for strip in self._written if strip[0] is file)
+                    for row, height, expected in strips:
+                        window = Window(0, row, source.width, height)
+                        bands = (source.read(band, window=window) for band in source.indexes)
+                        if [checksum(band) for band in bands] != expected:
+                            raise OSError(f'the rows from {row} on are not what was written')
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def __enter__(self: _Writer) -> _Writer:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._close_files()
+
+
+class ClassMapWriter(StripWriter):
     """Writer of a map, in any number of row strips, into plain tiled working files.
 
     Confidence, if requested, goes into a second file, ``confidence_path(path)``, because a color
@@ -99,13 +161,9 @@ class ClassMapWriter:
     def __init__(
         self, path: PathName, width: int, height: int, info: MapInfo, confidence: bool = False
     ) -> None:
-        self.path = str(path)
-        self._classes: Any = None
+        super().__init__(path)
         self._confidence: Any = None
-        # Strips: open file, first row, number of rows, checksum.
-        self._written: List[Tuple[Any, int, int, int]] = []
         profile = dict(
-            driver='GTiff',
             width=width,
             height=height,
             count=1,
@@ -117,18 +175,14 @@ class ClassMapWriter:
             zlevel=1,
             crs=info.crs,
             transform=info.transform,
-            bigtiff='IF_SAFER',
         )
         with disk_errors(self.path):
-            # rasterio 1.3 opens an existing file first, and fails if a stopped run left it cut off.
-            Path(self.path).unlink(missing_ok=True)
-            self._classes = open_file(self.path, 'w', nodata=info.nodata, **profile)
+            self._classes = self._open(self.path, nodata=info.nodata, **profile)
             self._classes.write_colormap(1, _color_table(info))
             self._classes.update_tags(**{_TAG: _classes_as_json(info)})
             if confidence:
                 path = confidence_path(self.path)
-                Path(path).unlink(missing_ok=True)
-                self._confidence = open_file(path, 'w', nodata=CONFIDENCE_NODATA, **profile)
+                self._confidence = self._open(path, nodata=CONFIDENCE_NODATA, **profile)
                 self._confidence.set_band_description(1, 'confidence in percent')
 
     def write(self, row: int, classes: np.ndarray, confidence: Optional[np.ndarray] = None) -> None:
@@ -142,49 +196,9 @@ class ClassMapWriter:
         Raises:
             GeoError: If the disk is full.
         """
-        height, width = classes.shape
-        window = Window(0, row, width, height)
-        with disk_errors(self.path):
-            for handle, values in ((self._classes, classes), (self._confidence, confidence)):
-                if handle is not None and values is not None:
-                    handle.write(values, 1, window=window)
-                    self._written.append((handle, row, height, checksum(values)))
-
-    def close(self) -> None:
-        """Close the files and read them back.
-
-        Raises:
-            GeoError: If a file differs from what was written. The check is necessary because GDAL
-                reports no error if the disk fills up while it closes a file.
-        """
-        with disk_errors(self.path):
-            self._close_files()
-            for handle in filter(None, (self._classes, self._confidence)):
-                with open_file(handle.name) as source:
-                    strips = (strip[1:] for strip in self._written if strip[0] is handle)
-                    for row, height, expected in strips:
-                        window = Window(0, row, source.width, height)
-                        if checksum(source.read(1, window=window)) != expected:
-                            raise OSError(f'the rows from {row} on are not what was written')
-
-    def _close_files(self) -> None:
-        for handle in (self._classes, self._confidence):
-            if handle is not None:
-                handle.close()
-
-    def __enter__(self) -> ClassMapWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._close_files()
+        self._write(self._classes, row, classes[None])
+        if self._confidence is not None and confidence is not None:
+            self._write(self._confidence, row, confidence[None])
 
 
 def confidence_path(path: PathName) -> str:

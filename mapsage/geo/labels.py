@@ -7,7 +7,7 @@ Label values are returned as they are in the file, with the pixels that have a l
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class RasterLabels:
         scene: Scene that the labels belong to.
         nodata: Value of pixels without a label; None for no such value, and ``'file'`` for the
             no-data value that the file names.
+        codes: Class index of each value of the file, None for no label; None if the values are
+            class indices. Another value with a label is an error.
 
     Attributes:
         raster: The raster, closed. Its header is read once.
@@ -48,7 +50,11 @@ class RasterLabels:
     """
 
     def __init__(
-        self, path: PathName, scene: Raster, nodata: Union[None, int, str] = 'file'
+        self,
+        path: PathName,
+        scene: Raster,
+        nodata: Union[None, int, str] = 'file',
+        codes: Optional[Mapping[int, Optional[int]]] = None,
     ) -> None:
         self.path = self._pixels = str(path)
         self.raster = labels = Raster(path)
@@ -59,7 +65,14 @@ class RasterLabels:
                 f'{labels.dtype}, expected one band of class indices (integers); '
                 'convert them, for example with gdal_translate -b 1 -ot Byte.'
             )
-        self.settings = dict(nodata=self.nodata)
+        self.settings: Dict[str, Any] = dict(nodata=self.nodata)
+        self._codes: Optional[Tuple[np.ndarray, np.ndarray]] = None
+        if codes is not None:
+            pairs = sorted(
+                (value, -1 if index is None else index) for value, index in codes.items()
+            )
+            self.settings['codes'] = [list(pair) for pair in pairs]
+            self._codes = np.array(pairs, np.int64)[:, 0], np.array(pairs, np.int64)[:, 1]
         # An integer, because NumPy converts a whole uint8 array to compare it with a float. A value
         # that is no integer hides no pixel.
         self._hidden = (
@@ -85,7 +98,24 @@ class RasterLabels:
         (values,), labeled = raster.read_with_nodata(column, row, width, height)
         if self._hidden is not None:
             labeled &= values != self._hidden
-        return values, labeled
+        return (values, labeled) if self._codes is None else self._decode(values, labeled)
+
+    def _decode(self, values: np.ndarray, labeled: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return class indices of a file's values, and the pixels that have a label."""
+        assert self._codes is not None
+        codes, classes = self._codes
+        positions = np.searchsorted(codes, values.astype(np.int64)).clip(0, len(codes) - 1)
+        unknown = (codes[positions] != values) & labeled
+        if unknown.any():
+            value = int(values[unknown][0])
+            raise GeoError(
+                f'labels {self.path} hold {value} ({int(unknown.sum())} pixel(s) of a window), which '
+                f"label_map does not name; it has {codes.tolist()}. Add {value}: 'CLASS', or "
+                f'{value}: None for no label.'
+            )
+        indices = classes[positions]
+        labeled &= indices >= 0
+        return np.where(labeled, indices, 0).astype(np.uint8), labeled
 
     def close(self) -> None:
         """Close the file in this thread; a later read opens it again."""

@@ -25,6 +25,7 @@ from .grid_position import BLOCK, RasterOnGrid, box_on_grid, is_north_up, read_o
 from .pool import most_open
 from .raster import Raster
 from .reference_systems import same_crs
+from .scene_facts import STORED, check_one_unit, describe_conversion, facts_of, open_scene
 
 # Smallest share of a mosaic that its scenes must cover; below, they do not belong together.
 _SPARSEST = 0.005
@@ -47,18 +48,35 @@ class Mosaic(Raster):
     Args:
         paths: Paths of files that GDAL reads, the most important first.
         bands: Band numbers of each scene, as in ``Raster``.
+        names, units, strict: As in ``open_scene``; the default of ``names`` are the first scene's.
 
     Attributes:
+        reordered: Whether a scene has its bands in another order, by their names.
+        scenes: The scenes, opened.
         resampled: Path of each interpolated scene, with the reason.
 
     Raises:
         GeoError: If a scene cannot be opened or has no georeference, if some have a CRS and others
-            have none, if their bands or data types differ, or if they are so far apart that nearly
+            have none, if their bands, data types or units differ, or if they are so far apart that nearly
             all of the mosaic would be empty.
     """
 
-    def __init__(self, paths: Sequence[PathName], bands: Optional[Sequence[int]] = None) -> None:
-        self._join([Raster(path, bands) for path in paths])
+    def __init__(
+        self,
+        paths: Sequence[PathName],
+        bands: Optional[Sequence[int]] = None,
+        names: Sequence[str] = (),
+        units: str = STORED,
+        strict: bool = False,
+    ) -> None:
+        self.scenes: List[Raster] = []
+        for path in paths:
+            scene = open_scene(path, bands, names, units, strict=strict)
+            names = names or facts_of(scene).names
+            self.scenes.append(scene)
+        check_one_unit(map(facts_of, self.scenes), units)
+        self._conversion_text = describe_conversion(self.scenes, units)
+        self._join(self.scenes)
 
     def _join(self, rasters: Sequence[Raster]) -> None:
         first = rasters[0]
@@ -120,8 +138,13 @@ class Mosaic(Raster):
         return (
             f'{self.path}: {self.width}x{self.height} pixels on the grid of '
             f'{self._grid_source} ({grid})'
-            + f'; interpolated onto it: {listed}{more}'
-            * bool(listed)
+            + f'; interpolated onto it: {listed}{more}' * bool(listed)
+            + f'; {self._conversion_text}' * bool(self._conversion_text)
+            + ''.join(
+                f'; bands of {scene.path} are read in the order {", ".join(facts_of(scene).names)}'
+                for scene in self.scenes
+                if scene.reordered
+            )
         )
 
     def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -147,7 +170,8 @@ class Mosaic(Raster):
     def facts(self) -> Dict[str, Any]:
         """Return the grids of the scenes and what makes their pixels invalid, as JSON values."""
         members = [member.raster.facts() for member in self._members]
-        return {name: [facts[name] for facts in members] for name in members[0]}
+        names = dict.fromkeys(name for facts in members for name in facts)
+        return {name: [facts.get(name) for facts in members] for name in names}
 
     def files(self) -> List[str]:
         """Return the paths of all files that the pixels come from."""

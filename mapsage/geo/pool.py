@@ -11,18 +11,21 @@ import threading
 from collections import OrderedDict
 from typing import Dict, Optional, Sequence, Tuple
 
-from .raster import Raster
+from .raster import Conversion, Raster
 
 # Limits of the number of open rasters of a thread.
 _FEWEST, _MOST = 64, 1024
 
 _thread_state = threading.local()
 
-_Key = Tuple[str, Optional[Tuple[int, ...]]]
+_Key = Tuple[str, Optional[Tuple[int, ...]], Optional[Conversion]]
 
 
 def open_raster(
-    path: str, bands: Optional[Sequence[int]] = None, known: Optional[Raster] = None
+    path: str,
+    bands: Optional[Sequence[int]] = None,
+    known: Optional[Raster] = None,
+    conversion: Optional[Conversion] = None,
 ) -> Raster:
     """Return a raster from this thread's pool, and open it if necessary.
 
@@ -31,6 +34,7 @@ def open_raster(
         bands: Band numbers, as in ``Raster``.
         known: The raster, if its header has been read; if it has this path, the header is not
             read again.
+        conversion: Conversion of the values, as in ``Raster``.
 
     Returns:
         The same ``Raster`` for the same arguments. The files of the rasters that this thread used
@@ -43,13 +47,13 @@ def open_raster(
     rasters: Dict[_Key, Raster] = _thread_state.__dict__.setdefault('rasters', {})
     # Keys of the open rasters, from the least to the most recently used one.
     recent: OrderedDict = _thread_state.__dict__.setdefault('recent', OrderedDict())
-    key = path, None if bands is None else tuple(bands)
+    key = path, None if bands is None else tuple(bands), conversion
     if key not in rasters:
         # Separate handles, because a thread closes all handles of the rasters in its pool.
         raster = (
             known.with_other_handles()
             if known is not None and known.path == path
-            else Raster(path, bands, keep_open=True)
+            else Raster(path, bands, True, conversion)
         )
         rasters[key] = raster.pool()
     rasters[key].refresh()
@@ -62,7 +66,7 @@ def open_raster(
 
 def close_raster(path: str, bands: Optional[Sequence[int]] = None) -> None:
     """Close a raster of this thread's pool, so that GDAL forgets its decoded blocks."""
-    key = path, None if bands is None else tuple(bands)
+    key = path, None if bands is None else tuple(bands), None
     raster = _thread_state.__dict__.get('rasters', {}).get(key)
     if raster is not None:
         raster.close()

@@ -15,7 +15,17 @@ from __future__ import annotations
 import copy
 import os
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ContextManager,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import affine
 import numpy as np
@@ -34,11 +44,57 @@ from .read_failures import BlockGrid, FailedRead
 from .reference_systems import check_proj_database, same_crs
 from .vrt_gaps import SourceCover, find_cover
 
+if TYPE_CHECKING:
+    from .scene_facts import SceneFacts
+
 # WKT -> the CRS that rasters with this WKT share.
 _shared_crs: Dict[str, CRS] = {}
 _MOST_SHARED = 256
 # Suffixes of companion files, which GDAL reads with a file and which may appear later.
 _COMPANIONS = ('.msk', '.ovr', '.aux.xml')
+
+
+class Header(NamedTuple):
+    """What a file states about all of its bands, alpha included, and its tags."""
+
+    dtype: np.dtype
+    descriptions: Tuple[Optional[str], ...]
+    colors: Tuple[str, ...]
+    scales: Tuple[float, ...]
+    offsets: Tuple[float, ...]
+    tags: Dict[str, str]
+
+
+class Conversion(NamedTuple):
+    """How values of a file become those that are read; one number for each band, or one for all.
+
+    Attributes:
+        scales: Factors, for ``stored * scale + offset`` in float32; None to take ``offsets`` off
+            the stored values, whose type stays and which do not fall below 0.
+        offsets: Offsets.
+    """
+
+    scales: Optional[Tuple[float, ...]]
+    offsets: Tuple[float, ...]
+
+    def apply(self, values: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """Return converted values (bands, height, width), 0 where they are not valid."""
+        if self.scales is None:
+            shifts = np.array(self.offsets, values.dtype)[:, None, None]
+            return np.maximum(values, shifts) - shifts
+        scales, offsets = (
+            np.array(numbers, np.float32)[:, None, None] for numbers in (self.scales, self.offsets)
+        )
+        converted = values * scales + offsets
+        np.copyto(converted, 0, where=~valid)
+        return converted.astype(np.float32, copy=False)
+
+    def __str__(self) -> str:
+        offsets = '/'.join(f'{offset:.6g}' for offset in dict.fromkeys(self.offsets))
+        if self.scales is None:
+            return f'{offsets} taken off'
+        scales = '/'.join(f'{scale:.6g}' for scale in dict.fromkeys(self.scales))
+        return f'scale {scales} and offset {offsets}'
 
 
 class Raster:
@@ -55,12 +111,16 @@ class Raster:
             programs tag the fourth of four bands as alpha although it is infrared.
         keep_open: Whether the file stays open for reads that follow. Opening it again takes about
             half a millisecond.
+        conversion: Conversion of the values that are read (``scene_facts.open_scene``), or None.
 
     Attributes:
         width: Width in pixels.
         height: Height in pixels.
         bands: Band numbers that ``read`` returns, counted from 1.
-        dtype: Data type of the values, the same for all bands.
+        dtype: Data type of the values that are read, the same for all bands.
+        header: What the file states about its bands.
+        scene, reordered: Facts of the scene, and whether its bands are read in the order of their
+            names, if ``open_scene`` opened it.
         crs: Coordinate reference system (``rasterio.crs.CRS``), or None.
         transform: Affine map (``affine.Affine``) from (column, row) of a pixel's corner to
             coordinates of ``crs``.
@@ -78,10 +138,19 @@ class Raster:
             missing file.
     """
 
+    scene: Optional[SceneFacts] = None
+    reordered = False
+    conversion: Optional[Conversion] = None
+
     def __init__(
-        self, path: PathName, bands: Optional[Sequence[int]] = None, keep_open: bool = False
+        self,
+        path: PathName,
+        bands: Optional[Sequence[int]] = None,
+        keep_open: bool = False,
+        conversion: Optional[Conversion] = None,
     ) -> None:
         self.path = str(path)
+        self.conversion = conversion
         self.is_remote = gdal_names.is_remote(self.path)
         self._handles = FileHandles(self.path)
         self._files: Optional[List[str]] = None
@@ -109,6 +178,14 @@ class Raster:
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
+            self.header = Header(
+                self.dtype,
+                source.descriptions,
+                tuple(kind.name for kind in source.colorinterp),
+                source.scales,
+                source.offsets,
+                source.tags(),
+            )
             # Where the sources of a mosaic show something; None without gaps.
             self._cover: Optional[List[SourceCover]] = find_cover(
                 source, self.path, self.bands, self.validity.may_hide_in_file
@@ -121,6 +198,8 @@ class Raster:
         finally:
             if not keep_open:
                 self._handles.close()
+        if conversion is not None and conversion.scales is not None:
+            self.dtype = np.dtype(np.float32)
         self.may_have_gaps = self.validity.may_hide or self._cover is not None
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
 
@@ -214,6 +293,8 @@ class Raster:
             validity=dict(
                 self.validity.facts(), **(dict(gaps=True) if self._cover is not None else {})
             ),
+            **({} if self.conversion is None else dict(conversion=self.conversion)),
+            **({} if not self.reordered else dict(bands=list(self.bands))),
         )
 
     def for_preview(self) -> Raster:
@@ -261,7 +342,9 @@ class Raster:
             # Only the handle of this thread: others may be reading from theirs.
             self._handles.drop()
             self.__dict__.update(
-                Raster(self.path, self.bands, keep_open=True).__dict__, _is_pooled=self._is_pooled
+                Raster(self.path, self.bands, True, self.conversion).__dict__,
+                _is_pooled=self._is_pooled,
+                scene=None,
             )
 
     def _read_changed(self) -> None:
@@ -355,6 +438,8 @@ class Raster:
                 BlockGrid(self.width, self.height, *self.blocks),
                 (column, row, width, height),
             ).explain(error) from error
+        if self.conversion is not None:
+            values = self.conversion.apply(values, valid)
         return values, valid
 
     def _hide_gaps(self, values: np.ndarray, valid: np.ndarray, window: Box) -> None:

@@ -24,6 +24,10 @@ DefaultClass = Union[None, int, str]
 """Name or index of a class, or None if every feature must name its own."""
 
 
+# Corners of the polygon that stands for a disk.
+_CORNERS = 32
+
+
 class LabeledPolygons(NamedTuple):
     """Valid polygons and multi-polygons of one layer.
 
@@ -49,6 +53,7 @@ def read_labeled_polygons(
     extra: int,
     layer: Optional[str] = None,
     default_class: DefaultClass = None,
+    point_radius: Optional[float] = None,
 ) -> LabeledPolygons:
     """Read the polygons of a file with their class indices.
 
@@ -60,6 +65,7 @@ def read_labeled_polygons(
         layer: Name of the layer; None for the only layer that has the field.
         default_class: Class of features without a value, and of all features if no layer has the
             field. None: both are errors.
+        point_radius: Radius in meters of the disk that stands for a point; None: points are errors.
 
     Raises:
         GeoError: If the file, the layer, the field or a value is not as expected.
@@ -82,7 +88,9 @@ def read_labeled_polygons(
     )
     for encoding in encodings:
         try:
-            return _read(path, field, names, extra, layer, default, may_lack, encoding)
+            return _read(
+                path, field, names, extra, layer, default, may_lack, encoding, point_radius
+            )
         except UnicodeDecodeError:
             continue
         except GeoError as error:
@@ -138,9 +146,12 @@ def _read(
     default: Optional[int],
     may_lack: bool,
     encoding: Optional[str],
+    point_radius: Optional[float],
 ) -> LabeledPolygons:
     classes = list(names)
-    crs, polygons, values, features = _read_layer(path, field, layer, classes, may_lack, encoding)
+    crs, polygons, values, features = _read_layer(
+        path, field, layer, classes, may_lack, encoding, point_radius
+    )
     guess = _describe_guess(path, encoding, [field, *set(values)])
     indices = {
         value: default if value is None else _class_index(value, names, extra)
@@ -178,6 +189,7 @@ def _read_layer(
     classes: List[str],
     may_lack: bool,
     encoding: Optional[str],
+    point_radius: Optional[float],
 ) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
     """Return the CRS of a layer, its polygons made valid, their values of ``field``, their numbers.
 
@@ -206,6 +218,9 @@ def _read_layer(
         )
     check_proj_database()
     polygons = shapely.from_wkb(geometry)
+    crs = pyproj.CRS.from_user_input(meta['crs'])
+    if point_radius is not None:
+        polygons = _disks_for_points(polygons, crs, point_radius, path)
     for number in np.flatnonzero(
         shapely.get_type_id(polygons) == shapely.GeometryType.GEOMETRYCOLLECTION
     ):
@@ -219,7 +234,7 @@ def _read_layer(
             f'{path}: feature {numbers[first]} of the layer is a '
             f'{polygons[first].geom_type}, '
             f'expected polygons ({int(unsuitable.sum())} others); buffer or remove '
-            'them.'
+            'them. Points become disks with point_radius=METERS in GeoTiffDataset.'
         )
     features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
     valid = shapely.make_valid(polygons[features])
@@ -234,7 +249,43 @@ def _read_layer(
     values = fields[0][features].tolist() if has_field else [None] * len(features)
     # A column of numbers has NaN where a value is missing.
     values = [None if value != value else value for value in values]
-    return pyproj.CRS.from_user_input(meta['crs']), valid[has_area], values, numbers[features]
+    return crs, valid[has_area], values, numbers[features]
+
+
+def _disks_for_points(shapes: np.ndarray, crs: pyproj.CRS, radius: float, path: str) -> np.ndarray:
+    """Return shapes in which points are disks of ``radius`` meters on the ellipsoid of a CRS."""
+    kinds = shapely.get_type_id(shapes)
+    is_point = np.isin(kinds, (shapely.GeometryType.POINT, shapely.GeometryType.MULTIPOINT))
+    is_point &= ~shapely.is_empty(shapes)
+    points, owner = shapely.get_coordinates(shapes[is_point], return_index=True)
+    geodetic, ellipsoid = crs.geodetic_crs, crs.get_geod()
+    if not len(points):
+        return shapes
+    if geodetic is None or ellipsoid is None:
+        raise GeoError(
+            f'{path}: the CRS {crs.name} is not on an ellipsoid, so a radius in meters has no '
+            f'meaning; reproject the points.'
+        )
+    # Sides of a polygon of this many corners deviate from the circle by half a percent.
+    azimuths = np.linspace(0, 360, _CORNERS, endpoint=False)
+    there = pyproj.Transformer.from_crs(crs, geodetic, always_xy=True)
+    longitudes, latitudes = (
+        np.repeat(values, _CORNERS) for values in there.transform(points[:, 0], points[:, 1])
+    )
+    around = np.tile(azimuths, len(points))
+    longitudes, latitudes, _ = ellipsoid.fwd(
+        longitudes, latitudes, around, np.full(around.shape, radius)
+    )
+    back = pyproj.Transformer.from_crs(geodetic, crs, always_xy=True)
+    rings = np.stack(back.transform(longitudes, latitudes), 1).reshape(len(points), _CORNERS, 2)
+    if not np.isfinite(rings).all():
+        raise GeoError(f'{path}: points have no coordinates in their CRS {crs.name}; correct it.')
+    disks = shapely.polygons(rings)
+    shapes = shapes.copy()
+    shapes[is_point] = [
+        shapely.multipolygons(disks[owner == number]) for number in range(int(is_point.sum()))
+    ]
+    return shapes
 
 
 def _polygons_of(collection: shapely.Geometry) -> shapely.Geometry:

@@ -24,6 +24,7 @@ from rasterio.windows import Window
 
 from .burning import burn_polygons
 from .coordinates import project_polygons, short_crs, to_map
+from .ellipsoid import pixel_sides
 from .errors import Box, GeoError, PathName
 from .raster import Raster
 from .reference_systems import full_turn, next_to, same_crs
@@ -117,6 +118,7 @@ class VectorLabels:
         layer: Name of the layer; None for the only layer that has the field.
         default_class: Class, as a name or as an index, of features whose field is empty, and of all
             features if the file has no such field. None: both are errors.
+        point_radius: Radius in meters of the disk that stands for a point; None: points are errors.
 
     Attributes:
         defaults: Number of features that have the default class.
@@ -135,13 +137,16 @@ class VectorLabels:
         extra: int = 255,
         layer: Optional[str] = None,
         default_class: Union[None, int, str] = None,
+        point_radius: Optional[float] = None,
     ) -> None:
         # pyogrio imports pandas, which takes longer than the rest of the package's imports.
         from .vector_file import read_labeled_polygons
 
         self.path, self.field, self.layer = str(path), field, layer
-        self.default_class = default_class
-        file = read_labeled_polygons(self.path, field, list(classes), extra, layer, default_class)
+        self.default_class, self.point_radius = default_class, point_radius
+        file = read_labeled_polygons(
+            self.path, field, list(classes), extra, layer, default_class, point_radius
+        )
         self._crs, self.defaults, self.guess = file.crs, file.defaults, file.guess
         self._polygons, self._indices = _large_first(file.polygons, file.indices, self.path)
         # CRS as WKT and tolerance -> the polygons in this CRS.
@@ -167,6 +172,7 @@ class VectorLabels:
                 f'place of {self.path}.'
             )
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
+        self._check_radius(scene)
         key = scene.crs.to_wkt(), tolerance_of(scene)
         # Reprojected here, before workers are forked, so that the workers share the result.
         if key not in self._in_crs:
@@ -183,6 +189,19 @@ class VectorLabels:
     def __deepcopy__(self, memo: object) -> VectorLabels:
         # The polygons never change, and a copy of a sample must not copy them all.
         return self
+
+    def _check_radius(self, scene: Raster) -> None:
+        """Raise a GeoError if a disk may lie between the centers of a scene's pixels."""
+        if self.point_radius is None:
+            return
+        least = math.sqrt(0.5) * max(pixel_sides(scene))
+        # A radius that was rounded for a config is meant to suffice.
+        if self.point_radius < 0.99 * least:
+            raise GeoError(
+                f'point_radius={self.point_radius:g} meters: a point may then label no pixel of '
+                f'{scene.path}, whose pixels have a diagonal of {2 * least:.3g} meters. Expected at '
+                f'least half of it, {least:.3g}.'
+            )
 
     def check_met(self) -> None:
         """Check that the polygons meet at least one scene that ``for_scene`` was called with.
@@ -236,6 +255,7 @@ class BurntLabels:
                 for name, value in (
                     ('layer', source.layer),
                     ('default_class', source.default_class),
+                    ('point_radius', source.point_radius),
                 )
                 if value is not None
             }

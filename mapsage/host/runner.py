@@ -187,6 +187,7 @@ class MapSageRun(_Host):
         strategy: Distribution of the run over processes and devices.
         virtual_ranks: Virtual ranks of the run; known once the model is wrapped.
         save_timeout: Longest wait for a disk, in seconds.
+        fast: Whether the run has the fast settings of a card; known once the model is wrapped.
     """
 
     accelerator: Accelerator
@@ -194,6 +195,7 @@ class MapSageRun(_Host):
     strategy: Strategy
     virtual_ranks: VirtualRanks
     save_timeout: float
+    fast: bool = False
 
     @abstractmethod
     def copy_checkpoint(self, path: str) -> None:

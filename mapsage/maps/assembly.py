@@ -125,6 +125,7 @@ def assemble(
             outlines=outlines,
             damage=content.damage,
             files=[path.name for path in outputs.files()],
+            colors=_shown_bands(raster, shown),
         ),
     )
     strips.remove()
@@ -144,6 +145,13 @@ def _read_preview(
             return shown, scene if channels is None else scene[..., list(channels)]
     except GeoError as error:
         raise BrokenInputError(str(error)) from error
+
+
+def _shown_bands(raster: Raster, channels: Optional[Sequence[int]]) -> List[int]:
+    """Return the bands of the file, from 1, that pictures show as red, green and blue."""
+    with raster.for_preview() as shown:
+        bands = shown.bands
+    return [bands[channel] for channel in channels or range(3 if len(bands) >= 3 else 1)]
 
 
 def has_transform(raster: Raster) -> bool:

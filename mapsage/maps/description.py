@@ -14,6 +14,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import numpy as np
 
 from mapsage.base.files import parse_json
+from mapsage.geo.scene_facts import STORED, UNITS
 from mapsage_launcher.shipped import program
 
 from .errors import PredictError
@@ -52,6 +53,8 @@ class Bands:
         resize: Arguments of the test pipeline's ``Resize``, or None.
         shown: Channels of red, green and blue in the order of training, counted from 0, which
             pictures show (``bands.rgb`` of the backbone); None for the first three.
+        names: Names of the bands in the order of training, if scenes are read in this order.
+        units: Unit in which scenes are read, one of ``scene_facts.UNITS``.
     """
 
     count: int
@@ -62,6 +65,8 @@ class Bands:
     color_type: str = 'color'
     resize: Optional[Dict[str, Any]] = None
     shown: Optional[Tuple[int, ...]] = None
+    names: Tuple[str, ...] = ()
+    units: str = STORED
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class ExportedDescription:
         places: Settings of the places that a model of several dates takes, as
             ``mapsage.maps.model.place_settings`` returns them, with ``training_days`` by sensor;
             None for single scenes.
+        passport: Passport of the training (`mapsage/geo/passport.py`), None without one.
     """
 
     classes: Tuple[str, ...]
@@ -97,6 +103,7 @@ class ExportedDescription:
     target: str
     version: str
     places: Optional[Dict[str, Any]] = None
+    passport: Optional[Dict[str, Any]] = None
 
     def to_text(self) -> str:
         """Return the description as JSON."""
@@ -124,8 +131,8 @@ class ExportedDescription:
         except ValueError:
             stored = None
         stored = stored if isinstance(stored, dict) else {}
-        # Files of single scenes that older versions wrote have no places.
-        stored = dict(dict(places=None), **stored)
+        # Files that older versions wrote have no places and no passport.
+        stored = dict(dict(places=None, passport=None), **stored)
         missing = [field.name for field in fields(cls) if field.name not in stored]
         bands = stored.get('bands')
         bands = bands if isinstance(bands, dict) else {}
@@ -209,6 +216,9 @@ def _read_bands(stored: Mapping[str, Any]) -> Bands:
     values.update(
         chosen=tuple(chosen) if chosen else None,
         ignored=tuple(values.get('ignored') or ()),
+        names=tuple(map(str, values.get('names') or ())),
         shown=tuple(values['shown']) if values.get('shown') else None,
     )
+    if values.get('units', STORED) not in UNITS:
+        raise ValueError(f'units are {values["units"]!r}, expected one of {", ".join(UNITS)}')
     return Bands(**values)

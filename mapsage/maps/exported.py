@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from mapsage.base.errors import UserError
+from mapsage.geo.passport import read_passport
 from mapsage_launcher.shipped import program
 
 from .description import ExportedDescription
@@ -197,6 +198,11 @@ class ExportedModel(MapModel, Predictor):
             )
         self.classes, self.bands = self.description.as_classes(), self.description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
+        self.passport, self.passport_problem = self.read_passport()
+
+    def read_passport(self) -> Tuple[Optional[Dict[str, Any]], str]:
+        """Return the passport in the file, and '' or the reason why it has none."""
+        return read_passport(self.description.passport, self._path)
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

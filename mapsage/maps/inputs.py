@@ -30,12 +30,14 @@ from mapsage.geo import (
     files_of,
     is_gdal_name,
     is_remote,
+    open_scene,
     output_name,
     pixel_sides,
     server_in,
     suffix_of,
     without_secrets,
 )
+from mapsage.geo.places import PlaceRaster
 
 from .description import Bands
 from .errors import BrokenInputError, PredictError
@@ -142,9 +144,9 @@ class Scene:
             self.raster = (
                 open_place(path)
                 if open_place is not None
-                else Mosaic(members, bands.chosen)
+                else Mosaic(members, bands.chosen, bands.names, bands.units, strict=True)
                 if members
-                else Raster(path, bands.chosen)
+                else open_scene(path, bands.chosen, bands.names, bands.units, strict=True)
             )
         except GeoError as error:
             raise PredictError(str(error)) from error
@@ -161,6 +163,12 @@ class Scene:
             self._check_upright()
         else:
             self._check_bands()
+
+    def units(self, sensor: str) -> str:
+        """Return the unit in which the images of a sensor are read; ``''`` for single scenes."""
+        return (
+            self.raster.units[sensor] if isinstance(self.raster, PlaceRaster) else self._bands.units
+        )
 
     def read(
         self, column: int, row: int, window: Tuple[int, int]

@@ -109,6 +109,8 @@ class MapModel:
         predictor: Computes weighted scores of windows.
         batch_size: Number of windows that are predicted at a time.
         places: Places of a model of scene stacks; None for models of single scenes.
+        passport: Passport of the model's training, None without one; known after ``load``.
+        passport_problem: Why scenes cannot be compared with a passport, or ''.
         decisions: What rank 0 decides for all ranks, in types of JSON; known after ``load``.
     """
 
@@ -121,6 +123,8 @@ class MapModel:
     predictor: Predictor
     batch_size: int
     places: Optional[PlaceSource] = None
+    passport: Optional[Dict[str, Any]] = None
+    passport_problem = ''
     decisions: Mapping[str, Any] = {}
 
     def load(self) -> None:

@@ -29,7 +29,7 @@ from .errors import PredictError
 
 DEFAULT_WINDOW = 512
 # Settings of a dataset that say which files a place has, and how they are read.
-_PLACE_SETTINGS = ('sensors', 'grid', 'max_shift')
+_PLACE_SETTINGS = ('sensors', 'grid', 'max_shift', 'units')
 
 
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
@@ -44,12 +44,7 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
     Raises:
         PredictError: If the checkpoint cannot be read, or its weights do not fit the model.
     """
-    if '://' in path:
-        raise PredictError(f'checkpoint {path!r} is not a local file. Download it first.')
-    try:
-        checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise PredictError(f'checkpoint {path} cannot be read: {error}') from error
+    checkpoint = read_checkpoint(path)
     try:
         restore_left_out(model, checkpoint, f'checkpoint {path}')
     except FrozenWeightsError as error:
@@ -67,6 +62,20 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
     if restrictions:
         print_log(restrictions, logger='current')
     return meta
+
+
+def read_checkpoint(path: str) -> Dict[str, Any]:
+    """Return the content of a checkpoint, a local file.
+
+    Raises:
+        PredictError: If it cannot be read.
+    """
+    if '://' in path:
+        raise PredictError(f'checkpoint {path!r} is not a local file. Download it first.')
+    try:
+        return CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise PredictError(f'checkpoint {path} cannot be read: {error}') from error
 
 
 def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes:
@@ -162,6 +171,7 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
         color_type,
         resize,
         colors if names_colors else None,
+        units=(_dataset(cfg) or {}).get('units', 'stored'),
     )
 
 

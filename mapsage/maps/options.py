@@ -7,7 +7,7 @@ batch size, windows) are not here: the model has them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Union
 
 from .errors import PredictError
 
@@ -24,7 +24,10 @@ class MapOptions:
         aoi: File with the polygons of an area of interest, or None.
         bands: Bands to read, counted from 1; None for the bands of the model.
         scale, gsd: Factor of the model's view of a scene, or size in meters of the pixels that the
-            model was trained on; both None for the test pipeline's size.
+            model was trained on, ``'auto'`` for the size in its passport; both None for the test
+            pipeline's size.
+        units: Unit in which scenes are read; None for that of the training.
+        trust_scenes: Whether warnings about scenes are left out and other pixel sizes pass.
         tta: Whether windows are predicted with their mirror images.
         confidence, probabilities, polygons: Whether maps have these files.
         min_area, simplify: Least area and tolerance of polygons in pixels.
@@ -41,7 +44,9 @@ class MapOptions:
     aoi: Optional[str] = None
     bands: Optional[Sequence[int]] = None
     scale: Optional[float] = None
-    gsd: Optional[float] = None
+    gsd: Union[None, float, str] = None
+    units: Optional[str] = None
+    trust_scenes: bool = False
     tta: bool = False
     confidence: bool = False
     probabilities: bool = False

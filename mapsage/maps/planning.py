@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, cast
 
 from mapsage.geo import Mosaic, stamp
 from mapsage.version import __version__
 
 from .assembly import has_transform
+from .door import Door
 from .errors import PredictError
 from .inputs import OWN_SIZE, Scene, choose_size
 from .map_job import MapJob, MapSetup, ScenePlan
@@ -47,6 +48,7 @@ class MapPlanner:
         inputs: Name of a map -> path of its input.
         model_settings: Settings of the model that a map depends on.
         say: Function that prints a line.
+        door: Compares inputs with the passport of the model.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class MapPlanner:
         inputs: Mapping[str, str],
         model_settings: Mapping[str, Any],
         say: Callable[[str], None],
+        door: Door,
     ) -> None:
+        self._door = door
         self._options, self._setup, self._inputs = options, setup, inputs
         self._model_settings, self._say = model_settings, say
         self._plan = MapPlan()
@@ -82,6 +86,7 @@ class MapPlanner:
                     f'polygons have areas in pixels only.'
                 )
             self._plan.scenes.append(self._without_finished_strips(plan))
+        self._door.report()
         self._report_sizes(sizes)
         self._report_pixel_maps(pixel_maps)
         self._report_area()
@@ -104,7 +109,10 @@ class MapPlanner:
         for line in [] if self._setup.places is None else self._setup.places.describe(path):
             self._say(f'note: {line}')
         size, origin = choose_size(
-            scene, self._setup.bands.resize, self._options.scale, self._options.gsd
+            scene,
+            self._setup.bands.resize,
+            self._options.scale,
+            cast(Optional[float], self._options.gsd),
         )
         with scene.raster as raster:
             settings = dict(
@@ -132,6 +140,7 @@ class MapPlanner:
                     outputs, self._setup.classes, self._setup.outlines, self._setup.dates_of(path)
                 )
             return None
+        self._door.examine(scene, size != scene.size)
         return ScenePlan(name, path, *size, settings, [], [], window_columns)
 
     def _without_finished_strips(self, plan: ScenePlan) -> ScenePlan:

@@ -20,6 +20,7 @@ from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest, is_remote
 from mapsage.geo.change_classes import UNCHANGED
 
+from .door import Door, as_in_training, choose_gsd
 from .errors import BrokenInputError, PredictError
 from .inputs import find_inputs, find_members
 from .map_job import MapJob, MapSetup, ScenePlan, divide_among_ranks
@@ -51,6 +52,7 @@ def find_map_inputs(options: MapOptions, places: Optional[PlaceSource]) -> Dict[
                 '--bands': options.bands,
                 '--scale': options.scale,
                 '--gsd': options.gsd,
+                '--units': options.units,
             },
         )
     if options.mosaic:
@@ -97,14 +99,16 @@ class Prediction:
             if self._rank == 0:
                 self._claim_files(stack)
             model.load()
-            bands = model.bands
+            if model.passport_problem:
+                self._say(f'note: {model.passport_problem}')
+            options = replace(options, gsd=choose_gsd(options.gsd, model.passport))
             # Polygons of a map of change show what has changed.
             unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
                 folder=self._folder,
                 upload=self._upload,
                 classes=model.classes,
-                bands=replace(bands, chosen=tuple(options.bands)) if options.bands else bands,
+                bands=as_in_training(model.bands, model.passport, options.units, options.bands),
                 window=model.window,
                 overlap=model.overlap,
                 members=members,
@@ -128,7 +132,12 @@ class Prediction:
                 MapPlan()
                 if self._rank > 0
                 else MapPlanner(
-                    options, self.setup, self._inputs, model.settings(), self._say
+                    options,
+                    self.setup,
+                    self._inputs,
+                    model.settings(),
+                    self._say,
+                    Door(model.passport, options.trust_scenes, self._say),
                 ).plan()
             )
             self._claims = stack.pop_all()

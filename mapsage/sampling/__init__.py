@@ -6,9 +6,9 @@ seconds of ``import mapsage``, which registers the rest of MapSage with them.
 `dynamic_sampler.py` is the class to start with, `sampler.py` the loop that all ranks run.
 """
 
+from .default_channel import default_channel
 from .dynamic_sampler import DynamicSampler
 from .exchange import SampleMismatchError, Traffic, exchange
-from .gloo_channel import GlooChannel, GlooGroupError, default_channel
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import Candidate, SurplusPool
@@ -29,8 +29,6 @@ __all__ = [
     'DynamicSampler',
     'EndOfData',
     'ExchangePlan',
-    'GlooChannel',
-    'GlooGroupError',
     'LockstepError',
     'Move',
     'OtherRankError',

@@ -30,7 +30,7 @@ from mapsage.distributed import Channel, raise_together
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage_launcher.trust.job_secret import job_secret
 
-from .gloo_channel import default_channel
+from .default_channel import default_channel
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
 from .plan import ExchangePlan, Move
 from .pool import Candidate, DatedSample
@@ -83,9 +83,8 @@ def exchange(
         samples: This rank's samples, ``plan.valid_counts[rank]`` of them: mappings or objects of
             any class that pickles, with tensors of any device, dtype and shape.
         plan: Plan of the exchange, equal on every rank.
-        channel: Channel to the plan's ranks, in order. None opens a channel to all ranks over a
-            new gloo group, which is collective: pass the same one again where there are several
-            exchanges.
+        channel: Channel to the plan's ranks, in order. None opens a new channel to all
+            ranks, which is collective: pass the same one again where there are several exchanges.
         place: Function that takes a sample that has arrived in host memory and returns it on the
             device where this rank needs it. Samples stay in host memory when None.
         traffic: Counters to which this exchange adds its bytes.

@@ -19,8 +19,8 @@ from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, Consensus
 from mapsage.distributed.virtual_ranks import VirtualRanks
 
+from .default_channel import default_channel
 from .exchange import exchange_blocks, exchange_weights, gather_rows, make_distinct
-from .gloo_channel import default_channel
 from .judging import Judge, judge_across_ranks, key_number
 from .lockstep import (
     ENDED,
@@ -76,7 +76,7 @@ class BlockSampler:
         initial_size: Number of samples that a virtual rank asks for at the start of a step;
             ``local_target`` when None.
         channel: Channel to the ranks that sample together, used for nothing else; when None, a
-            :func:`default_channel` over gloo.
+            :func:`default_channel`.
         group: Process group for the default channel; all ranks when None.
         timeout: Seconds a rank may be late on the default channel; half an hour when None.
         place: Function that returns a sample from another rank on the device where this rank

@@ -24,7 +24,7 @@ SECONDS = 4.0  # how long a rank may be late
 WHILE, AFTER = 'while the others ask', 'after the others gave up'
 WHERE = ['channel', 'torch']
 STOPPED = [(2, 0), (2, 1), (3, 0), (3, 2), (5, 4)]  # ranks, and the one that is stopped
-lost_ranks._QUIET_SECONDS = 1.5 * SECONDS  # ranks that are no neighbors of the one at fault
+lost_ranks.QUIET_SECONDS = 1.5 * SECONDS  # ranks that are no neighbors of the one at fault
 
 
 def stop_and_go_on(where: str, stopped: int, when: str, folder: Path) -> Dict[str, Any]:

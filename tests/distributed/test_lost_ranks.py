@@ -16,13 +16,13 @@ from forked import DIED, PATIENT, fork_scenarios
 from ranks import run_ranks
 from support import on_host
 
-from mapsage.distributed import lost_ranks, lost_ranks_named, open_channel
+from mapsage.distributed import broken_collective, lost_ranks, lost_ranks_named, open_channel
 
 pytestmark = on_host
 WORLDS = [2, 3, 5]
 SECONDS = 4.0  # how long gloo waits; ranks that are no neighbors of the one at fault wait so long
 # Longer, so that the notes of those are waited for.
-lost_ranks._QUIET_SECONDS = 1.5 * SECONDS
+lost_ranks.QUIET_SECONDS = 1.5 * SECONDS
 
 
 def reduce_with_fault(fault: str, folder: Path) -> Any:
@@ -46,7 +46,7 @@ def reduce_with_fault(fault: str, folder: Path) -> Any:
 
 def reduce_patiently(folder: Path) -> Any:
     """As ``reduce_with_fault``, in ranks that have channels, with a timeout that none meets."""
-    lost_ranks._QUIET_SECONDS = 0.5
+    lost_ranks.QUIET_SECONDS = 0.5
     store = dist.FileStore(str(folder / 'store'), int(os.environ['WORLD_SIZE']))
     rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     dist.init_process_group('gloo', store=store, rank=rank, world_size=world)
@@ -116,8 +116,8 @@ def test_a_tensor_that_a_backend_refuses_is_no_lost_rank() -> None:
     refused = getattr(dist, 'DistBackendError', RuntimeError)(
         'ECCL error in: ProcessGroupECCL.cpp, invalid argument\necclInvalidArgument: ...'
     )
-    assert not lost_ranks._is_broken_collective(refused)
-    assert lost_ranks._is_broken_collective(RuntimeError('[gloo/transport] timed out'))
+    assert not broken_collective._is_broken_collective(refused)
+    assert broken_collective._is_broken_collective(RuntimeError('[gloo/transport] timed out'))
 
 
 @pytest.mark.parametrize('world', WORLDS)

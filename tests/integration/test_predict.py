@@ -19,6 +19,9 @@ import rasterio
 import rasterio.shutil
 import torch
 from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
+from mmengine import Config
+from mmseg.registry import MODELS
+from mmseg.utils import register_all_modules
 from PIL import Image
 from ranks import free_port
 from rasterio.transform import Affine
@@ -36,6 +39,8 @@ from support import (
 from mapsage.accelerator import ACCELERATORS, current_accelerator
 from mapsage.commands import predict as command
 from mapsage.commands.predict import PARTIAL
+from mapsage.extras.viewer import find_maps
+from mapsage.extras.viewer.display import scene_for_display
 from mapsage.geo import GeoError
 from mapsage.maps.errors import PredictError
 
@@ -556,6 +561,45 @@ def test_a_map_that_is_not_ours_is_not_overwritten(
     with pytest.raises(PredictError, match='exists.*--overwrite'):
         run(model, scene, '--out', tmp_path / 'out')
     assert (tmp_path / 'out' / 'field.tif').read_text() == "somebody else's"
+
+
+BANDS = """
+model.update(
+    backbone=dict(type='EfficientNetLite', in_channels=5, bands=dict(rgb=(3, 2, 0)), out_indices=(0,)),
+    data_preprocessor=dict(type='BandDataPreProcessor', mean=[0.] * 5, std=[1.] * 5))
+model['decode_head'].update(in_channels=24, channels=24)
+test_dataloader['dataset'] = dict(
+    type='GeoTiffDataset', scenes='x', window=64, bands=[6, 5, 4, 3, 2],
+    metainfo=test_dataloader['dataset']['metainfo'],
+    pipeline=[dict(type='LoadGeoTiffWindow'), dict(type='PackSegInputs')])
+"""
+
+
+def test_pictures_show_the_bands_that_the_model_calls_red_green_and_blue(tmp_path: Path) -> None:
+    """The preview and the viewer read the same bands; ``--bands`` of the viewer chooses others."""
+    config, checkpoint = write_config(tmp_path, BANDS), tmp_path / 'bands.pth'
+    register_all_modules(init_default_scope=False)
+    with MODELS.switch_scope_and_registry('mmseg') as registry:
+        network = registry.build(Config.fromfile(config).model)
+    torch.save(dict(state_dict=network.state_dict()), checkpoint)
+    scene = tmp_path / 'six.tif'
+    values = np.array([10, 40, 80, 120, 160, 200], np.uint8)[:, None, None]
+    with rasterio.open(
+        scene, 'w', driver='GTiff', width=64, height=64, count=6, dtype='uint8', **UTM
+    ) as file:
+        file.write(np.broadcast_to(values, (6, 64, 64)))
+    out = tmp_path / 'out'
+    assert run((config, checkpoint), scene, '--out', out) == 0
+    # Channels 3, 2 and 0 of bands 6, 5, 4, 3, 2.
+    colors = [80, 120, 200]
+    assert (cv2.imread(str(out / 'preview.png')) == colors[::-1]).all(2).sum() > 400 * 400
+    (entry,) = find_maps([out])
+    assert entry.colors == (3, 4, 6)
+    with rasterio.open(scene_for_display(entry, lambda share: None)) as shown:
+        assert np.abs(shown.read()[:3].mean((1, 2)) - colors).max() < 3
+    (entry,) = find_maps([out], bands=[1])
+    with rasterio.open(scene_for_display(entry, lambda share: None)) as shown:
+        assert np.abs(shown.read()[:3].mean((1, 2)) - 10).max() < 3
 
 
 def with_pipeline(folder: Path, name: str, extra: str) -> Path:

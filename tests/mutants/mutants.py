@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         'victim_named',
-        'mapsage/distributed/channels/main_thread.py',
+        'mapsage/distributed/lost_ranks.py',
         'a rank that waits for the missing one is named as well',
         'return [rank for rank, position in positions.items() if position.activity == least]',
         'return list(positions)',

@@ -67,7 +67,7 @@ class Copy:
     _seconds = itertools.count(int(time.time()) - 10**7)
 
     def __init__(self, folder: Path) -> None:
-        self._tree, self._temporary = folder / 'tree', folder / 'tmp'
+        self.tree, self._temporary = folder / 'tree', folder / 'tmp'
         self._process: Optional[subprocess.Popen] = None
         listed = subprocess.run(
             ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
@@ -77,12 +77,12 @@ class Copy:
         ).stdout.decode()
         for name in filter(None, listed.split('\0')):
             if (ROOT / name).is_file():  # git also lists what was deleted since
-                (self._tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(str(ROOT / name), str(self._tree / name))
+                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(str(ROOT / name), str(self.tree / name))
 
     def run_mutated(self, mutant: Mutant) -> Outcome:
         """Run the tests of a defect while it is planted."""
-        path = self._tree / mutant.file
+        path = self.tree / mutant.file
         whole = path.read_text()
         self._write(path, planted(mutant, whole))
         try:
@@ -117,7 +117,7 @@ class Copy:
         with open(str(self._temporary / 'output'), 'w+', errors='replace') as output:
             self._process = subprocess.Popen(
                 command,
-                cwd=str(self._tree),
+                cwd=str(self.tree),
                 env=environ,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -210,28 +210,35 @@ def choose(only: Sequence[str], room: Optional[str]) -> List[Mutant]:
 
 
 def run_all(chosen: Sequence[Mutant], jobs: int, folder: Path) -> Dict[str, Outcome]:
-    """Return the outcome of each defect by its name; prints a line for each as it ends.
+    """Run the tests without any defect, then :func:`try_all`.
 
     Raises:
         MutantError: If a test fails without any defect, or a defect cannot be tried.
     """
     for mutant in chosen:  # said before the tests take their minutes
         planted(mutant, (ROOT / mutant.file).read_text())
-    every = [Copy(folder / str(number)) for number in range(jobs)]
-    copies: queue.Queue = queue.Queue()
-    for copy in every:
-        copies.put(copy)
     tests = sorted({test for mutant in chosen for test in mutant.tests})
     print(f'{len(tests)} test files and tests without any defect ...', flush=True)
-    baseline = every[0].run_tests(tests, [], _BASELINE_SECONDS)
+    baseline = Copy(folder / 'baseline').run_tests(tests, [], _BASELINE_SECONDS)
     if baseline.caught_by is not None:
         raise MutantError(
             f'without any defect fails {baseline.caught_by}:\n{baseline.output[-3000:]}'
         )
-    print(
-        f'all pass, {baseline.seconds:.0f} s\n\nroom | defect | file | caught by | seconds',
-        flush=True,
-    )
+    print(f'all pass, {baseline.seconds:.0f} s', flush=True)
+    return try_all(chosen, jobs, folder)
+
+
+def try_all(chosen: Sequence[Mutant], jobs: int, folder: Path) -> Dict[str, Outcome]:
+    """Return the outcome of each defect by its name; prints a line for each as it ends.
+
+    Raises:
+        MutantError: If a defect cannot be tried.
+    """
+    every = [Copy(folder / str(number)) for number in range(jobs)]
+    copies: queue.Queue = queue.Queue()
+    for copy in every:
+        copies.put(copy)
+    print('\nroom | defect | file | caught by | seconds', flush=True)
 
     def try_out(mutant: Mutant) -> Outcome:
         copy = copies.get()

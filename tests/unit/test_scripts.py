@@ -6,12 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, List
 
 import pytest
-from support import ROOT, main_leg
+from support import ROOT
 
 PRINT = (
     '#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo first "<"$MAPSAGE_FIRST">"; '
@@ -150,76 +149,6 @@ def test_the_test_on_all_cards(run: Any, tmp_path: Path) -> None:
         '<--launcher> <pytorch> <a b.pth> <--tta>' in output
     )
     assert run(script, 'config.py')[0] == 2
-
-
-SECOND = """
-from pathlib import Path
-import pytest
-
-@pytest.fixture(scope='module')
-def known():  # as a launch that is in time only where nothing runs beside it
-    known = Path(__file__ + '.known')
-    assert known.exists() or known.touch()
-
-@pytest.mark.parametrize('text', ['a b::c', *range(11)])
-def test_passes_the_second_time(known, text):
-    pass
-"""
-BROKEN = """
-import pytest
-
-@pytest.mark.parametrize('number', range(%d))
-def test_fails_always(number):
-    assert number < 0
-"""
-GOOD = 'def test_passes():\n    pass\n'
-
-
-@main_leg  # nothing of it depends on torch
-@pytest.mark.parametrize(
-    'files, arguments, status, told, passed_alone',
-    [
-        # twelve tests of one fixture, with the workers
-        (dict(second=SECOND, good=GOOD), [], 0, ['1 passed, 12 errors', '12 passed'], 12),
-        (
-            dict(second=SECOND.replace('11', '8'), broken=BROKEN % 1),
-            ['-n', '0'],
-            1,
-            ['1 failed, 9 errors', '1 failed, 9 passed'],
-            9,
-        ),
-        # too many to run again
-        (dict(second=SECOND, broken=BROKEN % 1), ['-n', '0'], 1, ['1 failed, 12 errors'], 0),
-    ],
-)
-def test_what_failed_runs_once_more_alone(
-    tmp_path: Path, files: Any, arguments: Any, status: int, told: List[str], passed_alone: int
-) -> None:
-    (tmp_path / 'scripts').mkdir()
-    for name in ('run_tests.sh', 'setup_env.sh'):
-        shutil.copy(str(ROOT / 'scripts' / name), str(tmp_path / 'scripts' / name))
-    (tmp_path / 'tests').mkdir()
-    for name, text in files.items():
-        (tmp_path / 'tests' / f'test_{name}.py').write_text(text)
-    done = subprocess.run(
-        ['bash', 'scripts/run_tests.sh', '--again', 'alone.txt', 'tests', *arguments],
-        cwd=str(tmp_path),
-        timeout=120,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        universal_newlines=True,
-        env={
-            **{name: value for name, value in os.environ.items() if not name.startswith('PYTEST')},
-            'MAPSAGE_PYTHON': sys.executable,
-        },
-    )
-    assert done.returncode == status, done.stdout
-    assert re.findall(r'=+ (.*) in [\d.]+s.* =+', done.stdout) == told, done.stdout
-    alone = tmp_path / 'alone.txt'
-    lines = alone.read_text().splitlines() if alone.exists() else []
-    assert len(lines) == passed_alone, lines
-    if lines:
-        assert 'leg main: tests/test_second.py::test_passes_the_second_time[a b::c]' in lines
 
 
 @pytest.mark.parametrize(

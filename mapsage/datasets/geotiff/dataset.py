@@ -31,15 +31,19 @@ from mapsage.geo import (
     Raster,
     RasterLabels,
     VectorLabels,
+    facts_of,
     gdal_environment,
     locate,
     match,
+    open_scene,
     stamp,
     suffix_of,
 )
+from mapsage.geo.scene_facts import STORED, check_one_unit, describe_conversion
 
 from .area import SceneAreas
 from .fast_copies import FastCopies, describe_report
+from .pixel_source import PixelSource
 from .shared_scan import scan_scenes
 from .split import SceneSplit
 from .transforms import LoadGeoTiffLabels
@@ -74,7 +78,11 @@ class GeoTiffDataset(BaseSegDataset):
         labels: Path of a folder or of one file; None for scenes without labels.
         window: Side of a window in pixels.
         stride: Distance between windows in pixels; default: ``window``.
-        bands: Band numbers, counted from 1; default: all but an alpha band.
+        bands: Band numbers, counted from 1; default: all but an alpha band. They are the
+            numbers in the first scene: if files name their bands, the order of its names counts.
+        units: Unit of the values (docs/how-to/pixels.md): ``'stored'``, as they are in the files;
+            ``'reflectance'``, scale and offset applied, float32; ``'harmonized'``, without the
+            1,000 that Sentinel-2's baselines add from 04.00 on.
         class_field: Name of the attribute of vector labels that holds the class.
         default_class: Class, as a name or an index, of polygons whose ``class_field`` is empty, and
             of all polygons of a file without ``class_field``. None: both are errors.
@@ -83,6 +91,10 @@ class GeoTiffDataset(BaseSegDataset):
         label_nodata: Value of label rasters that means "no label"; None for no such value;
             ``'file'`` for the no-data value that each file names. If that value is a class index, a
             warning gives the number of pixels that the class loses.
+        label_map: Class of each value of label rasters, as ``{10: 'tree', 20: 'shrub', 80: None}``,
+            by name or index; None for no label. Default: values are class indices.
+        point_radius: Radius in meters of the disk that a point of vector labels labels; by default
+            points are an error. ``outside`` is then 255.
         split: Part of the scenes that counts, by blocks of ground: ``dict(by='blocks', size=500,
             unit='meters', part='train', share=0.2, margin=0, seed=0)``. The datasets of training,
             validation and test have the same values except ``part``. With ``unit='pixels'`` every
@@ -107,6 +119,7 @@ class GeoTiffDataset(BaseSegDataset):
 
     Attributes:
         dtypes: Data types of the scenes, each with the path of the first scene that has it.
+        pixel_sources: Facts of all images by the name of their sensor, ``''`` for single scenes.
         scene_facts: What the pipeline needs to know about each scene: keys ``scene`` (path),
             ``pixels`` (path of the file that windows are read from: the scene or its fast copy),
             ``bands``, ``part``, ``labels``, ``area`` and ``scene_shape``.
@@ -134,8 +147,15 @@ class GeoTiffDataset(BaseSegDataset):
         layer: Optional[str] = None,
         default_class: Union[None, int, str] = None,
         fast_copy: Optional[Dict[str, Any]] = None,
+        units: str = STORED,
+        label_map: Optional[Mapping[int, Union[None, int, str]]] = None,
+        point_radius: Optional[float] = None,
         **kwargs: Any,
     ) -> None:
+        self.units = units
+        self.pixel_sources: Dict[str, PixelSource] = {}
+        # Estimated by the summary of a start.
+        self.class_shares: Dict[str, float] = {}
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = _integers(
             'window and stride', (window, window if stride is None else stride)
@@ -151,7 +171,9 @@ class GeoTiffDataset(BaseSegDataset):
         self.windows = windows
         self.bands = None if bands is None else _integers('bands', bands)
         self.class_field, self.layer, self.outside = class_field, layer, outside
-        self.default_class = default_class
+        self.default_class, self.point_radius = default_class, point_radius
+        # The attribute label_map is MMSegmentation's, which renames the classes of a subclass.
+        self._codes_by_value = None if label_map is None else dict(label_map)
         if not (label_nodata in (None, 'file') or isinstance(label_nodata, int)):
             raise GeoError(f"label_nodata={label_nodata!r}, expected 'file', None or an integer.")
         self.label_nodata = label_nodata
@@ -197,6 +219,7 @@ class GeoTiffDataset(BaseSegDataset):
                     )
                 )
         area.check()
+        self._check_units(rasters)
         self._use_fast_copies()
         for vector in self.vector_labels.values():
             vector.check_met()
@@ -264,8 +287,12 @@ class GeoTiffDataset(BaseSegDataset):
         """Return the paths of the scenes, in the order of their numbers."""
         return [scene['scene'] for scene in self.scene_facts]
 
-    def read_labels(self, number: int, column: int, row: int, side: int) -> np.ndarray:
+    def read_labels(
+        self, number: int, column: int, row: int, side: int, of_all_parts: bool = False
+    ) -> np.ndarray:
         """Return the mask that a window at this position would have, for scene ``number``.
+
+        With ``of_all_parts``, labels count wherever they are, whatever ``split`` says.
 
         Returns:
             Class indices, uint8 ``(side, side)``; ``ignore_index`` at pixels without a label, and
@@ -279,6 +306,8 @@ class GeoTiffDataset(BaseSegDataset):
             valid=np.ones((side, side), bool),
             counted=None,
         )
+        if of_all_parts:
+            info['part'] = None
         return LoadGeoTiffLabels().transform(info)['gt_seg_map']
 
     @property
@@ -363,6 +392,9 @@ class GeoTiffDataset(BaseSegDataset):
             self.label_nodata,
             self.reduce_zero_label,
             repr(self.label_map),
+            # Last, so that counts from before these settings existed stay valid.
+            *([] if self.point_radius is None else [self.point_radius]),
+            *([] if self._codes_by_value is None else [repr(sorted(self._codes_by_value.items()))]),
         ]
         stamps = _stamps({scene['labels'].path for scene in self.scene_facts if scene['labels']})
         counts = (
@@ -402,12 +434,30 @@ class GeoTiffDataset(BaseSegDataset):
 
     def _open_scenes(self) -> Iterator[Raster]:
         """Yield the scenes, opened."""
+        names: Sequence[str] = ()
         for path in self._find_scenes():
-            yield Raster(path, self.bands, keep_open=True)
+            scene = open_scene(path, self.bands, names, self.units, keep_open=True)
+            names = names or facts_of(scene).names
+            yield scene
+
+    def _images(self, scenes: List[Raster]) -> Iterator[Tuple[str, str, List[Raster]]]:
+        """Yield sensor, unit and images of the scenes; a single scene is its image."""
+        yield '', self.units, scenes
+
+    def _check_units(self, scenes: List[Raster]) -> None:
+        """Check that the values of all images have one unit, and log what was applied."""
+        for name, units, images in self._images(scenes):
+            self.pixel_sources[name] = PixelSource.of(images, units)
+            check_one_unit(self.pixel_sources[name].facts, units)
+            text = describe_conversion(images, units)
+            if text and not get_dist_info()[0]:
+                print_log(f'{name}: {text}' if name else text, logger='current')
 
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
         """Return the facts from which the pipeline reads the pixels of a scene."""
-        return dict(scene=scene.path, pixels=scene.path, bands=scene.bands)
+        facts = dict(scene=scene.path, pixels=scene.path, bands=scene.bands)
+        # The key of cached features, which is the text of a sample, stays for scenes as stored.
+        return facts if scene.conversion is None else dict(facts, conversion=scene.conversion)
 
     def _label_path(self, scene: Raster, label_files: LabelFiles) -> str:
         """Return the path of the label file of a scene."""
@@ -445,13 +495,25 @@ class GeoTiffDataset(BaseSegDataset):
             for name, value, lacking in (
                 ('layer', self.layer, 'layers'),
                 ('default_class', self.default_class, 'polygons'),
+                ('point_radius', self.point_radius, 'points'),
             ):
                 if value is not None:
                     raise GeoError(
                         f'{name}={value!r}, but the labels {path} are a raster, which '
                         f'has no {lacking}: leave it out.'
                     )
-            return RasterLabels(path, scene, self.label_nodata)
+            return RasterLabels(path, scene, self.label_nodata, self._label_codes(classes))
+        if self.point_radius is not None and self.outside != self.ignore_index:
+            raise GeoError(
+                f'point_radius={self.point_radius} with outside={self.outside}: points say nothing '
+                f'of the pixels between them, which would all be class {self.outside}. Set '
+                f'outside={self.ignore_index}.'
+            )
+        if self._codes_by_value is not None:
+            raise GeoError(
+                f'label_map={self._codes_by_value}, but the labels {path} are polygons, which name '
+                f'their class in {self.class_field!r}: leave it out.'
+            )
         if self.reduce_zero_label:
             raise GeoError(
                 f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
@@ -459,9 +521,35 @@ class GeoTiffDataset(BaseSegDataset):
             )
         if path not in self.vector_labels:
             self.vector_labels[path] = VectorLabels(
-                path, self.class_field, classes, self.ignore_index, self.layer, self.default_class
+                path,
+                self.class_field,
+                classes,
+                self.ignore_index,
+                self.layer,
+                self.default_class,
+                self.point_radius,
             )
         return self.vector_labels[path].for_scene(scene, self.outside)
+
+    def _label_codes(self, classes: Sequence[str]) -> Optional[Dict[int, Optional[int]]]:
+        """Return the class index of each value of label rasters, or None if values are indices."""
+        if self._codes_by_value is None:
+            return None
+        names: Dict[object, int] = {name: index for index, name in enumerate(classes)}
+        names.update({index: index for index in range(len(classes))})
+        codes = {
+            value: None if name is None else names.get(name, -1)
+            for value, name in self._codes_by_value.items()
+        }
+        wrong = [value for value, index in codes.items() if type(value) is not int or index == -1]
+        if wrong or not codes or self.reduce_zero_label:
+            raise GeoError(
+                f'label_map={self._codes_by_value}'
+                + (f' has {self._codes_by_value[wrong[0]]!r} for {wrong[0]!r}' if wrong else '')
+                + f': expected a class of {list(classes)}, its index or None for each whole number '
+                f'of the label rasters, and reduce_zero_label=False.'
+            )
+        return codes
 
     def read_rasters(self) -> List[str]:
         """Return the paths of all rasters that samples are read from: scenes and label rasters."""
@@ -507,6 +595,8 @@ class GeoTiffDataset(BaseSegDataset):
             raster
             for raster in labels
             if isinstance(raster, RasterLabels)
+            # Codes are no class indices: 0 is mostly no data where label_map names the others.
+            and self._codes_by_value is None
             and raster.nodata is not None
             and 0 <= float(raster.nodata) < len(classes)
         ]

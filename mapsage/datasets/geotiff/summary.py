@@ -23,6 +23,7 @@ from mapsage.geo import (
     hidden_data_band,
     pixel_side,
 )
+from mapsage.geo.passport import compare_scenes, describe_mixture
 
 from .dataset import GeoTiffDataset
 
@@ -54,7 +55,7 @@ def summarize(dataset: GeoTiffDataset) -> List[Message]:
         dataset: Dataset with its windows loaded.
     """
     messages: List[Message] = []
-    for subject in (_scenes, _labels, _mixed_types, _hidden_bands, _leaks):
+    for subject in (_scenes, _labels, _mixed_types, _mixed_pixels, _hidden_bands, _leaks):
         try:
             messages += subject(dataset)
         # Only a warning: training ends with the same error if it needs the damaged window.
@@ -250,6 +251,8 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Conta
         pixels: Number of all pixels.
         drawn: Class indices that have a polygon.
     """
+    classes = enumerate(dataset.file_classes())
+    dataset.class_shares = {name: areas[index] / max(pixels, 1) for index, name in classes}
     texts = []
     for index, name in enumerate(dataset.file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
@@ -351,6 +354,21 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
                 f'all: convert them to one type and scale, or make a dataset for each type.'
             ),
         )
+
+
+def _mixed_pixels(dataset: GeoTiffDataset) -> Iterator[Message]:
+    """Yield what shows that the pixels of scenes are not of one kind."""
+    for sensor, source in dataset.pixel_sources.items():
+        texts = compare_scenes(source.facts, source.quantiles(), source.units)
+        # A dataset of stacks has logged how its images differ, by sensor.
+        for text in texts if sensor else [*describe_mixture(source.facts, source.units), *texts]:
+            yield logging.WARNING, f'{_title(dataset)}: {text}'
+        if source.reordered:
+            yield (
+                logging.INFO,
+                f'{_title(dataset)}: bands of {len(source.reordered)} file(s) are read in the order '
+                f'{", ".join(source.facts[0].names)}: {_some(source.reordered)}',
+            )
 
 
 def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:

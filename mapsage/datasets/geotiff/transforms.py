@@ -30,7 +30,7 @@ class LoadGeoTiffWindow(BaseTransform):
     """Transform that reads the image of a window of ``GeoTiffDataset``.
 
     Required keys: ``scene``, ``pixels`` (path of the scene or of its fast copy), ``bands``,
-    ``window``. Added: ``img`` (window, window, bands), uint8
+    ``window``, and ``conversion`` if values are not as stored. Added: ``img`` (window, window, bands), uint8
     or float32, 0 where there is no data; ``valid``, bool (window, window); ``img_shape``,
     ``ori_shape``; ``img_path``, a name for the window: ``SCENE_COLUMN_ROW.tif``.
     """
@@ -42,9 +42,9 @@ class LoadGeoTiffWindow(BaseTransform):
             RasterBlockError: If the file is damaged in this window.
         """
         column, row, side = results['window']
-        values, valid = open_raster(results['pixels'], results['bands']).read(
-            column, row, side, side
-        )
+        values, valid = open_raster(
+            results['pixels'], results['bands'], conversion=results.get('conversion')
+        ).read(column, row, side, side)
         image = bands_last(values if values.dtype == np.uint8 else values.astype(np.float32))
         scene = Path(results['scene'])
         results['img'] = image

@@ -2,45 +2,23 @@
 
 When a collective does not complete, several ranks may be missing from it: one that hangs, and
 others that wait for it in another collective. Each rank reads the stack of its main thread on
-another thread and reports it; `roll_call.py` and `lost_ranks.py` collect the reports and call
+another thread and reports it; `lost_ranks.py` collects the reports and calls
 :func:`find_stragglers`.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 import threading
-from collections import defaultdict
 from types import FrameType
-from typing import Dict, List, NamedTuple, Optional
+from typing import Optional
+
+from mapsage.distributed.lost_ranks import Activity, Position
 
 _CHANNELS = __name__.rpartition('.')[0]
 # Process groups written in Python, which wait as torch's do.
 _GROUPS = 'mapsage.distributed.groups'
-
-
-class Activity(enum.IntEnum):
-    """What a main thread does, by how likely it is that it waits for another rank."""
-
-    RUNS = 0
-    # DDP waits for the other ranks' gradients here, and a kernel may also hang here.
-    IN_BACKWARD = 1
-    IN_COLLECTIVE = 2
-
-
-class Position(NamedTuple):
-    """Where the main thread of a rank is.
-
-    Attributes:
-        activity: What it does.
-        line: File, line and function of the innermost frame that is not the waiting itself, such as
-            ``'engine/runner.py:253 in _init_model_weights'``.
-    """
-
-    activity: Activity
-    line: str
 
 
 # Line of the collective in which this process has waited in vain; empty if it has not.
@@ -62,31 +40,6 @@ def main_thread_position() -> Position:
         return Position(Activity.IN_COLLECTIVE, _broken_line)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return Position(_classify(frame), _describe(frame))
-
-
-def find_stragglers(positions: Dict[int, Position]) -> List[int]:
-    """Return the ranks that the others most likely wait for. Pure.
-
-    A rank that runs is suspected before one that computes gradients, and that one before a rank
-    that is in a collective itself. If all of them are in collectives, the smallest group that is on
-    one line is suspected: most ranks are where all should be. If the smallest groups are equally
-    large, every rank is returned.
-
-    Args:
-        positions: Position by rank of the ranks that have not come to a collective.
-    """
-    if not positions:
-        return []
-    least = min(position.activity for position in positions.values())
-    if least != Activity.IN_COLLECTIVE:
-        return [rank for rank, position in positions.items() if position.activity == least]
-    by_line: Dict[str, List[int]] = defaultdict(list)
-    for rank, position in positions.items():
-        by_line[position.line].append(rank)
-    smallest, *larger = sorted(by_line.values(), key=len)
-    if larger and len(larger[0]) > len(smallest):
-        return smallest
-    return list(positions)
 
 
 def _classify(frame: Optional[FrameType]) -> Activity:
@@ -130,6 +83,8 @@ def _is_waiting(frame: FrameType) -> bool:
         (
             _CHANNELS,
             _GROUPS,
+            'mapsage.distributed.lost_ranks',
+            'mapsage.distributed.store',
             'torch.distributed',
             'torch.futures',
             'torch.autograd',

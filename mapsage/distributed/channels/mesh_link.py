@@ -38,9 +38,8 @@ class Message(TypedDict, total=False):
     - ``'last words'``: the sender ends with an error. Has ``text``.
     - ``'failed'``: a rank gives up a lane. Has ``lane``, ``name``, ``ranks``, ``lost``, ``waited``.
     - ``'text'``: a rank publishes a text. Has ``lane``, ``ranks``, ``key``, ``text``.
-    - ``'position'``: a rank asks for the positions of main threads. Has ``question``, ``ranks``.
 
-    Ranks forward the last three kinds to each other (``roll_call.py``).
+    Ranks forward the last two kinds to each other (``roll_call.py``).
     """
 
     kind: str
@@ -55,7 +54,6 @@ class Message(TypedDict, total=False):
     # Seconds that a rank may be late in the lane.
     waited: float
     key: str
-    question: str
 
 
 class MeshLink:

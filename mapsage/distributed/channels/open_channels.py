@@ -17,11 +17,11 @@ import torch.distributed as dist
 from mapsage.distributed.descriptors import DescriptorLimitError, check_descriptors
 from mapsage.distributed.groups.process_group import DEFAULT_TIMEOUT_SECONDS
 from mapsage.distributed.groups.staged import StagedProcessGroup
+from mapsage.distributed.lost_ranks import Position
 from mapsage.distributed.store import LockedStore
 
 from .channel import Channel, RankLostError, SerialChannel, error_text
 from .group_channel import GroupChannel, c10d, first_line
-from .main_thread import Position
 from .pauses import is_late
 from .roll_call import RollCall
 
@@ -122,13 +122,13 @@ def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
     return roll.mesh.reasons()
 
 
-def ask_positions(question: str, ranks: Sequence[int]) -> Dict[int, Position]:
+def ask_positions(name: str, ranks: Sequence[int]) -> Dict[int, Position]:
     """Return where the main threads of ranks are, see :meth:`RollCall.ask_positions`.
 
     The answer is empty if this process has opened no channel.
     """
     roll = _existing_roll_call()
-    return {} if roll is None else roll.ask_positions(question, ranks)
+    return {} if roll is None else roll.ask_positions(name, ranks)
 
 
 def known_pause() -> float:

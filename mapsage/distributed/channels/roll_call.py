@@ -1,42 +1,35 @@
-"""Finds out which ranks are missing when a collective does not complete.
+"""Lets every process report when a collective does not complete.
 
 A healthy step costs nothing. When a collective fails on a rank, the rank sends a message to a few
 others, which forward it, so every process gets it within log2(ranks) hops. A process receives it on
-the mesh's thread, even if its main thread hangs. Then every process reports to the rendezvous store
-how many collectives it has entered. One rank reads all reports and stores the missing ranks for the
-others, so the number of requests grows only linearly with the number of ranks. A process without a
-report has ended, or is stopped as a whole.
+the mesh's thread, even if its main thread hangs. Then it files its report in the record from which
+``mapsage/distributed/lost_ranks.py`` decides which ranks are missing. A process without a report has
+ended, or is stopped as a whole.
 
 A channel is a *lane* here: the collectives of one channel, which fail together.
-
-``missing_ranks.py`` has the sentences for errors; ``main_thread.py`` finds out which of several
-missing ranks the others wait for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Optional, Sequence, Set, Tuple
 
+from mapsage.distributed.lost_ranks import (
+    MOST_SECONDS,
+    Finding,
+    Position,
+    Record,
+    Report,
+    find_missing,
+)
 from mapsage.distributed.store import LockedStore
 
-from .main_thread import Activity, Position, find_stragglers, main_thread_position
+from .main_thread import main_thread_position
 from .mesh import Mesh
 from .mesh_link import POLL_SECONDS, Message
-from .missing_ranks import Missing, describe_pause, describe_position
 from .pauses import is_late
-
-# Seconds without a new report after which the ranks without a report count as missing.
-_GRACE_SECONDS = 3.0
-# Longest time for all reports, in seconds.
-_MOST_SECONDS = 30.0
-# How many of the ranks that wait elsewhere an error shows as examples.
-_SHOWN_WAITING = 2
-# First and longest time between two requests for the same value in the store.
-_RETRY_SECONDS = (0.01, 0.5)
 
 
 class Lane:
@@ -83,8 +76,6 @@ class RollCall:
         # The first message about the failure of a lane, by the lane's key.
         self._failures: Dict[int, Message] = {}
         self._reported: Set[int] = set()
-        # Questions for the positions of main threads that this process has received.
-        self._questions: Set[str] = set()
         # Published texts, by the key of the lane and the key of the text.
         self._texts: Dict[Tuple[int, str], str] = {}
         self.mesh = Mesh(store, prefix, rank, ranks, self._receive)
@@ -126,7 +117,7 @@ class RollCall:
             threading.Thread(target=self._forward, args=(message,), daemon=True).start()
             self._report(message)
 
-    def find_missing(self, lane: Lane) -> Optional[Missing]:
+    def find_missing(self, lane: Lane) -> Optional[Finding]:
         """Return the missing ranks of a lane that has failed.
 
         One rank finds them out and the others get its answer from the store. If that rank or the
@@ -136,48 +127,39 @@ class RollCall:
             The missing ranks; an answer without any rank if nobody knows which one it is. None if
             the rendezvous store has ended and no connection has broken.
         """
-        unknown: Optional[Missing] = Missing([], False, {})
+        unknown: Optional[Finding] = Finding([], {})
         try:
-            if self.store.add(f'{lane.name}/reader', 1) == 1:
-                missing = self._read_reports(lane)
-                self.store.set(
-                    f'{lane.name}/missing',
-                    json.dumps([missing.ranks, missing.silent, list(missing.reasons.items())]),
-                )
-                return missing
-            deadline, pause = time.monotonic() + _MOST_SECONDS + _GRACE_SECONDS, _RETRY_SECONDS[0]
-            while time.monotonic() < deadline:
-                text = self.store.find(f'{lane.name}/missing')
-                if text is not None:
-                    ranks, silent, reasons = json.loads(text)
-                    return Missing(ranks, silent, dict(reasons))
-                time.sleep(pause)
-                pause = min(2 * pause, _RETRY_SECONDS[1])
+            finding = self._record(lane.name, lane.ranks).settle(
+                lambda reports: find_missing(
+                    reports,
+                    lane.ranks,
+                    {**self.mesh.reasons(), **self._lost_ranks(lane)},
+                    self.mesh.locate,
+                    has_lost=bool(self._lost_ranks(lane)),
+                    stuck_together=lane.stuck_together,
+                ),
+                lambda: set(lane.ranks) & {*self._lost_ranks(lane), *list(self.mesh.lost)},
+            )
+            if finding is not None:
+                return finding
         # The process that keeps the store has ended.
         except RuntimeError:
             unknown = None
         lost = self._lost_ranks(lane)
-        return Missing(list(lost), True, lost) if lost else unknown
+        return Finding(list(lost), lost, silent=True) if lost else unknown
 
-    def ask_positions(self, question: str, ranks: Sequence[int]) -> Dict[int, Position]:
+    def ask_positions(self, name: str, ranks: Sequence[int]) -> Dict[int, Position]:
         """Return the positions of the main threads of ranks, without ranks that do not answer.
 
         Args:
-            question: Key in the store. Each question is asked once in a job, and goes to all ranks.
-            ranks: Global ranks whose answers to wait for, for some seconds.
+            name: Name of the question, which is asked once in a job; all ranks answer it.
+            ranks: Global ranks whose answers are returned.
         """
-        message = Message(kind='position', question=question, ranks=list(range(self._ranks)))
-        if self._remember(message):
-            threading.Thread(target=self._forward, args=(message,), daemon=True).start()
-        positions: Dict[int, Position] = {}
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while len(positions) < len(ranks) and time.monotonic() < deadline:
-            time.sleep(_RETRY_SECONDS[0])
-            for rank in ranks:
-                position = self._read_position(question, rank) if rank not in positions else None
-                if position is not None:
-                    positions[rank] = position
-        return positions
+        everyone = range(self._ranks)
+        self.alarm(Lane(name, everyone), {})
+        record = self._record(name, everyone)
+        record.wait(self._ranks)
+        return {rank: report.position for rank, report in record.reports().items() if rank in ranks}
 
     def publish(self, lane: Lane, key: str, text: str) -> bool:
         """Store a text for all ranks; return whether it is the first under its key."""
@@ -215,9 +197,6 @@ class RollCall:
         with self.mesh.news:
             if message['kind'] == 'failed':
                 is_new = self._failures.setdefault(message['lane'], message) is message
-            elif message['kind'] == 'position':
-                is_new = message['question'] not in self._questions
-                self._questions.add(message['question'])
             else:
                 key = message['lane'], message['key']
                 is_new = key not in self._texts
@@ -230,12 +209,6 @@ class RollCall:
         self._spread(message, connect=False)
         if message['kind'] == 'failed':
             self._report(message)
-        if message['kind'] == 'position':
-            try:
-                self._write_position(message['question'])
-            # The process that keeps the store has ended.
-            except RuntimeError:
-                return
         self._spread(message)
 
     def _spread(self, message: Message, connect: bool = True) -> None:
@@ -253,12 +226,11 @@ class RollCall:
                     self.mesh.tell(rank, message, connect)
             distance *= 2
 
-    def _report(self, message: Message) -> None:
-        """Write the progress of this rank in a failed lane into the store.
+    def _record(self, name: str, ranks: Sequence[int]) -> Record:
+        return Record(self.store, name, self.rank, ranks)
 
-        The progress is ``2 * entered + 1 + inside``. It is odd if the rank is outside all
-        collectives of this lane, and the store has 0 for a rank without a report.
-        """
+    def _report(self, message: Message) -> None:
+        """File the report of this rank about a failed lane."""
         if message['lost']:
             # A rank that lost all its connections is the one that most ranks have lost. The mesh
             # of this rank may not have noticed that yet.
@@ -268,16 +240,15 @@ class RollCall:
                 return
             self._reported.add(message['lane'])
         lane = self._lanes.get(message['lane'])
-        entered, inside = (lane.entered, lane.inside) if lane else (0, False)
-        paused = self.mesh.pauses.longest(message['waited'] + _MOST_SECONDS)
+        paused = self.mesh.pauses.longest(message['waited'] + MOST_SECONDS)
+        report = Report(
+            2 * lane.entered + lane.inside if lane else 0,
+            *main_thread_position(),
+            int(paused) if is_late(paused, message['waited']) else 0,
+            sorted(set(message['ranks']) & set(self.mesh.lost)),
+        )
         try:
-            if is_late(paused, message['waited']):
-                self.store.add(f'{message["name"]}/paused/{self.rank}', int(paused))
-            for rank in set(message['ranks']) & set(self.mesh.lost):
-                self.store.add(f'{message["name"]}/unconnected/{rank}', 1)
-            self._write_position(message['name'])
-            self.store.add(f'{message["name"]}/at/{self.rank}', 2 * entered + 1 + inside)
-            self.store.add(f'{message["name"]}/reported', 1)
+            self._record(message['name'], message['ranks']).file(report)
         # The process that keeps the store has ended.
         except RuntimeError:
             pass
@@ -292,117 +263,3 @@ class RollCall:
         return lost or {
             rank: reason for rank, reason in self.mesh.reasons().items() if rank in lane.ranks
         }
-
-    def _read_reports(self, lane: Lane) -> Missing:
-        """Return the missing ranks according to the reports of all ranks."""
-        self._await_reports(lane)
-        progress = {rank: self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lane.ranks}
-        silent = [rank for rank in lane.ranks if not progress[rank]]
-        most_entered = max((value - 1) // 2 for value in progress.values())
-        behind = [
-            rank
-            for rank in lane.ranks
-            if progress[rank] and (progress[rank] - 1) // 2 < most_entered
-        ]
-        # A rank inside a collective may be one behind and wait nevertheless, because a broadcast
-        # ends sooner on some ranks. So ranks outside this lane's collectives are suspected first.
-        outside = [rank for rank in behind if progress[rank] % 2]
-        reasons = {**self.mesh.reasons(), **self._lost_ranks(lane)}
-        if silent:
-            return Missing(
-                silent,
-                True,
-                {
-                    rank: reasons.get(rank) or f'{self.mesh.locate(rank)} does not answer'
-                    for rank in silent
-                },
-            )
-        # All ranks answer, but some were stopped for a while or have lost their connections.
-        disturbed = self._read_pauses(lane) or self._read_broken_connections(lane)
-        if disturbed:
-            return Missing(list(disturbed), False, disturbed)
-        if lane.stuck_together and not behind:
-            return Missing(self._find_lonely(lane), False, {})
-        positions = {
-            rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
-            for rank in outside or behind
-        }
-        stragglers = find_stragglers(positions)
-        waiting = [rank for rank in positions if rank not in stragglers]
-        return Missing(
-            stragglers,
-            False,
-            {
-                rank: reasons.get(rank)
-                or f'{self.mesh.locate(rank)} answers{describe_position(positions[rank])}'
-                for rank in [*stragglers, *waiting[:_SHOWN_WAITING]]
-            },
-        )
-
-    def _find_lonely(self, lane: Lane) -> List[int]:
-        """Return the smallest group of ranks on one line; empty if several groups are as small."""
-        positions = {rank: self._read_position(lane.name, rank) for rank in lane.ranks}
-        lines = {
-            rank: Position(Activity.IN_COLLECTIVE, position.line)
-            for rank, position in positions.items()
-            if position is not None
-        }
-        lonely = find_stragglers(lines)
-        return lonely if len(lonely) < len(lane.ranks) else []
-
-    def _write_position(self, prefix: str) -> None:
-        self.store.set(f'{prefix}/position/{self.rank}', json.dumps(main_thread_position()))
-
-    def _read_position(self, prefix: str, rank: int) -> Optional[Position]:
-        text = self.store.find(f'{prefix}/position/{rank}')
-        if text is None:
-            return None
-        activity, line = json.loads(text)
-        return Position(Activity(activity), line)
-
-    def _read_pauses(self, lane: Lane) -> Dict[int, str]:
-        """Return a text for every rank whose process was paused for about as long as others waited."""
-        paused = {rank: self.store.add(f'{lane.name}/paused/{rank}', 0) for rank in lane.ranks}
-        return {
-            rank: f'{self.mesh.locate(rank)} {describe_pause(seconds)}'
-            for rank, seconds in paused.items()
-            if seconds
-        }
-
-    def _read_broken_connections(self, lane: Lane) -> Dict[int, str]:
-        """Return a text for the ranks to which most others lost the connection, though all answer.
-
-        A broken connection has two ends, and the rank with the most broken ones is at fault. If no
-        connection had broken when the lane failed, none counts.
-        """
-        if not self._lost_ranks(lane):
-            return {}
-        counts = {rank: self.store.add(f'{lane.name}/unconnected/{rank}', 0) for rank in lane.ranks}
-        most = max(counts.values())
-        return {
-            rank: f'{self.mesh.locate(rank)} answers, and {count} rank(s) have lost the '
-            f'connection with it'
-            for rank, count in counts.items()
-            if count and count == most
-        }
-
-    def _await_reports(self, lane: Lane) -> None:
-        """Wait until all ranks have reported or ended, or no new report has come for a while."""
-        end = time.monotonic() + _MOST_SECONDS
-        quiet_until, seen, ended = time.monotonic() + _GRACE_SECONDS, 0, 0
-        pause, lost_count = _RETRY_SECONDS[0], -1
-        while time.monotonic() < min(end, quiet_until):
-            count = self.store.add(f'{lane.name}/reported', 0)
-            lost = set(self._lost_ranks(lane)) | {
-                rank for rank in list(self.mesh.lost) if rank in lane.ranks
-            }
-            if (count, len(lost)) != (seen, lost_count):
-                quiet_until = time.monotonic() + _GRACE_SECONDS if count != seen else quiet_until
-                pause = _RETRY_SECONDS[0]
-                seen, lost_count = count, len(lost)
-                # Some lost ranks had reported before they ended.
-                ended = sum(not self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lost)
-            if seen + ended >= len(lane.ranks):
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, _RETRY_SECONDS[1])

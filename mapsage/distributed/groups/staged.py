@@ -8,14 +8,15 @@ goes through :class:`StagedProcessGroup`, which copies device tensors and passes
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence, TypeVar, Union, cast
+from typing import Any, Callable, Collection, List, Optional, Sequence, TypeVar, Union, cast
 
 import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import AcceleratorError, current_accelerator
 from mapsage.base.errors import UserError
-from mapsage.distributed.store import LockedStore, silent_ranks
+from mapsage.distributed.lost_ranks import Finding, Record, Report
+from mapsage.distributed.store import LockedStore
 
 BACKEND = 'staged'
 
@@ -24,9 +25,6 @@ Tensors = Union[torch.Tensor, List[torch.Tensor]]
 # How an all-gather or a scatter nests its tensors: one tensor, or a list of tensors, per entry.
 _Item = TypeVar('_Item')
 _Nested = Sequence[Union[torch.Tensor, Sequence[torch.Tensor]]]
-
-# Seconds that a rank whose collective failed waits for the reports of the other ranks.
-_ROLL_CALL_SECONDS = 3
 
 # In torch 1.10, Python cannot subclass ProcessGroup, and a group has one backend for all devices.
 SUPPORTED = 'devices' in dist.Backend.register_backend.__code__.co_varnames
@@ -205,12 +203,16 @@ class StagedProcessGroup(_Base):
 
     def _roll_call(self, error: RuntimeError) -> CollectiveError:
         """Return an error that names the missing ranks, which do not report this failure."""
-        number = self._collectives
+        number, ranks = self._collectives, range(self.size())
+        record = Record(self._store, f'broken/{number}', self.rank(), ranks)
         missing: List[int] = []
+
+        def find_silent(reports: Collection[int]) -> Finding:
+            return Finding([rank for rank in ranks if rank not in reports], {})
+
         try:
-            missing = silent_ranks(
-                self._store, f'broken/{number}', self.rank(), self.size(), _ROLL_CALL_SECONDS
-            )
+            record.file(Report())
+            missing = (record.settle(find_silent) or find_silent(record.reports())).ranks
             culprits = (
                 f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
             )

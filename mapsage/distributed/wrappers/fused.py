@@ -36,6 +36,44 @@ def _takes(kind: type, argument: str) -> bool:
     return argument in inspect.signature(kind).parameters
 
 
+# Optimizers whose fused steps compute the same formula on a card, see torch's documentation.
+_FUSED_BY_DEFAULT = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+# Arguments that choose the kernels of a step.
+_CHOICES = {'fused', 'foreach', 'capturable', 'differentiable'}
+
+
+def with_default_fusion(config: _Config, accelerator: Accelerator) -> _Config:
+    """Return ``optim_wrapper`` of a config with ``fused=True`` where it says nothing of kernels.
+
+    Args:
+        config: As for :func:`without_missing_fusion`.
+        accelerator: Accelerator that carries out the steps.
+    """
+    if not isinstance(config, dict):
+        return config
+    config = copy.copy(config)
+    for key, value in config.items():
+        if key != 'optimizer' and isinstance(value, dict) and 'optimizer' in value:
+            config[key] = with_default_fusion(value, accelerator)
+    optimizer = config.get('optimizer')
+    # Wrappers of other packages step in their own way.
+    kinds = (None, 'OptimWrapper', 'AmpOptimWrapper')
+    if isinstance(optimizer, dict) and config.get('type') in kinds:
+        kind = _optimizer_class(optimizer)
+        if (
+            kind in _FUSED_BY_DEFAULT
+            and not _CHOICES & set(optimizer)
+            and why_not_fused(kind, accelerator) is None
+        ):
+            config['optimizer'] = {**optimizer, 'fused': True}
+    return config
+
+
+def _optimizer_class(optimizer: Dict[str, object]) -> object:
+    name_or_class = optimizer.get('type')
+    return OPTIMIZERS.get(name_or_class) if isinstance(name_or_class, str) else name_or_class
+
+
 def without_missing_fusion(config: _Config, accelerator: Accelerator) -> Tuple[_Config, List[str]]:
     """Return ``optim_wrapper`` of a config without ``fused=True`` where torch has no such kernels.
 
@@ -61,8 +99,7 @@ def without_missing_fusion(config: _Config, accelerator: Accelerator) -> Tuple[_
     fused = optimizer.get('fused')
     if not fused and accelerator.supports.foreach_optimizer:
         return config, notes
-    name_or_class = optimizer.get('type')
-    kind = OPTIMIZERS.get(name_or_class) if isinstance(name_or_class, str) else name_or_class
+    kind = _optimizer_class(optimizer)
     if not isinstance(kind, type):
         return config, notes
     reason = why_not_fused(kind, accelerator) if fused else None

@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import re
+import shutil
 import tempfile
 import time
 import types
@@ -25,6 +26,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook as HostCheckpointHook
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -32,10 +34,11 @@ from mmengine.registry import HOOKS
 from mapsage.base.stand_ins import Delegate
 from mapsage.distributed import Channel, SerialChannel, open_channel
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.host.runner import HostRunner, MapSageRun
+from mapsage.host.runner import HostRunner, MapSageRun, plain_model
 from mapsage_launcher.extras import missing_extra
 
 from .background import Save
+from .files import SaveError
 
 
 def parse_minutes(hook: HostCheckpointHook) -> Optional[float]:
@@ -243,6 +246,8 @@ class CheckpointHook(HostCheckpointHook):
             info['keep_ckpt_ids'] = steps
         super().before_train(runner)
         backend = self.file_backend
+        if is_main_process() and isinstance(backend, LocalBackend):
+            self._check_free_space(runner)
         for step in surplus if is_main_process() else ():
             path = backend.join_path(self.out_dir, self.filename_tmpl.format(step))
             if backend.isfile(path):
@@ -254,6 +259,22 @@ class CheckpointHook(HostCheckpointHook):
             self.best_ckpt_path_dict[key] = self._find_own_best(path)
         if self._clock is not None:
             self._clock.open()
+
+    def _check_free_space(self, runner: HostRunner) -> None:
+        """Raise a SaveError if not even the weights of the model fit on the disk."""
+        tensors = plain_model(runner).state_dict().values()
+        # Optimizers whose state is not known here, and averaged weights, take more.
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        folder = Path(self.out_dir)
+        free = shutil.disk_usage(
+            next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        ).free
+        if free < needed:
+            raise SaveError(
+                f'{self.out_dir} has {free / 1e6:,.1f} MB of free disk, and the weights of a '
+                f'checkpoint alone take {needed / 1e6:,.1f} MB: free some, or write elsewhere with '
+                f'--work-dir.'
+            )
 
     def _find_own_best(self, path: object) -> Optional[str]:
         """Return the best checkpoint of this name in the hook's folder, or None."""

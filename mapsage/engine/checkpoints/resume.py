@@ -44,6 +44,7 @@ class Choice:
         skipped: One line for each newer checkpoint that could not be read.
         notes: Lines for the log.
         iteration: Finished iterations; None if the checkpoint does not have the number.
+        fast: Whether that run had the fast settings of a card.
     """
 
     path: Optional[str] = None
@@ -52,6 +53,7 @@ class Choice:
     skipped: List[str] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
     iteration: Optional[int] = None
+    fast: bool = False
 
 
 def choose_checkpoint(
@@ -139,7 +141,13 @@ def read_choice(path: str) -> Choice:
     """
     checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
     meta = _read_meta(checkpoint, path)
-    return Choice(path, meta.get('seed'), meta.get('virtual_ranks'), iteration=meta.get('iter'))
+    return Choice(
+        path,
+        meta.get('seed'),
+        meta.get('virtual_ranks'),
+        iteration=meta.get('iter'),
+        fast=meta.get('fast') is True,
+    )
 
 
 def _first_readable(paths: Sequence[str]) -> Choice:

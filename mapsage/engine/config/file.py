@@ -7,6 +7,7 @@ the file nor the text of the line. Both are taken from the frames of MMEngine's 
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, List, Mapping, Optional, Tuple
 
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 
 from mapsage.distributed import error_text
 from mapsage.engine.config.mistakes import did_you_mean
@@ -34,11 +36,20 @@ def read_config_file(path: Path) -> Config:
             f'{path} is no config: its name ends in {path.suffix!r}, expected {_SUFFIXES[0]} (or '
             f'{", ".join(_SUFFIXES[1:])}).'
         )
+    logger = MMLogger.get_current_instance()
+    logger.addFilter(_is_news)
     try:
         return Config.fromfile(str(path))
     # A config is a program, which may raise anything.
     except Exception as error:
         raise ConfigError(_explain(path, error)) from error
+    finally:
+        logger.removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # Every rank would print this, before a log file exists. The resolved config has the value.
+    return not record.getMessage().startswith('Using env variable')
 
 
 def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:

@@ -122,8 +122,12 @@ def misspelt_keys(cfg: Mapping[str, Any]) -> Dict[str, str]:
     known = {*inspect.signature(Runner.__init__).parameters, *_OTHER_KEYS} - {'self', 'cfg'}
     typos = {}
     for key in cfg:
-        distance, nearest = min((_edits(key, name), name) for name in known)
-        if 0 < distance <= (2 if len(key) >= 8 else 1) and len(key) >= 5:
+        if key in known or len(key) < 5:
+            continue
+        most = 2 if len(key) >= 8 else 1
+        near = [name for name in known if abs(len(name) - len(key)) <= most]
+        distance, nearest = min(((_edits(key, name), name) for name in near), default=(3, ''))
+        if distance <= most:
             typos[key] = nearest
     return typos
 

@@ -151,11 +151,11 @@ def summary_lines(run: EngineRun) -> Iterator[str]:
             type(wrapper.optimizer).__name__ for wrapper in built_wrappers(run.optim_wrapper)
         }
         rate = max((value for values in rates.values() for value in values), default=0.0)
+        unit = 'epoch(s)' if isinstance(run._train_loop, EpochBasedTrainLoop) else 'step(s)'
         interval = getattr(run._train_loop, 'val_interval', None)
         yield (
             f'training: {run.max_iters:,} steps of {batch} images for each of '
             f'{run.virtual_ranks.count} rank(s), {", ".join(sorted(optimizers))} with lr {rate:.4g}'
-            + (f', validation every {interval} ' if run.cfg.get('val_dataloader') else '')
-            + ('epoch(s)' if isinstance(run._train_loop, EpochBasedTrainLoop) else '')
+            + (f', validation every {interval} {unit}' if run.cfg.get('val_dataloader') else '')
         )
     yield f'folder: {run.work_dir}, log in {run._log_dir}'

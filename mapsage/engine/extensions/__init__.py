@@ -13,6 +13,7 @@ from mapsage.engine.startup import StopRequests
 from mapsage_launcher.extras import run_extensions_of_extras
 
 from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks, StartSummary
+from .fast import FastSettings
 from .resume import Resume
 from .virtual_ranks import VirtualRankLoading
 
@@ -25,6 +26,8 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     VirtualRankLoading,
     # Before everything that depends on the seed or on whether the run is resumed.
     Resume,
+    # After the checkpoint is chosen, which says what the run began with.
+    FastSettings,
     StartChecks,
     StartSummary,
     Determinism,

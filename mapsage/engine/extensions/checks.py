@@ -16,7 +16,6 @@ from torch import nn
 
 from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
-from mapsage.distributed.wrappers.memory_layout import put_channels_last
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
 from mapsage.engine.config import misspelling_note, monitored_mistake
 from mapsage.engine.display.terminal import summary_lines
@@ -97,12 +96,10 @@ class DataChecks(RunExtension):
 
 
 class ModelInputs(RunExtension):
-    """Images that do not fit the model raise a DataError; ``env_cfg.channels_last`` is applied."""
+    """Images that do not fit the model raise a DataError."""
 
     def prepare_model(self, run: EngineRun, model: nn.Module) -> None:
         watch_inputs(model)
-        if run.env.channels_last:
-            put_channels_last(model)
 
 
 class StartChecks(RunExtension):

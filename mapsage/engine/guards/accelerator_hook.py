@@ -77,9 +77,11 @@ class AcceleratorHook(MapSageHook):
             runner.message_hub.update_scalar('train/memory', peak / 2**20)
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
-        """Write the number of virtual ranks into the checkpoint, which is fixed for the run."""
+        """Write into the checkpoint what is fixed for the run: virtual ranks, fast settings."""
         if isinstance(runner, MapSageRun) and not isinstance(runner.model, SplitModel):
             checkpoint['meta']['virtual_ranks'] = runner.virtual_ranks.count
+        if isinstance(runner, MapSageRun):
+            checkpoint['meta']['fast'] = runner.fast
 
     def after_val_iter(
         self,

@@ -19,6 +19,8 @@ from mapsage.engine.loading.data_record import (
     compare_records,
     facts_of_data,
 )
+from mapsage.engine.loading.passports import compare_with_passport
+from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.host.runner import HostRunner
 
 
@@ -45,9 +47,12 @@ class DataRecordHook(Hook):
         self._before: Optional[Dict[str, Any]] = None
         self._record: Optional[Dict[str, Any]] = None
         self._is_resumed = False
+        # Passport of the checkpoint that is tested.
+        self._passport: Any = None
 
     def after_load_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
-        """Store the record of the checkpoint if the run continues from it."""
+        """Store the passport of the checkpoint, and its record if the run continues from it."""
+        self._passport, _ = passport_of_checkpoint(checkpoint.get('meta'), 'the checkpoint')
         if runner._resume:
             self._is_resumed = True
             record = checkpoint.get('meta', {}).get(META_KEY)
@@ -79,6 +84,20 @@ class DataRecordHook(Hook):
         difference = differences[0]
         assert difference is not None
         self._report(runner, difference)
+
+    def before_test(self, runner: HostRunner) -> None:
+        """Compare the tested scenes with the passport of the checkpoint. Collective.
+
+        Raises:
+            DataError: On every rank, if they certainly differ.
+        """
+        with all_ranks_or_none('comparing the scenes with the passport'):
+            if self._passport is None or not is_main_process():
+                return
+            for finding in compare_with_passport(runner.test_dataloader.dataset, self._passport):
+                if finding.is_error and finding.kind != 'pixel':
+                    raise DataError(finding.text)
+                runner.logger.warning(finding.text)
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Add the record to the checkpoint."""

@@ -249,10 +249,22 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
         DataError: If the mask has another value, or several channels. The message names its file.
     """
     labels = packed_mask(sample)
+    if labels is not None:
+        check_mask(dataset, index, labels)
+
+
+def check_mask(dataset: object, index: object, labels: torch.Tensor) -> None:
+    """Check a mask that is loaded, as :func:`check_labels`.
+
+    Args:
+        dataset: Dataset of the mask, with its wrappers if there are any.
+        index: Index of the sample in ``dataset``.
+        labels: The mask; channels last if it has any.
+    """
     outer, (dataset, index) = dataset, innermost(dataset, index)
     # A user's wrapper may change the classes, and then has the new ones in its metainfo.
     classes = _classes(outer) or _classes(dataset)
-    if labels is None or not classes:
+    if not classes:
         return
     if labels.ndim == 3 and labels.shape[0] > 1 and labels.shape[-1] in (2, 3, 4):
         raise DataError(

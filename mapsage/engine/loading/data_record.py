@@ -25,6 +25,8 @@ from mapsage.host.dataset_parts import (
     parts,
 )
 
+from .passports import passport_of
+
 META_KEY = 'data'
 
 # Most blocks of a list. A digest of a block has 8 hexadecimal digits.
@@ -53,8 +55,8 @@ class DataFacts(NamedTuple):
     Attributes:
         record: Record for checkpoints: ``samples`` (number; None for a stream), ``classes``
             (names), ``order`` (digests of the samples' names, in their order), ``files`` (number),
-            ``sizes`` (digests of the files' sizes) and, for scenes, ``times`` (digests of the times
-            of their last change).
+            ``sizes`` (digests of the files' sizes), ``passport`` (`mapsage/geo/passport.py`) and,
+            for scenes, ``times`` (digests of the times of their last change).
         names: Names behind ``order``.
         files: Paths of the files behind ``sizes`` and ``times``.
     """
@@ -99,6 +101,7 @@ def facts_of_data(dataset: object) -> DataFacts:
     )
     if has_scenes:
         record['times'] = _digests([str(seconds) for _, seconds in stats])
+    record['passport'] = passport_of(dataset)
     return DataFacts(record, names, list(paths))
 
 

@@ -1,6 +1,8 @@
-"""Write LoveDA, Potsdam, Vaihingen or iSAID from their archives in MMSegmentation's layout.
+"""Write LoveDA, Potsdam, Vaihingen, iSAID or an export of a labeling tool as images and masks.
 
 python tools/prepare_data.py DATASET SOURCE --out DIR
+python tools/prepare_data.py coco EXPORT --out DIR        polygons and masks of Roboflow, CVAT, Label Studio
+python tools/prepare_data.py voc EXPORT --out DIR         colored masks of CVAT and Pascal VOC
 python tools/prepare_data.py scenes SCENE... --out DIR    fast copies of scenes and labels
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -66,6 +69,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ['scenes']:
         return copy_scenes(arguments[1:])
+    if arguments[:1] in (['coco'], ['voc']):
+        return convert_export(arguments[0], arguments[1:])
     args = parse_args(arguments)
     from mapsage.extras.demo.prepare.archives import PrepareOptions, prepare_dataset
     from mapsage.extras.demo.prepare.source_files import PrepareError
@@ -92,6 +97,85 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if result.new_files
         else f'{args.out}: already complete'
     )
+    return 0
+
+
+def convert_export(kind: str, arguments: Sequence[str]) -> int:
+    """Write the images and masks of an export; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=f'{Path(sys.argv[0]).name} {kind}',
+        description='Write the export of a labeling tool as PNG images and masks, in the folders that '
+        'docs/tutorials/own-folders.md trains on. A division that the export has is kept.',
+    )
+    parser.add_argument('source', type=Path, help='folder or .zip of the export')
+    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder to write')
+    parser.add_argument(
+        '--val-share',
+        type=float,
+        default=0.2,
+        metavar='SHARE',
+        help='share of the images for validation, where the export has no division (default: 0.2)',
+    )
+    parser.add_argument(
+        '--place',
+        metavar='REGEX',
+        help='images with the same first group in their names are of one place and stay in one part, '
+        "such as '^(.+)_[0-9]+$' for tiles city_12.png (default: each image is a place)",
+    )
+    parser.add_argument('--seed', type=int, default=0, help='another seed, another division')
+    if kind == 'coco':
+        parser.add_argument(
+            '--background',
+            default='background',
+            metavar='NAME',
+            help='name of class 0, the pixels without an annotation (default: background)',
+        )
+        parser.add_argument(
+            '--ignore-crowds',
+            action='store_true',
+            help='annotations with iscrowd=1 are no label (default: they have their category, '
+            'because tools mark run-length masks so)',
+        )
+    else:
+        parser.add_argument(
+            '--ignore-other-colors',
+            action='store_true',
+            help='pixels of a color that is no class are no label (default: an error)',
+        )
+    args = parser.parse_args(arguments)
+    if not 0 <= args.val_share < 1:
+        parser.error(f'--val-share {args.val_share:g}: expected 0 or more and less than 1')
+    if args.place is not None:
+        try:
+            re.compile(args.place)
+        except re.error as error:
+            parser.error(f'--place {args.place!r} is no regular expression: {error}')
+    from mapsage.extras.demo.prepare.coco_export import read_coco
+    from mapsage.extras.demo.prepare.exports import Division, write_export
+    from mapsage.extras.demo.prepare.source_files import PrepareError
+    from mapsage.extras.demo.prepare.voc_export import read_voc
+    from mapsage.pictures.tiles import class_palette
+
+    try:
+        export = (
+            read_coco(args.source, args.background, args.ignore_crowds)
+            if kind == 'coco'
+            else read_voc(args.source, args.ignore_other_colors)
+        )
+        written = write_export(export, args.out, Division(args.val_share, args.place, args.seed))
+    except (OSError, PrepareError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 1
+    for note in export.notes:
+        print(f'note: {note}')
+    images = ', '.join(f'{count} {part}' for part, count in sorted(written.images.items()))
+    print(f'{args.out}: images: {images}')
+    total = max(1, int(written.pixels.sum()))
+    for index, name in [*enumerate(export.classes), (255, 'no label')]:
+        print(f'  {index:3} {name}: {100 * written.pixels[index] / total:.3g} % of the pixels')
+    palette = class_palette(len(export.classes), export.palette or None).tolist()
+    print('for the config (docs/tutorials/own-folders.md):')
+    print(f'data_root = {str(args.out)!r}\nclasses = {export.classes!r}\npalette = {palette!r}')
     return 0
 
 

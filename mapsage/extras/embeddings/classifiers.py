@@ -52,6 +52,18 @@ class Classifier:
             warnings.simplefilter('ignore')
             self._model.fit(inputs, labels)
 
+    def linear(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the probe's weights (classes, C) and biases, whose softmax it predicts; float32.
+
+        All classes must have had a label.
+        """
+        weights, biases = self._model.coef_, self._model.intercept_
+        if len(self._present) == 2:
+            # scikit-learn has the logit of the second class against the first.
+            weights, biases = (np.concatenate([0 * part, part]) for part in (weights, biases))
+        weights = weights / self._scale
+        return weights.astype(np.float32), (biases - weights @ self._mean).astype(np.float32)
+
     def _scaled(self, vectors: np.ndarray) -> np.ndarray:
         return (vectors - self._mean) / self._scale
 

@@ -93,10 +93,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         '--gsd',
-        type=float,
+        type=options.pixel_size,
         metavar='METERS',
         help='size of the pixels that the encoder was trained on, instead of --scale',
     )
+    options.add_scene_options(parser)
     parser.add_argument(
         '--bands',
         type=int,
@@ -125,17 +126,18 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     """End the program with the parser's error if options contradict each other."""
     if not args.inputs:
         parser.error('no INPUT follows the checkpoint')
-    for option, number in (
-        ('--dims', args.dims),
-        ('--window', args.window),
-        ('--batch-size', args.batch_size),
+    for option, number, least in (
+        # A unit vector of one component has no direction.
+        ('--dims', args.dims, 2),
+        ('--window', args.window, 1),
+        ('--batch-size', args.batch_size, 1),
     ):
-        if number is not None and number < 1:
-            parser.error(f'{option} {number}: expected 1 or more')
+        if number is not None and number < least:
+            parser.error(f'{option} {number}: expected {least} or more')
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')
     for option, value in (('--scale', args.scale), ('--gsd', args.gsd)):
-        if value is not None and not 0 < value < float('inf'):
+        if value not in (None, 'auto') and not 0 < value < float('inf'):
             parser.error(f'{option} {value:g}: expected a number above 0')
 
 

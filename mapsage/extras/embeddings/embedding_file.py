@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
@@ -24,7 +23,7 @@ from rasterio.windows import Window
 
 from mapsage.base.files import parse_json
 from mapsage.geo import Raster
-from mapsage.geo.cog import checksum, disk_errors, temporary_beside
+from mapsage.geo.cog import StripWriter, disk_errors, temporary_beside
 from mapsage.geo.errors import GeoError, PathName
 from mapsage.geo.gdal_files import open_file
 
@@ -48,7 +47,7 @@ def tile_side(dims: int) -> int:
     return next((side for side in _TILES if side * side * dims <= _TILE_BYTES), _TILES[-1])
 
 
-class EmbeddingWriter:
+class EmbeddingWriter(StripWriter):
     """Writer of an embedding, in any number of row strips, with its overviews.
 
     The strips go into working files, ``path`` and ``path.ovr`` and so on: GDAL takes the overviews
@@ -76,22 +75,17 @@ class EmbeddingWriter:
         transform: Optional[affine.Affine],
         facts: Mapping[str, Any],
     ) -> None:
-        self.path = str(path)
+        super().__init__(path)
         self._grid = dict(crs=crs, transform=transform)
-        self._written: List[Tuple[int, int, int]] = []
         with disk_errors(self.path):
             self._file = self._create(self.path, width, height, dims)
             self._file.descriptions = tuple(band_names(dims))
             self._file.update_tags(**{TAG: json.dumps(facts)})
 
     def _create(self, path: str, width: int, height: int, dims: int, **grid: Any) -> Any:
-        # rasterio 1.3 opens an existing file first, and fails if a stopped run left it cut off.
-        Path(path).unlink(missing_ok=True)
         # In rows and without compression: strips are written once, and tiles read from any rows.
-        return open_file(
+        return self._open(
             path,
-            'w',
-            driver='GTiff',
             width=width,
             height=height,
             count=dims,
@@ -100,7 +94,6 @@ class EmbeddingWriter:
             interleave='band',
             photometric='minisblack',
             alpha='no',
-            bigtiff='IF_SAFER',
             **{**self._grid, **grid},
         )
 
@@ -110,33 +103,22 @@ class EmbeddingWriter:
         Raises:
             GeoError: If the disk is full.
         """
-        with disk_errors(self.path):
-            self._file.write(vectors, window=Window(0, row, vectors.shape[2], vectors.shape[1]))
-        self._written.append((row, vectors.shape[1], checksum(vectors)))
+        self._write(self._file, row, vectors)
 
     def close(self) -> None:
         """Close the file, read it back, and write the overviews beside it.
 
         Raises:
-            GeoError: If the file differs from what was written: GDAL reports no error if the disk
-                fills up while it closes a file.
+            GeoError: If the file differs from what was written.
         """
-        with disk_errors(self.path):
-            self._file.close()
-            with open_file(self.path) as source:
-                for row, height, expected in self._written:
-                    if (
-                        checksum(source.read(window=Window(0, row, source.width, height)))
-                        != expected
-                    ):
-                        raise OSError(f'the rows from {row} on are not what was written')
-            path = self.path
-            while self._write_overview(path):
-                path += '.ovr'
+        super().close()
+        path = self.path
+        while self._write_overview(path):
+            path += '.ovr'
 
     def _write_overview(self, path: str) -> bool:
         """Write the file ``path.ovr`` of half the size; return whether it was worthwhile."""
-        with open_file(path) as source:
+        with disk_errors(path), open_file(path) as source:
             tile = tile_side(source.count)
             if max(source.width, source.height) <= tile:
                 return False
@@ -149,20 +131,6 @@ class EmbeddingWriter:
                     halved = halve(source.read(window=Window(0, row, source.width, rows)))
                     target.write(halved, window=Window(0, row // 2, width, halved.shape[1]))
         return True
-
-    def __enter__(self) -> EmbeddingWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._file.close()
 
 
 def write_cog(working_path: PathName, destination: PathName) -> None:
@@ -285,6 +253,34 @@ class EmbeddingFile:
             f'{_TESSERA}0, ...). Convert it with the tool that wrote it.'
         )
 
+    def read_stored(
+        self, column: int, row: int, width: int, height: int, factor: int = 1
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """Return what :meth:`read` does, in the values that :meth:`decode` takes.
+
+        Args:
+            column, row, width, height: Window in pixels; inside the file for a factor above 1.
+            factor: Number of pixels, in each direction, of which one is taken, from an overview if
+                the file has a suitable one.
+        """
+        if factor == 1:
+            values, valid = self.raster.read(column, row, width, height)
+        else:
+            shape = -(-height // factor), -(-width // factor)
+            with open_file(self.path) as source:
+                window = Window(column, row, width, height)
+                values = source.read(window=window, out_shape=(self.dims, *shape))
+            valid = np.ones(shape, bool)
+        if self.kind != 'tessera':
+            return values, valid & (values[0] != NO_DATA)
+        # No value is reserved: ground without an embedding is zero or not a number.
+        valid &= np.isfinite(values).all(0) & (values != 0).any(0)
+        return np.where(valid, values, 0).astype(np.float32), valid
+
+    def decode(self, values: np.ndarray) -> np.ndarray:
+        """Return float32 vectors of stored values; those without data have no meaning."""
+        return values if self.kind == 'tessera' else dequantize(values)
+
     def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window in pixels, which may reach beyond the file.
 
@@ -292,13 +288,8 @@ class EmbeddingFile:
             ``(dims, height, width)`` float32, 0 without data; and ``(height, width)`` bool, where
             there is data.
         """
-        values, valid = self.raster.read(column, row, width, height)
-        if self.kind != 'tessera':
-            valid &= values[0] != NO_DATA
-            return np.where(valid, dequantize(values), np.float32(0)), valid
-        # No value is reserved: ground without an embedding is zero or not a number.
-        valid &= np.isfinite(values).all(0) & (values != 0).any(0)
-        return np.where(valid, values, 0).astype(np.float32), valid
+        values, valid = self.read_stored(column, row, width, height)
+        return np.where(valid, self.decode(values), np.float32(0)), valid
 
     def read_unit(
         self, column: int, row: int, width: int, height: int

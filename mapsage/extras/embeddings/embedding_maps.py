@@ -39,21 +39,21 @@ from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.launcher_notes import note_for_launcher
 from mapsage.distributed.wrappers import place_module
 from mapsage.geo import stamp
+from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.maps.assembly import has_transform
 from mapsage.maps.description import Classes
+from mapsage.maps.door import Door, as_in_training, choose_gsd
 from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
 from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan, divide_among_ranks
-from mapsage.maps.map_model import Predictor
 from mapsage.maps.model import find_bands, load_weights, place_settings, settings_of
 from mapsage.maps.outputs import Outputs, is_done, remove_outdated, write_report, writing
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
 from mapsage.maps.strip_store import StripStore, key_of
-from mapsage.maps.strips import Waits
 from mapsage.models.frozen_weights import digest_of, pretrained_source
 from mapsage.version import __version__
 
-from .blending import AlignedGrid, CellScene, embed_strips
+from .blending import AlignedGrid, CellScene
 from .embedding_file import EmbeddingFile, EmbeddingWriter, band_names, write_cog
 from .encoder import DEFAULT_LAYER, Encoder
 from .errors import EmbeddingError
@@ -104,28 +104,12 @@ class EmbedJob(MapJob):
         )
         self.strips = StripStore(self.strips.folder, self.grid, False, len(setup.classes.names))
 
-    def predict(
-        self,
-        rank: int,
-        predictor: Predictor,
-        batch_size: int,
-        advance: Callable[[int], None],
-    ) -> Waits:
-        """Compute and store the strips of this rank; the waits are not measured."""
-        scene, setup = self._open(tuple(self.plan.settings['size'])), self._setup
-        with scene.raster:
-            embed_strips(
-                scene,
-                self.grid,
-                setup.cell,
-                setup.margin,
-                self.strips_of(rank),
-                predictor,
-                batch_size,
-                self._store,
-                advance,
-            )
-        return Waits()
+    def _open(self, size: Optional[Tuple[int, int]] = None) -> Scene:
+        if size is None:
+            return super()._open()
+        # The plan's size is in cells.
+        scene = super()._open(tuple(self.plan.settings['size']))
+        return CellScene(scene, self._setup.cell, self._setup.margin)
 
     def assemble(self) -> None:
         """Write the embedding and its report from the strips, and remove them."""
@@ -228,7 +212,12 @@ class EmbedRun:
         self._places = None if settings is None else open_places(settings)
         if self._places is None:
             return find_inputs(args.inputs, args.allow_remote)
-        unused = {'--bands': args.bands, '--scale': args.scale, '--gsd': args.gsd}
+        unused = {
+            '--bands': args.bands,
+            '--scale': args.scale,
+            '--gsd': args.gsd,
+            '--units': args.units,
+        }
         return find_places(self._places, args.inputs, unused)
 
     def _claim_files(self, stack: ExitStack) -> None:
@@ -248,8 +237,12 @@ class EmbedRun:
         args, cfg = self._args, self._cfg
         torch.manual_seed(_SEED)
         model = build_model(cfg)
+        self._passport: Optional[Dict[str, Any]] = None
         if args.checkpoint is not None:
-            load_weights(model, args.checkpoint)
+            meta = load_weights(model, args.checkpoint)
+            self._passport, problem = passport_of_checkpoint(meta, args.checkpoint)
+            if problem:
+                self._say(f'note: {problem}')
         elif isinstance(getattr(model, 'backbone', None), nn.Module):
             self._initialize(model)
         self._amp = choose_precision(cfg, self._accelerator) if args.amp else None
@@ -259,7 +252,8 @@ class EmbedRun:
         model = place_module(revert_sync_batchnorm(model), self._accelerator, local_rank())
         self._encoder = Encoder(model, device, args.layer, self._window, 1, self._amp, self._say)
         assert bands is not None
-        self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
+        self._bands = as_in_training(bands, self._passport, args.units, args.bands)
+        self._gsd = choose_gsd(args.gsd, self._passport)
         self._batch_size = self._encoder.batch_size = choose_batch(
             args.batch_size, self._window, 1, self._accelerator, self._bands.count
         )
@@ -313,13 +307,13 @@ class EmbedRun:
     def _open_inputs(self) -> Dict[str, Tuple[Scene, Tuple[int, int]]]:
         """Open every input; return the scene and the size in which the encoder sees it, by name."""
         scenes, broken = {}, []
+        door = Door(self._passport, self._args.trust_scenes, self._say)
         for name, path in self._inputs.items():
             try:
                 opener = None if self._places is None else self._places.open
                 scene = Scene(path, self._bands, None, (), opener)
-                size, origin = choose_size(
-                    scene, self._bands.resize, self._args.scale, self._args.gsd
-                )
+                size, origin = choose_size(scene, self._bands.resize, self._args.scale, self._gsd)
+                door.examine(scene, size != scene.size)
                 scenes[name] = Scene(path, self._bands, size, (), opener), size
                 if origin != OWN_SIZE:
                     self._say(f'the encoder sees {path} in {size[1]}x{size[0]} pixels ({origin})')
@@ -331,6 +325,7 @@ class EmbedRun:
             raise EmbeddingError(
                 f'{len(broken)} of {len(self._inputs)} input(s) cannot be read: {" ".join(broken)}'
             )
+        door.report()
         return scenes
 
     def _plan(self) -> Dict[str, Any]:

@@ -21,6 +21,7 @@ from mapsage.accelerator import current_accelerator, is_out_of_memory
 from mapsage.maps.predictor import TorchPredictor
 from mapsage.maps.windows import blend_weights
 
+from .blending import VectorBlender
 from .errors import EmbeddingError
 from .vectors import Pca
 
@@ -124,6 +125,10 @@ class Encoder(TorchPredictor):
                 f'{self._window[1]}x{self._window[0]} pixels, which is no whole stride: give '
                 f'--window a multiple of the stride, such as {-(-self._window[0] // 32) * 32}.'
             )
+        if features.shape[1] < 2:
+            raise EmbeddingError(
+                f'--layer {self._layer} gives a single number, expected vectors of 2 or more.'
+            )
         self.stride, self.scores = stride, features.shape[1]
 
     def prepare(
@@ -162,6 +167,12 @@ class Encoder(TorchPredictor):
                     del hooks[number]
         replica._hook()
         return replica
+
+    def blender(
+        self, window: Tuple[int, int], width: int, shared_rows: int, **planes: bool
+    ) -> VectorBlender:
+        """Return what blends the vectors, on the host."""
+        return VectorBlender(self.scores, window, width, shared_rows, **planes)
 
     def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""

@@ -13,11 +13,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import affine
 import numpy as np
 import pyogrio.raw
-import pyproj
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from mapsage.geo import Raster, read_classes, same_crs, to_map
+from mapsage.geo import Raster, read_classes, reprojected, to_map
 from mapsage.geo.burning import burn_polygons
 from mapsage.geo.labels import VECTOR_SUFFIXES
 
@@ -79,10 +78,10 @@ def read_labels(
     for file in files:
         columns, rows, labels, hits = locate(file)
         seen = seen | hits
-        vectors, valid = _read_cells(file, columns, rows)
+        vectors, valid = read_cells(file, columns, rows)
         empty += int((~valid).sum())
         centers = np.stack([columns, rows], 1) + 0.5
-        places = _to_first(file, files[0], to_map(file.raster.transform, centers))
+        places = _move(to_map(file.raster.transform, centers), file.raster.crs, files[0].raster.crs)
         found.append((labels[valid], vectors[valid], places[valid]))
     outside = int((~seen).sum())
     labels, vectors, places = (np.concatenate(parts) for parts in zip(*found))
@@ -174,7 +173,7 @@ def _locate_features(
                 f'{bare} has no CRS and {named} has one, so labels cannot be located. Set it, for '
                 f'example with ogr2ogr -a_srs or gdal_edit -a_srs.'
             )
-        moved = _project(shapes, crs, raster.crs)
+        moved = shapes if raster.crs is None else reprojected(shapes, crs, raster.crs)
         inverse = ~raster.transform
         is_point = shapely.get_type_id(shapely.get_geometry(moved, 0)) == shapely.GeometryType.POINT
         parts, owner = shapely.get_parts(moved[is_point], return_index=True)
@@ -330,7 +329,7 @@ def _pixel_finder(raster: Raster, file: EmbeddingFile) -> Callable[[np.ndarray],
     return lambda cells: cells * factor
 
 
-def _read_cells(
+def read_cells(
     file: EmbeddingFile, columns: np.ndarray, rows: np.ndarray
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return unit vectors (N, C) of cells, and which have data; each tile is read once."""
@@ -352,21 +351,8 @@ def _read_cells(
     return vectors, valid
 
 
-def _to_first(file: EmbeddingFile, first: EmbeddingFile, places: np.ndarray) -> np.ndarray:
-    if file.raster.crs is None or first.raster.crs is None:
-        return places
-    return _move(places, file.raster.crs, first.raster.crs)
-
-
 def _move(points: np.ndarray, source: Any, target: Any) -> np.ndarray:
-    """Return (N, 2) coordinates in another CRS."""
-    if same_crs(source, target):
+    """Return (N, 2) coordinates in another CRS; as they are if one is not known."""
+    if source is None or target is None:
         return points
-    transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
-    return np.stack(transformer.transform(points[:, 0], points[:, 1]), 1)
-
-
-def _project(shapes: np.ndarray, source: Any, target: Any) -> np.ndarray:
-    if source is None or same_crs(source, target):
-        return shapes
-    return shapely.transform(shapes, lambda points: _move(points, source, target))
+    return shapely.get_coordinates(reprojected(shapely.points(points), source, target))

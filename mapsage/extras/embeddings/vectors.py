@@ -28,9 +28,6 @@ SCHEME = 'sign(q) * (abs(q) / 127.5) ** 2'
 """The inverse of :func:`quantize`, as files of embeddings say it."""
 
 _SHORTEST = 1e-12
-# The value of each byte, by its number as an unsigned one.
-_TABLE = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float64)
-_TABLE = (np.sign(_TABLE) * (np.abs(_TABLE) / _SCALE) ** 2).astype(np.float32)
 
 
 def quantize(vectors: np.ndarray) -> np.ndarray:
@@ -44,7 +41,10 @@ def dequantize(quantized: np.ndarray) -> np.ndarray:
 
     Components without data, -128, have no meaning.
     """
-    return _TABLE[quantized.view(np.uint8)]
+    # In integers, which are faster than a table; the result is that of SCHEME to the last bit.
+    wide = quantized.astype(np.int16)
+    wide *= np.abs(wide)
+    return wide.astype(np.float32) / np.float32(_SCALE**2)
 
 
 def to_unit(vectors: np.ndarray) -> np.ndarray:

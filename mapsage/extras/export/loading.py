@@ -20,6 +20,7 @@ from mapsage.distributed import error_text
 from mapsage.extras.export.errors import ExportError
 from mapsage.extras.export.targets import Target
 from mapsage.geo import GeoError, Raster, pixel_side
+from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.host.dataset_parts import innermost, lists_samples
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.file_inputs import inputs_of
@@ -68,6 +69,7 @@ def load(
             target=target.name,
             version=__version__,
             places=places,
+            passport=passport_of_checkpoint(meta, args.checkpoint)[0],
         ),
         reference,
     )

@@ -95,7 +95,8 @@ class Exclusions:
         """Return whether a window has labels (``with_labels``) or is mostly without."""
         share = 0.0
         if box.path in self._known:
-            share = labeled_share(self._known.read(*box))
+            # What is labeled between two parts needs no label again, though no dataset takes it.
+            share = labeled_share(self._known.read(*box, of_all_parts=not self._with_labels))
         return share >= _LABELED_SHARE if self._with_labels else share < _COVERED_SHARE
 
 

@@ -50,8 +50,19 @@ class KnownLabels:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def read(self, path: str, column: int, row: int, width: int, height: int) -> np.ndarray:
+    def read(
+        self,
+        path: str,
+        column: int,
+        row: int,
+        width: int,
+        height: int,
+        of_all_parts: bool = False,
+    ) -> np.ndarray:
         """Return the labels of a window in pixels of a file, uint8 ``(height, width)``.
+
+        With ``of_all_parts``, labels count that ``split`` keeps from every dataset, such as those
+        in the margin between training and validation.
 
         Pixels without a label are ``UNKNOWN``. If several datasets label the same file, the first
         one wins.
@@ -62,7 +73,7 @@ class KnownLabels:
         mask = np.full((height, width), UNKNOWN, np.uint8)
         for leaf, index in self._samples.get(os.path.realpath(path), ()):
             if isinstance(leaf, GeoTiffDataset):
-                labels = _read_scene(leaf, index, column, row, width, height)
+                labels = _read_scene(leaf, index, column, row, width, height, of_all_parts)
             else:
                 labels = self._read_image(path, leaf, index)[
                     row : row + height, column : column + width
@@ -109,13 +120,19 @@ def _files(leaf: Any) -> List[str]:
 
 
 def _read_scene(
-    leaf: GeoTiffDataset, index: int, column: int, row: int, width: int, height: int
+    leaf: GeoTiffDataset,
+    index: int,
+    column: int,
+    row: int,
+    width: int,
+    height: int,
+    of_all_parts: bool,
 ) -> np.ndarray:
     mask, side = np.empty((height, width), np.uint8), min(_TILE, max(height, width))
     for top in range(0, height, side):
         for left in range(0, width, side):
             tile = mask[top : top + side, left : left + side]
-            tile[:] = leaf.read_labels(index, column + left, row + top, side)[
+            tile[:] = leaf.read_labels(index, column + left, row + top, side, of_all_parts)[
                 : tile.shape[0], : tile.shape[1]
             ]
     return mask

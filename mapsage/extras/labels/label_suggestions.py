@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Sequence, TypeVar
 
@@ -22,7 +21,7 @@ from mapsage.commands.checkpoint_model import (
     choose_batch,
     choose_precision,
     choose_window,
-    load_model,
+    load_model_and_meta,
     start_accelerator,
 )
 from mapsage.commands.cli import LOADERS, read_config
@@ -39,6 +38,8 @@ from mapsage.extras.labels.window_facts import FileWindow, WindowFacts, WindowJu
 from mapsage.extras.labels.window_source import WindowCandidate, WindowSource
 from mapsage.extras.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.geo import GeoError
+from mapsage.geo.passport import passport_of_checkpoint
+from mapsage.maps.door import Door, as_in_training, choose_gsd
 from mapsage.maps.errors import PredictError
 from mapsage.maps.inputs import find_inputs
 from mapsage.maps.model import check_labeling, place_settings
@@ -72,7 +73,12 @@ class LabelSuggestions:
                 else find_places(
                     places,
                     args.inputs,
-                    {'--bands': args.bands, '--scale': args.scale, '--gsd': args.gsd},
+                    {
+                        '--bands': args.bands,
+                        '--scale': args.scale,
+                        '--gsd': args.gsd,
+                        '--units': args.units,
+                    },
                 )
             ).values()
         )
@@ -88,10 +94,14 @@ class LabelSuggestions:
             decided,
             first,
         )
-        model, self._classes, bands = load_model(self._cfg, args.checkpoint)
-        bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
+        model, self._classes, bands, meta = load_model_and_meta(self._cfg, args.checkpoint)
+        passport, problem = passport_of_checkpoint(meta, args.checkpoint)
+        if problem:
+            say(f'note: {problem}')
+        bands = as_in_training(bands, passport, args.units, args.bands)
+        gsd = choose_gsd(args.gsd, passport)
         window, _, window_origin = choose_window(self._cfg, args.window, 0)
-        self._source = WindowSource(bands, window, args.scale, args.gsd, places)
+        self._source = WindowSource(bands, window, args.scale, gsd, places)
         model = place_module(revert_sync_batchnorm(model), accelerator, local_rank())
         predictor = WindowPredictor(
             model,
@@ -108,6 +118,12 @@ class LabelSuggestions:
         )
         self._judge = WindowJudge(model, predictor, len(self._classes.names), args.min_confidence)
         self._crs = self._common_crs()
+        door = Door(passport, args.trust_scenes, say)
+        for path in self._inputs:
+            with self._source.scene(path).raster as raster:
+                scene = self._source.scene(path)
+                door.examine(scene, scene.size != (raster.height, raster.width))
+        door.report()
         say(
             f'{len(self._inputs)} input(s); windows of {window[1]}x{window[0]} pixels '
             f'({window_origin})'

@@ -103,10 +103,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         '--gsd',
-        type=float,
+        type=options.pixel_size,
         metavar='METERS',
         help='size of the pixels that the model was trained on, instead of --scale',
     )
+    options.add_scene_options(parser)
     parser.add_argument(
         '--bands',
         type=int,
@@ -146,7 +147,7 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')
     for option, factor in (('--scale', args.scale), ('--gsd', args.gsd)):
-        if factor is not None and not 0 < factor < float('inf'):
+        if factor not in (None, 'auto') and not 0 < factor < float('inf'):
             parser.error(f'{option} {factor:g}: expected a number above 0')
 
 

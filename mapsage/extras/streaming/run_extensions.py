@@ -41,6 +41,10 @@ class EncoderFeatures(RunExtension):
         reason = 'feature_source, whose features of a batch only one rank has'
         return reason if cfg.get('feature_source') else ''
 
+    def fixes_layout(self, cfg: Config) -> bool:
+        # Encoders elsewhere and caches know the config, and not what the run began with.
+        return bool(cfg.get('feature_source'))
+
     def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
         if not run.cfg.get('feature_source'):
             return []

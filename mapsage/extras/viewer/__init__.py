@@ -12,12 +12,14 @@ if not is_only_help():
     from .catalog import MapEntry, find_maps
     from .display import TruthSettings
     from .errors import ViewError
+    from .labeling import Labeling
     from .review import Review
     from .server import ViewServer
     from .session import ViewSession
     from .static import write_static
 
 __all__ = [
+    'Labeling',
     'MapEntry',
     'Review',
     'TruthSettings',

@@ -53,6 +53,8 @@ class MapEntry:
         polygons: Path of the GeoPackage, or None.
         windows: (height, width) of the prediction windows, and of the scene, both in the pixels
             that the model saw; empty if unknown.
+        colors: Bands of the scene that are shown as red, green and blue, or one band as gray,
+            counted from 1; empty for the first ones.
         notes: Sentences that the viewer shows about missing files, with the reason.
     """
 
@@ -65,11 +67,12 @@ class MapEntry:
     truth: Optional[Path] = None
     polygons: Optional[Path] = None
     windows: Tuple[Tuple[int, int], ...] = ()
+    colors: Tuple[int, ...] = ()
     notes: List[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Read once, because the file may be removed while the map is shown.
-        self._grid = _read_grid(self.path)
+        self._grid = read_grid(self.path)
 
     def as_json(self) -> Dict[str, Any]:
         """Return the facts about the map that the page shows, without its files."""
@@ -85,7 +88,7 @@ class MapEntry:
         )
 
 
-def _read_grid(path: Path) -> Dict[str, Any]:
+def read_grid(path: Path) -> Dict[str, Any]:
     """Return size, CRS and pixel size of a map."""
     with Raster(path) as raster:
         side = pixel_side(raster) if raster.is_georeferenced else float('nan')
@@ -110,6 +113,7 @@ def find_maps(
     scenes: Union[None, str, Path] = None,
     truth: Union[None, str, Path] = None,
     allow_remote: bool = False,
+    bands: Sequence[int] = (),
 ) -> List[MapEntry]:
     """Return the maps of files and folders, in the order of their names.
 
@@ -122,6 +126,8 @@ def find_maps(
         truth: Folder of labels, each for the map of its name, or a file for all maps.
         allow_remote: Whether a file among ``inputs`` may make this process ask a server for data,
             as a VRT does.
+        bands: Bands that are shown as red, green and blue, or one as gray, counted from 1; empty
+            for those that the prediction showed, ``bands.rgb`` of the model.
 
     Raises:
         ViewError: If there is no map, an input or a folder does not exist, or a map needs a server
@@ -143,7 +149,7 @@ def find_maps(
             check_servers([str(path)], path.name)
         classes = _read_classes(path)
         if classes:
-            entries.append(_make_entry(path, classes, scenes_by_name, truth_by_name))
+            entries.append(_make_entry(path, classes, scenes_by_name, truth_by_name, bands))
     if not entries:
         names = ', '.join(path.name for path in files[:5]) or 'no .tif file'
         raise ViewError(
@@ -219,7 +225,11 @@ def _files_by_name(path: Union[None, str, Path], option: str) -> Dict[str, Path]
 
 
 def _make_entry(
-    path: Path, classes: List[Dict[str, Any]], scenes: Mapping[str, Path], truth: Mapping[str, Path]
+    path: Path,
+    classes: List[Dict[str, Any]],
+    scenes: Mapping[str, Path],
+    truth: Mapping[str, Path],
+    bands: Sequence[int],
 ) -> MapEntry:
     report = _report(path)
     values = {entry['name']: entry['value'] for entry in classes}
@@ -243,6 +253,7 @@ def _make_entry(
     polygons = path.with_suffix('.gpkg')
     entry.polygons = polygons if polygons.exists() else None
     entry.windows = _windows_of(report)
+    entry.colors = tuple(bands) or _colors_of(report)
     return entry
 
 
@@ -276,6 +287,13 @@ def _scenes_of(report: Dict[str, Any]) -> List[str]:
 def _settings(report: Dict[str, Any]) -> Dict[str, Any]:
     settings = report.get('settings')
     return settings if isinstance(settings, dict) else {}
+
+
+def _colors_of(report: Dict[str, Any]) -> Tuple[int, ...]:
+    bands = report.get('colors')
+    # Also empty for a report of an earlier version.
+    is_valid = isinstance(bands, list) and all(type(band) is int and band > 0 for band in bands)
+    return tuple(bands) if is_valid and len(bands) in (1, 3) else ()  # type: ignore[arg-type]
 
 
 def _windows_of(report: Dict[str, Any]) -> Tuple[Tuple[int, int], ...]:

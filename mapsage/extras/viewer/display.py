@@ -28,6 +28,7 @@ from rasterio.windows import Window
 
 from mapsage.base.files import atomic_write, parse_json
 from mapsage.geo import (
+    HARMONIZED,
     VECTOR_SUFFIXES,
     ClassMapWriter,
     MapInfo,
@@ -67,7 +68,7 @@ _GOOD_SIZE = 1024
 def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
     """Return the path of a file with a map's scene that a browser can read: the scene, or a copy.
 
-    The copy has the first three bands, 8 bits each (values of other types are stretched from their
+    The copy has the bands of ``entry.colors``, 8 bits each (values of other types are stretched from their
     2nd to their 98th percentile), a mask of the valid pixels, and the grid of the map.
 
     Raises:
@@ -75,13 +76,20 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
         GeoError: If the scene cannot be read, or the disk is full.
     """
     with Raster(entry.path) as target:
-        if len(entry.scenes) == 1 and _is_readable(entry.scenes[0], target):
+        if (
+            entry.colors in ((), (1, 2, 3))
+            and len(entry.scenes) == 1
+            and _is_readable(entry.scenes[0], target)
+        ):
             return Path(entry.scenes[0])
-        copy = _copy_path(entry, 'scene', entry.scenes)
+        bands = entry.colors or None
+        copy = _copy_path(entry, 'scene', entry.scenes, *map(str, entry.colors))
         if not copy.exists():
             with ExitStack() as stack:
                 scene: Raster = stack.enter_context(
-                    Raster(entry.scenes[0]) if len(entry.scenes) == 1 else Mosaic(entry.scenes)
+                    Raster(entry.scenes[0], bands)
+                    if len(entry.scenes) == 1
+                    else Mosaic(entry.scenes, bands, units=HARMONIZED)
                 )
                 read = _raster_reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
                 _write_scene(copy, read, target, _find_limits(scene), progress)

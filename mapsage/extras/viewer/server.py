@@ -2,7 +2,8 @@
 
 Everything in a request may come from a stranger or from another page in the user's browser.
 `admission.py` decides who gets answers, `connections.py` limits connections and times, and only
-files of the :class:`ViewSession` are sent. A page can write nothing but decisions of a review.
+files of the :class:`ViewSession` are sent. A page can write nothing but decisions of a review and
+labels.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from urllib.parse import parse_qs
 
 from pyogrio.errors import DataLayerError, DataSourceError
 
+from mapsage.base.errors import UserError
 from mapsage.base.files import parse_json
 
 from .admission import Admission
 from .connections import BoundedHandler, BoundedServer, as_bytes, requested_part
 from .errors import ViewError
+from .labeling import Labeling
 from .polygons import polygons_in
 from .review import DECISIONS, Review
 from .session import ViewSession, stamp_of
@@ -67,6 +70,7 @@ class ViewServer(BoundedServer):
         session: Maps to show.
         port: Port to listen at; 0 takes a free one.
         review: Review of the maps; None for a viewer without one.
+        labeling: What is shown and labeled in place of maps, or None.
         say: Function that is called with a sentence and the next link when a link was used.
 
     Raises:
@@ -79,8 +83,10 @@ class ViewServer(BoundedServer):
         port: int = 0,
         review: Optional[Review] = None,
         say: Callable[[str], None] = lambda text: None,
+        labeling: Optional[Labeling] = None,
     ) -> None:
         self.session, self.review, self.say = session, review, say
+        self.labeling = labeling
         self.admission = Admission()
         try:
             super().__init__(('127.0.0.1', port), _Handler)
@@ -124,13 +130,15 @@ class _Handler(BoundedHandler):
         elif path in PAGE:
             self._send_file(WEB / PAGE[path])
         elif path == 'catalog.json':
-            self._send_json(
-                dict(
-                    self.server.session.as_json(self._url_of), review=self.server.review is not None
-                )
-            )
+            self._send_catalog()
         elif path == 'review.json' and self.server.review is not None:
             self._send_review(self.server.review)
+        elif path.startswith('labels/') and self.server.labeling is not None:
+            tile = self.server.labeling.tile_at(path)
+            if tile is None:
+                self._refuse(HTTPStatus.NOT_FOUND, f'There is no tile {path[:200]}.')
+            else:
+                self._send(HTTPStatus.OK, 'application/octet-stream', tile)
         elif match and match.group(2) == 'polygons':
             self._send_polygons(int(match.group(1)), parse_qs(query))
         elif match and match.group(3):
@@ -141,8 +149,10 @@ class _Handler(BoundedHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:  # noqa: N802
-        """Accept a decision of a review, from the viewer's own page only (checked by Origin)."""
-        review, length = self.server.review, self.headers.get('Content-Length', '')
+        """Accept a decision or a label, from the viewer's own page only (checked by Origin)."""
+        length = self.headers.get('Content-Length', '')
+        receivers = {'/review': self.server.review, '/labels': self.server.labeling}
+        receiver = receivers.get(self.path)
         port = self._port()
         if port is None:
             self._refuse(HTTPStatus.FORBIDDEN, _ELSEWHERE)
@@ -150,7 +160,7 @@ class _Handler(BoundedHandler):
             self._refuse(HTTPStatus.FORBIDDEN, _NOT_ADMITTED)
         elif self.headers.get('Origin') != f'http://{self.headers.get("Host")}':
             self._refuse(HTTPStatus.FORBIDDEN, 'Expected a decision from the page of this viewer.')
-        elif self.path != '/review' or review is None:
+        elif receiver is None:
             self._refuse(HTTPStatus.NOT_FOUND, f'{self.path[:200]} accepts no decisions.')
         elif self.headers.get('Content-Type', '').partition(';')[0].strip() != 'application/json':
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, 'Expected application/json.')
@@ -163,8 +173,10 @@ class _Handler(BoundedHandler):
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f'Content-Length {length[:20]}: expected at most {_LONGEST} bytes.',
             )
+        elif isinstance(receiver, Review):
+            self._decide(receiver, self.rfile.read(as_bytes(length)))
         else:
-            self._decide(review, self.rfile.read(as_bytes(length)))
+            self._change_labels(receiver, self.rfile.read(as_bytes(length)))
 
     def log_message(self, *arguments: object) -> None:
         """Print nothing: a map takes many requests."""
@@ -201,6 +213,13 @@ class _Handler(BoundedHandler):
             return f'maps/{number}/polygons'
         # With the stamp, the browser's cache cannot mix byte ranges of an old and a new file.
         return f'maps/{number}/{kind}/{self.server.session.stamp(number, kind)}.tif'
+
+    def _send_catalog(self) -> None:
+        catalog = self.server.session.as_json(self._url_of)
+        labeling = self.server.labeling
+        if labeling is not None:
+            catalog.update(maps=labeling.catalog(), labels=labeling.describe())
+        self._send_json(dict(catalog, review=self.server.review is not None))
 
     def _send_raster(self, number: int, kind: str, stamp: str) -> None:
         path = self.server.session.file(number, kind)
@@ -324,6 +343,12 @@ class _Handler(BoundedHandler):
             self._send_json(review.as_json())
         except ViewError as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+    def _change_labels(self, labeling: Labeling, body: bytes) -> None:
+        try:
+            self._send_json(labeling.change(dict(parse_json(body.decode()))))
+        except (UserError, ValueError, TypeError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
 
     def _decide(self, review: Review, body: bytes) -> None:
         try:

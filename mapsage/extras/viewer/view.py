@@ -4,6 +4,7 @@ python tools/view.py work_dirs/demo/maps
 python tools/view.py maps/ --scenes scenes/ --truth labels/
 python tools/view.py maps/ --truth labels/ --review errors.gpkg   q in the page reviews tiles
 python tools/view.py maps/ --static site/      a folder for any web server
+python tools/view.py embeddings/ --points points.gpkg   a map by clicks, see mapsage embed
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence
 
 from mapsage.base.console import accept_any_text, examples
+from mapsage.base.errors import UserError
+from mapsage_launcher.extras import extensions_of
 
 if TYPE_CHECKING:
-    from mapsage.extras.viewer import Review, ViewSession
+    from mapsage.extras.viewer import Review, ViewServer, ViewSession
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -71,6 +74,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         help='class of pixels without a polygon in --truth; 255: unlabeled (default: 0)',
     )
     parser.add_argument(
+        '--bands',
+        type=int,
+        nargs='+',
+        default=(),
+        metavar='N',
+        help='bands of the scenes that are shown as red, green and blue, or one as gray, counted '
+        'from 1 (default: those of the preview, bands.rgb of the model)',
+    )
+    parser.add_argument(
         '--review',
         metavar='FILE',
         help='GeoPackage for the decisions of a review (default: review.gpkg beside the first map)',
@@ -84,17 +96,23 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         help='write the page and all its files into '
         'this folder, for a web server, and serve nothing',
     )
+    for extension in extensions_of('view'):
+        extension.add_options(parser)
     args = parser.parse_args(argv)
+    for extension in extensions_of('view'):
+        extension.check_options(parser, args)
     if args.static is not None and args.review is not None:
         parser.error('--review needs the server of this program, which --static does not start')
+    if len(args.bands) not in (0, 1, 3) or any(band < 1 for band in args.bands):
+        parser.error(
+            f'--bands {" ".join(map(str, args.bands))}: expected three bands such as 4 3 2, or one, '
+            f'counted from 1'
+        )
     if args.review is not None and Path(args.review).suffix.lower() != '.gpkg':
         parser.error(f'--review {args.review}: expected a name that ends in .gpkg')
-    from mapsage.extras.viewer import ViewError
-    from mapsage.geo import GeoError
-
     try:
         view(args)
-    except (GeoError, ViewError) as error:
+    except UserError as error:
         sys.exit(f'{type(error).__name__}: {error}')
 
 
@@ -106,6 +124,7 @@ def view(args: argparse.Namespace) -> None:
         GeoError: If a map or scene cannot be read.
     """
     from mapsage.extras.viewer import (
+        Labeling,
         Review,
         TruthSettings,
         ViewServer,
@@ -117,7 +136,14 @@ def view(args: argparse.Namespace) -> None:
 
     if not args.allow_remote:
         forbid_servers()
-    entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote)
+    for extension in extensions_of('view'):
+        if extension.is_asked(args):
+            source = extension.run(args)
+            labeling = Labeling(source, args.points)
+            with ViewServer(ViewSession([]), args.port, None, say, labeling) as server:
+                serve(server, len(source.paths))
+            return
+    entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote, args.bands)
     session = ViewSession(
         entries,
         TruthSettings(args.reduce_zero_label, args.class_field, args.default_class, args.outside),
@@ -134,17 +160,22 @@ def view(args: argparse.Namespace) -> None:
         return
     review = Review(session, args.review, say)
     with ViewServer(session, args.port, review, say) as server:
-        say(f'{len(entries)} map(s): open {server.url} in a browser; Ctrl+C ends it.')
-        say('The link works once: the next one is printed when it is used, for another browser.')
-        say(
-            f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
-            f'{getpass.getuser()}@{socket.gethostname()}'
-        )
         threading.Thread(target=_prepare, args=(session, review), daemon=True).start()
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            say('')
+        serve(server, len(entries))
+
+
+def serve(server: ViewServer, count: int) -> None:
+    """Tell the user where the page is, and answer it until the user stops the program."""
+    say(f'{count} map(s): open {server.url} in a browser; Ctrl+C ends it.')
+    say('The link works once: the next one is printed when it is used, for another browser.')
+    say(
+        f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
+        f'{getpass.getuser()}@{socket.gethostname()}'
+    )
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        say('')
 
 
 def _prepare(session: ViewSession, review: Review) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 from mapsage.base.files import parse_json
 from mapsage.geo import GeoError, acquisition_time, locate
+from mapsage.geo.scene_facts import item_text
 
 from .places import DatedImage, Place, check_files, read_date
 from .sensor_files import SensorFiles
@@ -136,12 +137,14 @@ def _places(path: str, rows: List[Row], sensors: Mapping[str, SensorFiles]) -> L
     for name, sensor, text, files in _images(rows, sensors):
         subject = f'the list {path}, place {name!r} and sensor {sensor!r}'
         paths = _paths(files, sensors[sensor], subject)
+        items = {row['path']: row['item'] for row in files if row.get('item')}
         date = read_date(text or acquisition_time(paths[0]), subject)
         image = DatedImage(
             date.date if date else None,
             paths,
             next((row['mask'] for row in files if row.get('mask')), None),
             date.may_be_next_year if date else False,
+            tuple(items[path] for path in paths) if items else (),
         )
         clouds = sensors[sensor].clouds
         if clouds is not None and clouds.band is None and image.mask is None:
@@ -300,10 +303,13 @@ def _rows_of_items(
         if clouds is not None and clouds.band is None:
             common['mask'] = _href(assets, clouds.mask or 'mask', subject)
         if all(str(band) in assets for band in sensor.bands):
-            for band in sensor.bands:
-                yield dict(common, band=str(band), path=_href(assets, str(band), subject))
+            for band in map(str, sensor.bands):
+                text = item_text(properties, [assets[band]], item.get('collection'))
+                yield dict(common, band=band, path=_href(assets, band, subject), item=text)
         else:
-            yield dict(common, path=_href(assets, _data_asset(assets, sensor, subject), subject))
+            name = _data_asset(assets, sensor, subject)
+            text = item_text(properties, [assets[name]], item.get('collection'))
+            yield dict(common, path=_href(assets, name, subject), item=text)
 
 
 def _date_of(properties: Mapping[str, Any], subject: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from mapsage.geo import GeoError
+from mapsage.geo.scene_facts import STORED
 
 from .file_lists import list_text, read_list
 from .place_raster import PlaceRaster, finest_image
@@ -56,7 +57,10 @@ class PlaceInputs:
     """
 
     def __init__(self, dataset: Mapping[str, Any]) -> None:
-        self._sensors = read_sensors(dataset['sensors'])
+        units = dataset.get('units', STORED)
+        self._sensors = read_sensors(
+            {name: {'units': units, **sensor} for name, sensor in dataset['sensors'].items()}
+        )
         # There are no labels, so a grid of theirs is that of the smallest pixels.
         grid = dataset.get('grid')
         self._grid = None if grid == 'labels' else grid

@@ -11,6 +11,8 @@ Shapes:
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
@@ -28,6 +30,7 @@ from mapsage.geo import (
     pixel_side,
     read_on_grid,
 )
+from mapsage.geo.scene_facts import STORED, facts_of, open_scene
 from mapsage.geo.stacks import NO_DAY, StackLayout, day_number
 
 from .places import DatedImage, Place
@@ -54,7 +57,8 @@ class _BandFile(NamedTuple):
 
     def read(self, box: Box, copies: Mapping[str, str]) -> Tuple[np.ndarray, np.ndarray]:
         path = copies.get(self.path, self.path)
-        return self.position.read_with(open_raster(path, self.bands), box)
+        raster = open_raster(path, self.bands, conversion=self.position.raster.conversion)
+        return self.position.read_with(raster, box)
 
 
 class _Layer:
@@ -82,9 +86,13 @@ class _Layer:
         size: Tuple[int, int],
     ) -> None:
         self.files = [
-            _open(path, bands, crs, transform, size)
-            for path, bands in bands_of_files(image, sensor)
+            _open(path, bands, crs, transform, size, sensor.units, item)
+            for (path, bands), item in zip_longest(bands_of_files(image, sensor), image.items)
         ]
+        if image.date is not None:
+            for file in self.files:
+                raster, day = file.position.raster, image.date.strftime('%Y%m%d')
+                raster.scene = replace(facts_of(raster), day=day)
         self.clouds = sensor.clouds
         self.mask: Optional[_BandFile] = None
         if sensor.clouds is not None:
@@ -249,6 +257,7 @@ class PlaceRaster(Raster):
         layout: Order of the bands.
         days: Day number of each date of each sensor; 0 for a missing date.
         resampled: Path of each file that is not on the grid, with the difference.
+        units: Unit in which the images of each sensor are read.
 
     Raises:
         GeoError: If a file cannot be opened, lacks bands, or does not overlap the grid, or if the
@@ -274,6 +283,7 @@ class PlaceRaster(Raster):
             self.validity = reference.validity
         self.bands = tuple(range(1, self.layout.image_channels + 1))
         self.nodata, self.descriptions = None, tuple(None for _ in self.bands)
+        self.units = {name: sensor.units for name, sensor in sensors.items()}
         self._layers: List[Union[_Layer, _TiledLayer, None]] = []
         days: List[int] = []
         for name, sensor in sensors.items():
@@ -400,6 +410,7 @@ class PlaceRaster(Raster):
         return dict(
             grid=[fact['grid'] for fact in facts],
             validity=dict(files=[fact['validity'] for fact in facts], clouds=clouds),
+            **({} if set(self.units.values()) == {STORED} else dict(units=self.units)),
         )
 
     def files(self) -> List[str]:
@@ -425,7 +436,9 @@ class PlaceRaster(Raster):
 
     def __repr__(self) -> str:
         # The text identifies cached samples, so it must be the same in every process.
-        return f'PlaceRaster({self.place}, {self.layout}, {self.path})'
+        # Cached samples of earlier versions, which had stored values only, stay valid.
+        units = f', {self.units}' if set(self.units.values()) != {STORED} else ''
+        return f'PlaceRaster({self.place}, {self.layout}, {self.path}{units})'
 
     def _rasters(self) -> List[Raster]:
         return [raster for layer in self._layers if layer is not None for raster in layer.rasters]
@@ -455,6 +468,16 @@ class PlaceRaster(Raster):
                 f'the rows {box[1]} to {box[1] + box[3]}. Check the name of the place and the CRS '
                 'of both files.'
             )
+
+    def scenes_of(self, sensor: str) -> List[Raster]:
+        """Return the files of a sensor's bands, in the order of the dates."""
+        number = 0
+        for candidate in self.layout.sensors:
+            layers = self._layers[number : number + candidate.max_dates]
+            if candidate.name == sensor:
+                return [file.position.raster for layer in layers if layer for file in layer.files]
+            number += candidate.max_dates
+        return []
 
     def much_finer_files(self) -> List[str]:
         """Return the files whose pixels are much smaller than the pixels of the grid.
@@ -540,8 +563,10 @@ def _open(
     crs: Optional[CRS],
     transform: affine.Affine,
     size: Tuple[int, int],
+    units: str = STORED,
+    item: Optional[str] = None,
 ) -> _BandFile:
-    with Raster(path, bands) as raster:
+    with open_scene(path, bands, units=units, item=item) as raster:
         box = box_on_grid(raster, crs, transform, size)
         return _BandFile(path, bands, RasterOnGrid(raster, box, crs, transform, size))
 

@@ -10,7 +10,7 @@ import datetime
 import glob
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from mapsage.geo import GeoError, acquisition_time, is_gdal_name
@@ -34,12 +34,15 @@ class DatedImage:
         paths: Path of the file, or of the file of each band.
         mask: Path of the mask of clouds, or None.
         may_be_next_year: As in ``ImageDate``.
+        items: What a STAC item says of each file, as ``scene_facts.item_text`` returns it; empty
+            without an item. They are no part of the text that identifies cached samples.
     """
 
     date: Optional[datetime.date]
     paths: Tuple[str, ...]
     mask: Optional[str] = None
     may_be_next_year: bool = False
+    items: Tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def tiles(self) -> Tuple[DatedImage, ...]:
@@ -63,7 +66,8 @@ class TiledImage(DatedImage):
     @property
     def tiles(self) -> Tuple[DatedImage, ...]:
         """The images of this date."""
-        return (DatedImage(self.date, self.paths, self.mask, self.may_be_next_year), *self.others)
+        first = DatedImage(self.date, self.paths, self.mask, self.may_be_next_year, self.items)
+        return (first, *self.others)
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ def _join_tiles(place: str, sensor: str, images: List[DatedImage]) -> List[Dated
             tiles[0].paths,
             tiles[0].mask,
             any(tile.may_be_next_year for tile in tiles),
+            tiles[0].items,
             tuple(tiles[1:]),
         )
         for date, tiles in by_date.items()

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from mapsage.geo import GeoError
+from mapsage.geo.scene_facts import STORED, UNITS
 from mapsage.geo.stacks import StackLayout
 
 Band = Union[int, str]
 
-_KEYS = ('scenes', 'bands', 'max_dates', 'clouds')
+_KEYS = ('scenes', 'bands', 'max_dates', 'clouds', 'units')
 _CLOUD_KEYS = ('mask', 'band', 'clear')
 
 
@@ -42,6 +43,7 @@ class SensorFiles:
         bands: Numbers, counted from 1, or descriptions of the bands that are read.
         max_dates: Largest number of dates in a sample.
         clouds: Pixels that are clouded, or None.
+        units: Unit of the values, one of ``scene_facts.UNITS``.
     """
 
     name: str
@@ -49,6 +51,7 @@ class SensorFiles:
     bands: Tuple[Band, ...]
     max_dates: int
     clouds: Optional[Clouds]
+    units: str = STORED
 
     @property
     def has_band_files(self) -> bool:
@@ -79,8 +82,16 @@ def _read_sensor(name: str, sensor: Mapping[str, Any]) -> SensorFiles:
             f"and {{date}}, such as '{name}/{{place}}_{{date}}.tif'."
         )
     bands = tuple(_band(name, band) for band in sensor['bands'])
+    units = sensor.get('units', STORED)
+    if units not in UNITS:
+        raise GeoError(f'sensor {name!r} has units={units!r}, expected one of {", ".join(UNITS)}.')
     files = SensorFiles(
-        name, scenes, bands, sensor.get('max_dates', 1), _read_clouds(name, sensor.get('clouds'))
+        name,
+        scenes,
+        bands,
+        sensor.get('max_dates', 1),
+        _read_clouds(name, sensor.get('clouds')),
+        units,
     )
     if files.has_band_files and files.clouds is not None and files.clouds.band is not None:
         raise GeoError(

@@ -24,7 +24,7 @@ from mapsage.models.lora.inject import freeze_all_but_adapters
 
 from . import dinov3_weights as weights
 from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
-from .dinov3_blocks import NORM_EPS, Block, run_recomputed
+from .dinov3_blocks import NORM_EPS, Block, autocast_dtype, run_recomputed, sixteen_bit_copy
 from .dinov3_weights import ARCHS, NORMALIZATION, Arch
 from .pixels import BackboneInputError, PixelRange
 from .rope import RotaryPositions
@@ -105,6 +105,10 @@ class DINOv3ViT(BaseModule):
         init_cfg: Optional[Dict[str, Any]] = None,
     ) -> None:
         super().__init__(init_cfg)
+        # 16-bit copies of what is frozen: modules by name, and the tokens 'prefix'; and what they
+        # were copied from.
+        self._copies: Dict[str, Any] = {}
+        self._copied: Tuple[Any, ...] = ()
         self.lora = None if lora is None else parse_lora(lora)
         frozen = frozen and self.lora is None
         self.arch = _parse_arch(arch)
@@ -176,6 +180,7 @@ class DINOv3ViT(BaseModule):
                 normalized. Values above 255 or within 0..1 are logged.
         """
         self._check_input(x)
+        self._copy_frozen(x.device.type)
         return self.compute_maps(x)
 
     def compute_maps(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
@@ -189,10 +194,10 @@ class DINOv3ViT(BaseModule):
             if index in self.out_indices:
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
                     normed = self.norm(tokens)
-                    maps.append(_as_map(normed[:, -rows * columns :], rows, columns))
+                    maps.append(self._as_map(normed[:, -rows * columns :], rows, columns))
                     if self.prefix_tokens:
                         prefix = normed[:, : -rows * columns]
-                        prefixes.append(_as_map(prefix, prefix.shape[1], 1))
+                        prefixes.append(self._as_map(prefix, prefix.shape[1], 1))
         return (*maps, *prefixes)
 
     def embed(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
@@ -209,6 +214,7 @@ class DINOv3ViT(BaseModule):
             BackboneInputError: As in :meth:`forward`.
         """
         self._check_input(x)
+        self._copy_frozen(x.device.type)
         return self._embed_grid(x)
 
     def _embed_grid(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
@@ -237,7 +243,7 @@ class DINOv3ViT(BaseModule):
         Returns:
             Tokens of the same shape.
         """
-        block = self.blocks[index]
+        block = self._copies.get(f'blocks.{index}', self.blocks[index])
         with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self.frozen_stages):
             branch_factors = block.draw_drop_path(tokens)  # type: ignore[operator]
             inputs = (tokens, sine, cosine, branch_factors, attn_mask)
@@ -282,10 +288,10 @@ class DINOv3ViT(BaseModule):
     def _embed(self, x: torch.Tensor) -> torch.Tensor:
         if self.normalization is not None:
             x = (x - self.pixel_mean) / self.pixel_std
-        patches = self.patch_embed(x).flatten(2).transpose(1, 2)
-        prefix = [
-            token.expand(x.shape[0], -1, -1).to(patches.dtype) for token in self._prefix_tokens()
-        ]
+        patch_embed = self._copies.get('patch_embed', self.patch_embed)
+        patches = patch_embed(x).flatten(2).transpose(1, 2)
+        tokens = self._copies.get('prefix', self._prefix_tokens())
+        prefix = [token.expand(x.shape[0], -1, -1).to(patches.dtype) for token in tokens]
         return torch.cat((*prefix, patches), dim=1)
 
     def _load(self, path: str, prefix: str) -> None:
@@ -368,15 +374,59 @@ class DINOv3ViT(BaseModule):
             nn.Module.train(module, False)
             module.requires_grad_(False)
 
+        candidates: Dict[str, nn.Module] = {'patch_embed': self.patch_embed}
+        candidates.update((f'blocks.{index}', block) for index, block in enumerate(self.blocks))
+        self._frozen_modules = {
+            name: module
+            for name, module in candidates.items()
+            if not any(parameter.requires_grad for parameter in module.parameters())
+        }
+        self._frozen_parameters = [
+            parameter
+            for module in self._frozen_modules.values()
+            for parameter in module.parameters()
+        ]
+
+    def _copy_frozen(self, device: str) -> None:
+        """Hold 16-bit copies of the frozen modules as long as autocast computes in 16 bits."""
+        dtype = autocast_dtype(device)
+        prefix, parameters = self._prefix_tokens(), self._frozen_parameters
+        if 'patch_embed' in self._frozen_modules:
+            parameters = [*prefix, *parameters]
+        if dtype is None or any(parameter.requires_grad for parameter in parameters):
+            self._copies, self._copied = {}, ()
+            return
+        # Loading and moving weights changes one of the two.
+        current = (dtype, *((weight.data_ptr(), weight._version) for weight in parameters))
+        if current != self._copied:
+            self._copies = {
+                name: sixteen_bit_copy(module, dtype)
+                for name, module in self._frozen_modules.items()
+            }
+            if 'patch_embed' in self._copies:
+                self._copies['prefix'] = [token.detach().to(dtype) for token in prefix]
+            self._copied = current
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Leave the 16-bit copies out of copies and files of the model."""
+        return {**self.__dict__, '_copies': {}, '_copied': ()}
+
+    def _as_map(self, tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """Return tokens (N, rows * columns, C) as a map in the memory format of the patch weight.
+
+        With its channels last, a map has the dtype of autocast: convolutions would cast it, and
+        the cast also makes it contiguous.
+        """
+        weight = self.patch_embed.weight
+        shape = (tokens.shape[0], -1, rows, columns)
+        if weight.is_contiguous() or not weight.is_contiguous(memory_format=torch.channels_last):
+            return tokens.transpose(1, 2).contiguous().view(shape)
+        dtype = autocast_dtype(tokens.device.type) or tokens.dtype
+        return tokens.to(dtype).contiguous().transpose(1, 2).view(shape)
+
     def _prefix_tokens(self) -> List[nn.Parameter]:
         registers = [self.register_tokens] if self.arch.num_registers else []
         return [self.cls_token, *registers]
-
-
-def _as_map(tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    # Without contiguous() the maps would be channels-last views, for which GroupNorm of torch 2.13
-    # crashes in the backward pass if its input needs no gradient.
-    return tokens.transpose(1, 2).contiguous().view(tokens.shape[0], -1, rows, columns)
 
 
 def _parse_arch(arch: Union[str, Dict[str, Any]]) -> Arch:

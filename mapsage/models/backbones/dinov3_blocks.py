@@ -11,8 +11,9 @@ traded for a second forward pass.
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .dinov3_weights import Arch
-from .rope import RotaryAttention
+from .rope import RotaryAttention, joins_kernels
 
 # norm_layer='layernormbf16' of every model in dinov3/hub/backbones.py.
 NORM_EPS = 1e-5
@@ -95,10 +96,11 @@ class Block(nn.Module):
             branch_factors: Drop-path factors of attention and MLP, from :meth:`draw_drop_path`.
             attn_mask: Attention mask, as in :class:`RotaryAttention`.
         """
-        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine, attn_mask)
-        x = x + (attended if branch_factors is None else attended * branch_factors[0])
-        transformed = self.gamma_2 * self.mlp(self.norm2(x))
-        return x + (transformed if branch_factors is None else transformed * branch_factors[1])
+        factors = (None, None) if branch_factors is None else branch_factors
+        x = _add_branch(
+            x, self.gamma_1, self.attn(self.norm1(x), sine, cosine, attn_mask), factors[0]
+        )
+        return _add_branch(x, self.gamma_2, self.mlp(self.norm2(x)), factors[1])
 
     def draw_drop_path(self, x: torch.Tensor) -> Optional[torch.Tensor]:
         """Draw the drop-path factors of both branches, (2, N, 1, 1), 0 or 1 / (1 - drop_path).
@@ -115,9 +117,53 @@ class Block(nn.Module):
         return torch.full((2, len(x), 1, 1), keep, device=x.device).bernoulli_(keep) / keep
 
 
+def _add_branch(
+    x: torch.Tensor, scale: torch.Tensor, branch: torch.Tensor, factor: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """Return tokens plus a scaled branch, times the drop-path factor of each image if given."""
+    if factor is None and joins_kernels(x):
+        sums = torch.empty_like(x, dtype=torch.promote_types(x.dtype, scale.dtype))
+        return torch.addcmul(x, scale, branch, out=sums)
+    scaled = scale * branch
+    return x + (scaled if factor is None else scaled * factor)
+
+
+def sixteen_bit_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of a frozen block or patch embedding with its matrices in a 16-bit dtype.
+
+    Autocast keeps its casts of trained weights until the step ends, but casts frozen weights again
+    in every call. Norms and layer scales are shared with ``module``, since autocast leaves them in
+    float32.
+    """
+    weights: Dict[int, object] = {}
+    for layer in module.modules():
+        cast = isinstance(layer, (nn.Linear, nn.Conv2d, RotaryAttention))
+        for parameter in layer.parameters(recurse=False):
+            weights[id(parameter)] = (
+                nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+                if cast
+                else parameter
+            )
+    twin = copy.deepcopy(module, weights)
+    for layer in twin.modules():
+        if isinstance(layer, RotaryAttention):
+            layer.joined_bias = layer.join_bias()
+    return twin
+
+
 # Since torch 2.4 the autocast state of any device type can be read. Older versions use reentrant
 # checkpointing.
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
+
+
+def autocast_dtype(device: str) -> Optional[torch.dtype]:
+    """Return the dtype in which autocast computes on a type of device; None where it is off.
+
+    Before torch 2.4 the state cannot be read for every type of device; the answer is None there.
+    """
+    if not _HAS_AUTOCAST_STATE or not torch.amp.is_autocast_available(device):
+        return None
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def run_recomputed(
@@ -142,10 +188,10 @@ def run_recomputed(
     # lacks. If it gets none, it restores the autocast state of CUDA and the CPU only. So run()
     # takes no arguments and restores autocast itself.
     device = tokens.device.type
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(device)
 
     def run() -> torch.Tensor:
-        with torch.autocast(device, dtype=dtype) if enabled else nullcontext():
+        with nullcontext() if dtype is None else torch.autocast(device, dtype=dtype):
             return block(tokens, *inputs)
 
     return checkpoint(run, use_reentrant=False, preserve_rng_state=False)

@@ -22,6 +22,22 @@ from .dinov3_weights import Arch
 
 # Since torch 2.0; explicit_attention computes the same for older versions and for the ONNX export.
 _fused_attention = getattr(F, 'scaled_dot_product_attention', None)
+# Since torch 2.1.
+_is_compiling = getattr(getattr(torch, 'compiler', None), 'is_compiling', None)
+
+
+def joins_kernels(x: torch.Tensor) -> bool:
+    """Return whether a product and a sum of ``x`` may be one kernel: on a card, without gradients.
+
+    With gradients the backward pass would need more kernels, and a compiler joins them itself. On a
+    CPU the joint kernel rounds once less, and maps would differ from those of earlier versions.
+    """
+    return (
+        x.is_cuda
+        and not torch.is_grad_enabled()
+        and _is_compiling is not None
+        and not _is_compiling()
+    )
 
 
 class RotaryPositions(nn.Module):
@@ -77,19 +93,41 @@ def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.T
 
     Args:
         x: Queries or keys, (..., T, D).
-        sine: Sine from :class:`RotaryPositions`, float32 (T, D).
+        sine: Sine from :class:`RotaryPositions`, float32 (T, D), or a view of it that broadcasts.
         cosine: Cosine of the same shape and dtype.
 
     Returns:
         Rotated tensor with the shape and dtype of ``x``, computed in float32.
     """
+    if joins_kernels(x):
+        half = x.shape[-1] // 2
+        # A product of 16-bit and float32 numbers is float32 without a kernel for the cast, and
+        # autocast does not see operators that write into a given tensor.
+        turned, result = x * cosine, torch.empty_like(x)
+        parts = ((slice(half), slice(half, None), -1), (slice(half, None), slice(half), 1))
+        for target, source, sign in parts:
+            torch.addcmul(
+                turned[..., target],
+                x[..., source],
+                sine[..., target],
+                value=sign,
+                out=result[..., target],
+            )
+        return result
     wide = x.to(sine.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention with rotary positions. Keys have no bias, because DINOv3 masks it to zero."""
+    """Self-attention with rotary positions. Keys have no bias, because DINOv3 masks it to zero.
+
+    Attributes:
+        joined_bias: Bias of queries, keys and values, (3 * embed_dims,), of a frozen copy; None
+            where the parameters are read in each forward pass.
+    """
+
+    joined_bias: Optional[torch.Tensor] = None
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -100,6 +138,13 @@ class RotaryAttention(nn.Module):
             self.v_bias = nn.Parameter(torch.zeros(arch.embed_dims))
         self.has_bias = arch.qkv_bias
         self.proj = nn.Linear(arch.embed_dims, arch.embed_dims)
+
+    def join_bias(self) -> Optional[torch.Tensor]:
+        """Return the bias of queries, keys and values, (3 * embed_dims,); None without a bias."""
+        if not self.has_bias:
+            return None
+        # A constant bias on the keys would not stay constant: each key is rotated differently.
+        return torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
 
     def forward(
         self,
@@ -120,17 +165,17 @@ class RotaryAttention(nn.Module):
         Returns:
             Tokens of the shape of ``x``.
         """
-        bias = None
-        if self.has_bias:
-            # A constant bias on the keys would not stay constant: each key is rotated differently.
-            bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
+        bias = self.joined_bias if self.joined_bias is not None else self.join_bias()
         count, tokens, dims = x.shape
         qkv = F.linear(x, self.qkv.weight, bias)
         if isinstance(self.qkv, Adapted):
             qkv = qkv + self.qkv.delta(x)
         qkv = qkv.view(count, tokens, 3, self.num_heads, -1)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        query, key = rotate(query, sine, cosine), rotate(key, sine, cosine)
+        # Queries and keys at once, (N, T, 2, heads, D), which halves the number of kernels.
+        turned = rotate(qkv[:, :, :2], sine[:, None, None], cosine[:, None, None])
+        query, key, value = (
+            projected.transpose(1, 2) for projected in (*turned.unbind(2), qkv[:, :, 2])
+        )
         attend = _fused_attention or explicit_attention
         if attn_mask is None:
             attended = attend(query, key, value)

@@ -180,6 +180,6 @@ def test_a_changed_working_file_is_noticed(tmp_path: Path) -> None:
     stored = quantize(unit_vectors(np.random.RandomState(0), 3, 80, 90))
     writer = EmbeddingWriter(tmp_path / 'w.tif', 90, 80, 3, None, None, FACTS)
     writer.write(0, stored)
-    writer._written[0] = (0, 80, 1)
+    writer._written[0] = (writer._file, 0, 80, [1, 1, 1])
     with pytest.raises(GeoError, match='the rows from 0 on are not what was written'):
         writer.close()

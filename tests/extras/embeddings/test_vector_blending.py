@@ -26,18 +26,19 @@ def test_sums_are_those_of_all_windows(step: int) -> None:
     assert all(start % step == 0 for start in (*grid.rows, *grid.columns))
     weights = np.outer(blend_weights(16, 8), blend_weights(20, 8))
     total, sums = np.zeros((5, 60, 80)), np.zeros((60, 80))
-    blender, rows = VectorBlender(5, grid), []
+    blender, rows = VectorBlender(5, (16, 20), 53, grid.shared_rows, probabilities=True), []
     for number, row in enumerate(grid.rows):
+        start, stop = grid.strip(number)
+        blender.begin(stop - start)
         for column in grid.columns:
             vectors = random.standard_normal((5, 16, 20)).astype(np.float32) * weights
             total[:, row : row + 16, column : column + 20] += vectors
             sums[row : row + 16, column : column + 20] += weights
             valid = np.ones((min(16, 37 - row), min(20, 53 - column)), bool)
             blender.add(column, vectors, weights, valid)
-        start, stop = grid.strip(number)
-        finished, known = blender.take(stop - start)
-        assert known.all()
-        rows.append(finished)
+        finished = blender.take()
+        assert finished.classes.all()
+        rows.append(finished.probabilities.view(np.int8))
     expected = quantize(to_unit((total / np.maximum(sums, 1e-9))[:, :37, :53]))
     difference = np.concatenate(rows, 1).astype(int) - expected
     assert difference.shape == (5, 37, 53) and np.abs(difference).max() <= 1

@@ -20,7 +20,7 @@ from mapsage.commands import cli, doctor, train
 from mapsage.commands.cli import build_model
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.forensics import tune as program
-from mapsage.extras.forensics.tuning import bench, workers
+from mapsage.extras.forensics.tuning import bench, command, workers
 from mapsage.extras.forensics.tuning.bench import StepBench, Visit
 from mapsage.extras.forensics.tuning.options import Variant, combine, step_options
 from mapsage.extras.forensics.tuning.race import Race, Speed
@@ -64,11 +64,20 @@ def _threads() -> Iterator[None]:
 
 @pytest.fixture
 def two_rounds(monkeypatch: Any) -> None:
-    """Let every race have two rounds of short visits, however slow the machine is."""
+    """Let every race have two rounds of visits of two steps, however busy the machine is.
+
+    Beside other work a step may take several times its time. Its visit would end early, and so have
+    no loss to compare, or no visit would fit into the two minutes.
+    """
     run = Race.run
     monkeypatch.setattr(
-        Race, 'run', lambda self, variants, deadline, rounds=2: run(self, variants, deadline, 2)
+        Race,
+        'run',
+        lambda self, variants, deadline, rounds=2: run(self, variants, float('inf'), 2),
     )
+    monkeypatch.setattr(command, 'BUDGET', 1e6)
+    monkeypatch.setattr(bench, 'FAR_SLOWER', float('inf'))
+    monkeypatch.setattr(bench, '_VISIT_SECONDS', 1e6)
     monkeypatch.setattr(bench, '_MOST_STEPS', 2)
     monkeypatch.setattr(workers, '_VISIT_SECONDS', 0.1)
 

@@ -205,6 +205,21 @@ def test_ground_with_labels_is_not_suggested_and_theirs_are_checked(
     assert read(tmp_path / 'again.gpkg')[0]['reason'].startswith('the review says wrong label; ')
 
 
+def test_labels_that_the_split_keeps_from_every_dataset_are_labels(tmp_path: Path) -> None:
+    """Ground between the parts is in no dataset, and needs no label again."""
+    unsure = np.ones((256, 256), bool)
+    write_unsure_scene(tmp_path / 'scenes/a.tif', paint(256, 256), unsure)
+    write_vector(tmp_path / 'labels.gpkg', [rectangle(UTM, 0, 0, 256, 128)], ['red'], 'EPSG:32633')
+    config = write_scene_training(tmp_path)
+    split = dict(by='blocks', part='train', size=32, share=0.5, margin=8)
+    config.write_text(f"{config.read_text()}train_dataloader['dataset']['split'] = {split}\n")
+    model = config, write_sure_checkpoint(tmp_path)
+    options = '--count', 16, '--min-distance', 0
+    suggest(model, tmp_path / 'scenes', '--out', tmp_path / 'next.gpkg', *options)
+    found = windows(tmp_path / 'next.gpkg')
+    assert len(found) == 8 and {row for _, _, row in found} == {128, 192}
+
+
 def test_images_without_coordinates_give_a_table(tmp_path: Path) -> None:
     write_tiles(tmp_path)
     unsure = np.zeros((64, 64), bool)

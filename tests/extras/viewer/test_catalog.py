@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,11 @@ def test_the_report_names_scene_and_pixels(tmp_path: Path) -> None:
     name_scene(where, 'a', scene, (600, 400), {'class 0': 3, 'class 1': 1})
     (entry,) = find_maps([where.maps / 'a.tif'])
     assert entry.scenes == [str(scene)] and entry.pixels == {0: 3, 1: 1}
+    report = json.loads((where.maps / 'a.json').read_text())
+    # Of a stranger or of an earlier version: the first bands are shown.
+    for colors, bands in (([4, 3, 2], (4, 3, 2)), ([2], (2,)), ([0, 1, 2], ()), ('321', ())):
+        (where.maps / 'a.json').write_text(json.dumps(dict(report, colors=colors)))
+        assert find_maps([where.maps])[0].colors == bands
     scene.unlink()
     (entry,) = find_maps([where.maps])
     assert not entry.scenes and '--scenes' in entry.notes[0]

@@ -18,7 +18,8 @@ from socket_table import listening
 
 from mapsage.distributed import job_store
 from mapsage.distributed.job_store import private_store, shared_store
-from mapsage.distributed.store import LockedStore, silent_ranks
+from mapsage.distributed.lost_ranks import Finding, Record, Report
+from mapsage.distributed.store import LockedStore
 from mapsage_launcher import addresses
 from mapsage_launcher.trust.private_store import PrivateStoreError, file_path
 
@@ -43,7 +44,12 @@ def meet(port: int, variables: Dict[str, str]) -> Any:
 def count_ranks(port: int, variables: Dict[str, str]) -> Any:
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     store = LockedStore(meet(port, variables))
-    silent = silent_ranks(store, 'roll call', rank, size, 20)
+    record = Record(store, 'roll call', rank, range(size))
+    record.file(Report())
+    finding = record.settle(
+        lambda reports: Finding([other for other in range(size) if other not in reports], {})
+    )
+    silent = finding.ranks if finding else [-1]
     ports = [each for each in listening([os.getpid()]) if each.kind != 'unix']
     return store.add('came', 1) > 0, silent, ports
 

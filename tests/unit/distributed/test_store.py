@@ -1,4 +1,4 @@
-"""The roll call over a rendezvous store, with a thread for each rank."""
+"""A record of reports in a rendezvous store, with a thread for each rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from typing import Dict, List
 import pytest
 import torch.distributed as dist
 
+from mapsage.distributed import lost_ranks
 from mapsage.distributed import store as store_module
-from mapsage.distributed.store import LockedStore, silent_ranks
+from mapsage.distributed.lost_ranks import Finding, Record, Report
+from mapsage.distributed.store import LockedStore
 
 
 @pytest.mark.parametrize('size, absent', [(2, [1]), (5, [0, 3]), (16, [7])])
 def test_those_who_do_not_report_are_found_by_all_at_a_constant_cost(
-    size: int, absent: List[int]
+    size: int, absent: List[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lost_ranks, 'QUIET_SECONDS', 1.5)
     shared = (
         dist.HashStore()
         if hasattr(dist, 'HashStore')
@@ -33,7 +36,12 @@ def test_those_who_do_not_report_are_found_by_all_at_a_constant_cost(
 
     def report(rank: int) -> None:
         together.wait(60)
-        found[rank] = silent_ranks(stores[rank], 'broken/3', rank, size, 1.5)
+        record = Record(stores[rank], 'broken/3', rank, range(size))
+        record.file(Report())
+        finding = record.settle(
+            lambda reports: Finding([other for other in range(size) if other not in reports], {})
+        )
+        found[rank] = finding.ranks if finding else []
 
     threads = [threading.Thread(target=report, args=(rank,)) for rank in stores]
     for thread in threads:
@@ -41,7 +49,7 @@ def test_those_who_do_not_report_are_found_by_all_at_a_constant_cost(
     for thread in threads:
         thread.join(60)
     assert found == dict.fromkeys(stores, absent)
-    assert sum(store.requests for store in stores.values()) < 16 * size
+    assert sum(store.requests for store in stores.values()) < 20 * size
 
 
 KEEPER = """

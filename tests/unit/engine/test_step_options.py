@@ -141,6 +141,67 @@ def test_a_run_goes_on_from_a_checkpoint_of_another_layout(tmp_path: Path) -> No
     assert all(each.is_contiguous() for each in back.model.parameters())
 
 
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU counts as a device on which the fast settings pay."""
+    monkeypatch.setattr(CpuAccelerator, 'fast_by_default', True)
+
+
+def is_fast(runner: Any) -> Dict[str, bool]:
+    groups = runner.optim_wrapper.optimizer.param_groups
+    log = log_of(runner)
+    return dict(
+        last=not runner.model.layers[0].weight.is_contiguous(),
+        fused=bool(groups[0].get('fused')),
+        said='fast on cpu: channels last' in log and 'env_cfg.fast=False' in log,
+    )
+
+
+FAST = dict(last=True, fused=CpuAccelerator.supports.fused_optimizer, said=True)
+SLOW = dict(last=False, fused=False, said=False)
+
+
+@pytest.mark.usefixtures('card')
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        ({}, FAST),
+        ({'env_cfg.fast': False}, SLOW),
+        ({'randomness': dict(seed=0, deterministic=True)}, SLOW),
+        ({'env_cfg.channels_last': False}, dict(FAST, last=False, said=False)),
+        ({'optim_wrapper.optimizer.foreach': True}, dict(FAST, fused=False)),
+    ],
+    ids=['default', 'off', 'deterministic', 'channels first', 'foreach'],
+)
+def test_a_card_is_fast_unless_the_config_says_otherwise(
+    changes: Dict[str, Any], expected: Dict[str, bool], tmp_path: Path
+) -> None:
+    if any('foreach' in key for key in changes) and torch.__version__ < '1.12':
+        pytest.skip('this torch has no argument foreach')
+    try:
+        runner, _ = train(tmp_path, ADAM, changes)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert is_fast(runner) == expected
+
+
+def test_a_cpu_is_not_fast(tmp_path: Path) -> None:
+    runner, _ = train(tmp_path, ADAM, {'env_cfg.fast': True})
+    assert is_fast(runner) == SLOW
+
+
+@pytest.mark.usefixtures('card')
+@pytest.mark.parametrize('began', [True, False])
+def test_a_run_resumes_with_what_it_began_with(began: bool, tmp_path: Path) -> None:
+    before = {} if began else {'env_cfg.fast': False}
+    _, whole = train(tmp_path / 'whole', ADAM, before)
+    (tmp_path / 'rest').mkdir()
+    shutil.copy(str(tmp_path / 'whole' / 'iter_4.pth'), str(tmp_path / 'rest'))
+    runner, rest = train(tmp_path / 'rest', ADAM, resume=True)
+    assert is_fast(runner) == (FAST if began else SLOW)
+    assert rest.losses == whole.losses[4:]
+
+
 def of_rank(folder: Path, accelerator: str, *options: Dict[str, Any]) -> Any:
     import os
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mmengine.runner import Runner
 from toy_runs import log_of, same_weights, toy_runner, toy_train
 
 from mapsage.engine import MapSageRunner
+from mapsage.engine.checkpoints.files import SaveError
 
 OPTIM, COUNTS = 'default_hooks.checkpoint.save_optimizer', 'optim_wrapper.accumulative_counts'
 
@@ -165,3 +167,13 @@ class MainOnly(CheckpointHook):
 def test_a_save_that_not_all_ranks_would_enter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='MainOnly.after_train_iter is wrapped in a decorator'):
         toy_runner(tmp_path, **{'default_hooks.checkpoint.type': 'MainOnly'})
+
+
+def test_a_full_disk_is_said_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=100))
+    with pytest.raises(SaveError, match='has 0.0 MB of free disk, and the weights .*--work-dir'):
+        toy_train(tmp_path)
+    assert not list(tmp_path.rglob('*.pth'))

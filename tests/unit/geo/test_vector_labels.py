@@ -29,6 +29,7 @@ from rasterio.crs import CRS
 
 from mapsage.datasets.geotiff.summary import summarize
 from mapsage.geo import AreaOfInterest, GeoError, Mosaic, Raster, write_polygons
+from mapsage.geo.ellipsoid import pixel_sides
 from mapsage.geo.gdal_files import open_file
 
 
@@ -560,3 +561,44 @@ def test_an_index_as_text_is_the_index(tmp_path: Path, suffix: str) -> None:
     write_vector(tmp_path / f'b{suffix}', boxes[:1], ['3'], 'EPSG:32650')
     with pytest.raises(GeoError, match='holds 3; expected a class'):
         build_dataset(tmp_path, labels=f'b{suffix}')
+
+
+@pytest.mark.parametrize('place', [UTM, DEGREES], ids=['utm', 'degrees'])
+@pytest.mark.parametrize('crs', ['EPSG:4326', 'EPSG:3857', 'EPSG:32650'])
+def test_points_label_disks_on_the_ground(place: dict, crs: str, tmp_path: Path) -> None:
+    """The area of a disk is that on the ground, whatever the CRS of the points and the scene."""
+    write_scene(tmp_path, place=place)
+    with Raster(tmp_path / 'scenes/a.tif') as scene:
+        width, height = pixel_sides(scene)
+    radius = 12 * max(width, height)
+    middles = np.array([(60.0, 50.0), (60.0, 90.0)])
+    there = pyproj.Transformer.from_crs(place['crs'], crs, always_xy=True)
+    points = shapely.points(np.stack(there.transform(*(place['transform'] * middles.T)), 1))
+    write_vector(tmp_path / 'a.gpkg', list(points), ['house', 'water'], crs, kind='Point')
+    dataset = build_dataset(tmp_path, labels='a.gpkg', point_radius=radius, outside=255, stride=128)
+    mask = dataset.read_labels(0, 0, 0, 128)
+    assert set(np.unique(mask)) == {1, 2, 255} and (mask[50, 60], mask[90, 60]) == (1, 2)
+    for index in (1, 2):
+        rows, columns = np.nonzero(mask == index)
+        assert (mask == index).sum() * width * height == pytest.approx(np.pi * radius**2, rel=0.03)
+        assert (columns.max() - columns.min() + 1) * width == pytest.approx(2 * radius, rel=0.1)
+        assert (rows.max() - rows.min() + 1) * height == pytest.approx(2 * radius, rel=0.1)
+
+
+def test_points_of_several_parts_and_what_they_need_are_said(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    to_map = UTM['transform']
+    several = shapely.multipoints([to_map * (10.5, 10.5), to_map * (20.5, 10.5)])
+    write_vector(tmp_path / 'a.geojson', [several], ['house'], 'EPSG:32650', kind='MultiPoint')
+    settings = dict(labels='a.geojson', outside=255)
+    # Half a meter a pixel: a radius of 0.36 m reaches the center of one pixel at least.
+    mask = build_dataset(tmp_path, point_radius=0.36, **settings).read_labels(0, 0, 0, 128)
+    assert np.argwhere(mask != 255).tolist() == [[10, 10], [10, 20]]
+    with pytest.raises(GeoError, match='Points become disks with point_radius=METERS'):
+        build_dataset(tmp_path, **settings)
+    with pytest.raises(GeoError, match='may then label no pixel .* at least half of it, 0.354'):
+        build_dataset(tmp_path, point_radius=0.3, **settings)
+    with pytest.raises(GeoError, match='would all be class 0. Set outside=255'):
+        build_dataset(tmp_path, point_radius=2, labels='a.geojson')
+    with pytest.raises(GeoError, match='point_radius=2, but the labels .* are a raster'):
+        build_dataset(tmp_path, point_radius=2)

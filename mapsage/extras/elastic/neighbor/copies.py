@@ -93,6 +93,7 @@ class Offer:
         seed: Seed of the run that wrote it; None if the checkpoint does not have it.
         virtual_ranks: Number of virtual ranks of that run; None likewise.
         skipped: A line for each newer checkpoint that could not be read.
+        fast: Whether that run had the fast settings of a card.
     """
 
     path: str = ''
@@ -104,6 +105,7 @@ class Offer:
     seed: Optional[int] = None
     virtual_ranks: Optional[int] = None
     skipped: List[str] = field(default_factory=list)
+    fast: bool = False
 
 
 def newest(offers: Mapping[int, Offer]) -> Optional[int]:
@@ -201,7 +203,13 @@ class NeighborCopies:
             for line in offers[rank].skipped
         ]
         return Choice(
-            paths[self._leader], chosen.seed, chosen.virtual_ranks, skipped, notes, chosen.iteration
+            paths[self._leader],
+            chosen.seed,
+            chosen.virtual_ranks,
+            skipped,
+            notes,
+            chosen.iteration,
+            chosen.fast,
         )
 
     def _refuse_damaged(self, offers: Mapping[int, Offer]) -> None:
@@ -361,4 +369,5 @@ def _make_offer(choice: Choice, location: str, name: str) -> Offer:
         choice.iteration or 0,
         seed=choice.seed,
         virtual_ranks=choice.virtual_ranks,
+        fast=choice.fast,
     )

@@ -27,9 +27,11 @@ from mapsage.commands.cli import build_model, read_config
 from mapsage.commands.doctor.config import check_data
 from mapsage.distributed import error_text
 from mapsage.distributed.wrappers import place_module
+from mapsage.distributed.wrappers.fused import with_default_fusion
 from mapsage.engine.compiled_parts import compile_parts
 from mapsage.engine.config import explain_config_error
 from mapsage.engine.env_cfg import ConfigError, parse_env_cfg
+from mapsage.engine.extensions.fast import is_convolutional
 from mapsage_launcher.shipped import program
 
 from .bench import StepBench, Visit
@@ -124,6 +126,12 @@ class Tuning:
         self._data = TrainingData(cfg)
         batch = self._data.load()[0]
         model = place_module(revert_sync_batchnorm(build_model(cfg)), accelerator, 0)
+        environment = dict(cfg.get('env_cfg') or {})
+        if accelerator.fast_by_default and environment.get('fast') is not False:
+            # A training has these settings too, and the options are against them.
+            environment.setdefault('channels_last', is_convolutional(model))
+            cfg.env_cfg = environment
+            cfg.optim_wrapper = with_default_fusion(cfg.optim_wrapper, accelerator)
         self.bench = StepBench(cfg, model, batch, accelerator)
         self.base = Variant((), torch.get_num_threads())
 

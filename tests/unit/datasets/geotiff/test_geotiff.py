@@ -21,6 +21,7 @@ from geo_scenes import (
     write_raster,
 )
 from geotiff_data import PIPELINE, build_dataset, load_window, write_scene
+from mmengine.config import Config
 from mmengine.dataset import ConcatDataset
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
@@ -337,3 +338,39 @@ def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
     assert 'mIoU' in done.output and 'water' in done.output
     assert 'EfficientNetLite: ImageNet weights' in done.output
     assert 'size mismatch' not in done.output
+
+
+@pytest.mark.parametrize('dtype', ['uint8', 'int16', 'uint16'])
+@pytest.mark.usefixtures('mmseg_scope')
+def test_codes_of_label_rasters_become_classes(dtype: str, tmp_path: Path) -> None:
+    """Codes as in ESA WorldCover; two may be one class, and None means no label."""
+    _, classes = write_scene(tmp_path)
+    codes = np.array([10, 50, 80], dtype)[classes]
+    codes[:5], codes[5:9] = 40, 95
+    write_raster(tmp_path / 'labels/a.tif', codes)
+    label_map = {10: 'ground', 50: 1, 80: 'water', 40: 'water', 95: None}
+    dataset = build_dataset(tmp_path, label_map=label_map)
+    expected = classes.copy()
+    expected[:5], expected[5:9] = 2, 255
+    mask = dataset.read_labels(0, 100, 0, 128)
+    np.testing.assert_array_equal(mask, expected[:128, 100:228])
+    _, loaded = load_window(dataset, 0)
+    np.testing.assert_array_equal(loaded, expected[:128, :128])
+    del label_map[40]
+    with pytest.raises(GeoError, match=r"hold 40 \(.*it has \[10, 50, 80, 95\]. Add 40: 'CLASS'"):
+        build_dataset(tmp_path, label_map=label_map).read_labels(0, 0, 0, 128)
+    for wrong, words in (
+        ({10: 'tree'}, "has 'tree' for 10: expected a class of"),
+        ({}, 'expected'),
+    ):
+        with pytest.raises(GeoError, match=words):
+            build_dataset(tmp_path, label_map=wrong)
+
+
+def test_a_config_file_may_hold_codes(tmp_path: Path) -> None:
+    path = tmp_path / 'a.py'
+    path.write_text("dataset = dict(label_map={10: 'tree', 20: None})\n")
+    cfg = Config.fromfile(path)
+    cfg.merge_from_dict({'dataset.window': 3})
+    cfg.dump(tmp_path / 'b.py')
+    assert dict(Config.fromfile(tmp_path / 'b.py').dataset.label_map) == {10: 'tree', 20: None}

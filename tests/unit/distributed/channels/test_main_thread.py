@@ -13,13 +13,8 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from mapsage.distributed import open_channel
-from mapsage.distributed.channels.main_thread import (
-    Activity,
-    Position,
-    find_stragglers,
-    main_thread_position,
-    set_broken_collective,
-)
+from mapsage.distributed.channels.main_thread import main_thread_position, set_broken_collective
+from mapsage.distributed.lost_ranks import Activity, Position, find_stragglers
 
 RUNS, BACKWARD, COLLECTIVE = Activity.RUNS, Activity.IN_BACKWARD, Activity.IN_COLLECTIVE
 

@@ -69,13 +69,16 @@ def build(
     tiny_run.Runner = kind
     monkeypatch.setattr(mmengine.runner.runner, 'collect_env', dict)
     settings.setdefault('train_cfg', dict(by_epoch=False, max_iters=6, val_interval=2))
+    hooks = dict(checkpoint=checkpoint)
     if kind is MapSageRunner:
         settings['env_cfg'] = dict(accelerator='cpu')
+        # They take most of the time of such a run.
+        hooks.update(preview=None, report=None)
     return tiny_run.build_runner(
         str(folder),
         [],
         val_evaluator=[Rising()],
-        default_hooks=dict(checkpoint=checkpoint),
+        default_hooks=hooks,
         **settings,
     )
 

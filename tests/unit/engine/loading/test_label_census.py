@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mmseg.datasets import BaseSegDataset
 
+from mapsage.engine.loading.data_checks import DataError
 from mapsage.engine.loading.label_census import count_labels, notes_on_labels
 
 
@@ -77,3 +78,35 @@ def test_a_broken_mask_is_left_to_the_loader(tmp_path: Path) -> None:
     tiles = dataset(tmp_path, [np.zeros((8, 8), np.uint8)])
     (tmp_path / 'masks/瓦 0.png').write_bytes(b'')
     assert notes_on_labels(tiles) == []
+
+
+@pytest.mark.usefixtures('mmseg_scope')
+@pytest.mark.parametrize(
+    'value, words',
+    [
+        (np.full((8, 8), 3, np.uint8), 'holds the value 3 .* 3 classes allow 0 to 2, and 255'),
+        (np.zeros((8, 8, 4), np.uint8), 'has 4 channels, expected one'),
+    ],
+    ids=['counted from 1', 'colors'],
+)
+def test_a_mask_that_no_training_could_use_is_an_error_at_the_start(
+    value: np.ndarray, words: str, tmp_path: Path
+) -> None:
+    tiles = dataset(tmp_path, [np.zeros((8, 8), np.uint8), np.zeros((8, 8), np.uint8)])
+    cv2.imwrite(str(tmp_path / 'masks/瓦 1.png'), value)
+    with pytest.raises(DataError, match=f'瓦 1.png {words}'):
+        notes_on_labels(tiles)
+    # A transform of the user's may turn these values into classes.
+    tiles.pipeline.transforms.append(lambda results: results)
+    notes_on_labels(tiles)
+
+
+@pytest.mark.usefixtures('mmseg_scope')
+def test_images_of_16_bits_are_cut(tmp_path: Path) -> None:
+    mask = np.arange(64, dtype=np.uint8).reshape(8, 8) % 3
+    tiles = dataset(tmp_path, [mask])
+    image = np.full((8, 8, 3), 2560, np.uint16)
+    cv2.imwrite(str(tmp_path / 'images/瓦 0.png'), image)
+    (warning,) = texts(tiles)
+    assert 'up to 2560' in warning and '2560 becomes 10' in warning
+    assert tiles.pipeline.transforms[0](tiles.get_data_info(0))['img'].max() == 10

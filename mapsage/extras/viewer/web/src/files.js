@@ -61,6 +61,13 @@ export async function decide(decision) {
   }, [409])).json();
 }
 
+// Change labels; the answer has all of them.
+export async function changeLabels(change) {
+  return (await ask('labels', {
+    method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify(change),
+  })).json();
+}
+
 async function ask(url, options, expected = []) {
   let answer;
   try {

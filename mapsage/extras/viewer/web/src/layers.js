@@ -62,6 +62,11 @@ export function classStyle(entry, band, settings) {
     const known = ['all', ['!=', ['band', band.truth], NO_DATA], ['!=', ['band', band.map], NO_DATA]];
     color = ['case', ['all', known, ['!=', ['band', band.map], ['band', band.truth]]], WRONG, TRANSPARENT];
   }
+  if (settings.kind === 'unsure') { // from nothing at 100 % to red where all classes are as probable
+    const doubt = ['interpolate', ['linear'], ['band', band.confidence], 40, [215, 25, 28, 1], 70, [255, 190, 80, 0.8], 100,
+      [255, 255, 255, 0]];
+    color = ['case', ['==', ['band', band.map], NO_DATA], TRANSPARENT, doubt];
+  }
   if (band.confidence && settings.kind !== 'truth') {
     color = ['case', ['<', ['band', band.confidence], ['var', 'least']], TRANSPARENT, color];
   }

@@ -5,8 +5,10 @@ import View from 'ol/View.js';
 import ScaleLine from 'ol/control/ScaleLine.js';
 import Zoom from 'ol/control/Zoom.js';
 import {getCenter} from 'ol/extent.js';
+import DoubleClickZoom from 'ol/interaction/DoubleClickZoom.js';
 import {checkParts, readCatalog, readPolygons} from './files.js';
 import {classLayer, classStyle, polygonLayer, projectionOf, sceneLayer} from './layers.js';
+import {Labels, labelLayer, pixelView} from './labels.js';
 import {drawPanel} from './panel.js';
 import {Review} from './review.js';
 import {say, sayError} from './sentence.js';
@@ -25,6 +27,7 @@ const state = {
 let map;
 let swipe;
 let review = null; // where the server takes decisions
+let labels = null; // where it shows what can be labeled, in place of maps
 
 const entry = () => state.catalog.maps[state.number];
 
@@ -43,7 +46,7 @@ async function start() {
   }
   map = new Map({target: 'map', controls: [new Zoom(), new ScaleLine()]});
   swipe = new Swipe(document.getElementById('handle'), map, () => map.render());
-  map.on('click', (event) => describe(event));
+  map.on('click', (event) => (labels ? labels.click(event.coordinate) : describe(event)));
   map.on('pointermove', (event) => event.dragging || describe(event));
   map.on('moveend', () => {
     writeLink();
@@ -58,6 +61,15 @@ async function start() {
       shown: () => (state.layers.classes ? state.number : null),
       border: () => swipe.share, setBorder: (share) => swipe.set(share),
     });
+  }
+  if (state.catalog.labels) {
+    labels = new Labels({
+      map: () => map, number: () => state.number, entries: () => state.catalog.maps, draw, redraw: redrawLabels,
+    }, state.catalog.labels);
+    swipe.set(0); // a border would catch clicks
+    // Two clicks beside each other are two labels.
+    map.getInteractions().getArray().filter((each) => each instanceof DoubleClickZoom)
+      .forEach((each) => map.removeInteraction(each));
   }
   const link = readLink(); // before a view is shown, which the address then has
   await show(linkedMap(link) ?? 0);
@@ -136,36 +148,41 @@ async function show(number, view = null) {
 }
 
 async function load(number, view, turn) {
-  const before = view ? state.settings : {kind: 'map', least: 0, opacity: state.settings?.opacity ?? 100,
+  const before = view ? state.settings : {kind: 'map', least: 0, opacity: state.settings?.opacity ?? (labels ? 70 : 100),
     polygons: state.settings?.polygons || false};
   state.number = number;
   state.settings = {...before, on: before.on || new Set(entry().classes.map((each) => each.value))};
-  if (!entry().files.truth) {
+  if (!entry().files.truth && !labels) {
     state.settings.kind = 'map';
   }
   if (!entry().polygons) {
     state.settings.polygons = false;
   }
   state.layers = {};
+  labels && map.removeLayer(labels.layer); // which outlives the layers of a map
   map.getLayers().getArray().slice().forEach((each) => {
     map.removeLayer(each);
     each.dispose();
   });
   draw();
-  await checkParts(entry().files.map);
+  if (!labels) {
+    await checkParts(entry().files.map);
+  }
   if (turn !== state.turn) {
     return;
   }
   state.projections[number] ??= projectionOf(entry(), number);
   const projection = state.projections[number];
-  const {layer, band} = classLayer(entry(), projection);
+  const {layer, band} = labels ? newLabelLayer(projection) : classLayer(entry(), projection);
   const layers = {classes: layer, polygons: polygonLayer(entry())};
-  if (entry().files.scene) {
+  if (labels) {
+    layers.scene = labelLayer(entry(), number, 'picture', 0, projection);
+  } else if (entry().files.scene) {
     layers.scene = sceneLayer(entry(), projection);
   }
   const shown = ['scene', 'classes', 'polygons'].filter((kind) => layers[kind]).map((kind) => layers[kind]);
   shown.filter((each) => each.getSource().getView).forEach((each) => watchSource(each.getSource()));
-  const place = view ? null : await layer.getSource().getView();
+  const place = view ? null : labels ? pixelView(entry()) : await layer.getSource().getView();
   if (turn !== state.turn) {
     shown.forEach((each) => each.dispose());
     return;
@@ -176,9 +193,33 @@ async function load(number, view, turn) {
     fit(projection, place);
   }
   shown.forEach((each) => map.addLayer(each));
+  if (labels) {
+    map.addLayer(labels.layer);
+    labels.drawPoints();
+  }
   document.querySelectorAll('.ol-scale-line').forEach((each) => { each.hidden = !entry().pixel_meters; });
   draw();
   map.once('rendercomplete', () => { document.body.dataset.ready = entry().name; });
+}
+
+function newLabelLayer(projection) {
+  const layer = labelLayer(entry(), state.number, 'classes', labels.state.version, projection);
+  return {layer, band: {map: 1, confidence: 2}};
+}
+
+// Show the map of new labels. The map before stays until the new one is there.
+function redrawLabels() {
+  const before = state.layers.classes;
+  const {layer} = newLabelLayer(state.projections[state.number]);
+  state.layers.classes = layer;
+  state.settings.on = new Set(entry().classes.map((each) => each.value));
+  watchSource(layer.getSource());
+  map.getLayers().insertAt(1, layer);
+  map.once('rendercomplete', () => {
+    map.removeLayer(before);
+    before.dispose();
+    document.body.dataset.version = labels.state.version;
+  });
 }
 
 function watchSource(source) {
@@ -223,6 +264,7 @@ function draw(panel = true) {
     drawPanel(document.getElementById('panel'), state.catalog, state.number, state.settings,
       {change, toggle, choose: show});
     review?.drawInto(document.getElementById('panel'));
+    labels?.drawInto(document.getElementById('panel'));
   }
   const {classes, scene, polygons} = state.layers;
   if (!classes) {
@@ -260,6 +302,12 @@ function toggle(value) {
   draw();
 }
 
+// Where labels are clicked, the page counts pixels.
+function ground(x, y) {
+  const [a, b, c, d, e, f] = labels ? entry().transform : [1, 0, 0, 0, 1, 0];
+  return labels ? [a * x - b * y + c, d * x - e * y + f] : [x, y];
+}
+
 // What lies under the pointer: coordinates, class, confidence, truth.
 function describe(event) {
   const layer = state.layers.classes;
@@ -268,7 +316,7 @@ function describe(event) {
   }
   const [x, y] = event.coordinate;
   const digits = entry().geographic ? 6 : 1;
-  const parts = [`${x.toFixed(digits)}, ${y.toFixed(digits)}`];
+  const parts = [ground(x, y).map((each) => each.toFixed(digits)).join(', ')];
   const bands = layer.getData(event.pixel);
   const name = (value) => entry().classes.find((each) => each.value === value)?.name || 'no data';
   if (bands) {
@@ -314,19 +362,19 @@ async function loadPolygons() {
 }
 
 function press(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches('select')) {
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches('select, input[type=text]')) {
     return;
   }
   const maps = state.catalog ? state.catalog.maps.length : 0;
   const settings = state.settings;
   const go = (step) => show((state.number + step + maps) % maps);
-  const kinds = {m: 'map', t: 'truth', d: 'disagreement'};
-  if (!settings || review?.press(event.key, event.repeat)) {
+  const kinds = {m: 'map', t: 'truth', d: 'disagreement', ...(labels && {i: 'unsure'})};
+  if (!settings || review?.press(event.key, event.repeat) || labels?.press(event.key)) {
     return;
   }
   if (/^[1-9]$/.test(event.key) && entry().classes[event.key - 1]) {
     toggle(entry().classes[event.key - 1].value);
-  } else if (event.key in kinds && (event.key === 'm' || entry().files.truth)) {
+  } else if (event.key in kinds && ('mi'.includes(event.key) || entry().files.truth)) {
     change({kind: kinds[event.key]});
   } else if (event.key === 'a') {
     const all = settings.on.size < entry().classes.length;
@@ -352,5 +400,5 @@ function fail(error) {
 
 window.addEventListener('error', (event) => fail(event.error || event.message));
 window.addEventListener('unhandledrejection', (event) => fail(event.reason));
-window.viewer = {state, review: () => review, map: () => map, swipe: () => swipe};
+window.viewer = {state, labels: () => labels, review: () => review, map: () => map, swipe: () => swipe};
 start().catch(fail);

@@ -6,6 +6,12 @@ export const KEYS = [
   ['n N', 'next map, map before'], ['f', 'whole map'], ['+ −', 'zoom'],
 ];
 
+const LABEL_KEYS = [
+  ['click', 'a point of the chosen class'], ['1 … 9', 'choose a class'], ['z', 'undo'], ['u', 'go where the map is least sure'],
+  ['m i', 'map, where it is unsure'], ['[ ]', 'move the border'], ['s', 'picture alone, map alone, both'], ['n N', 'next, before'],
+  ['f', 'whole map'], ['+ −', 'zoom'],
+];
+
 export function element(name, properties = {}, children = []) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
@@ -40,7 +46,7 @@ function classRow(each, iou, settings, toggle) {
   swatch.style.background = `rgb(${each.color.join(',')})`;
   return element('label', {className: 'class', title: each.name}, [
     input, swatch, element('span', {className: 'name', textContent: each.name}),
-    element('span', {className: 'share', textContent: percent(each.share)}),
+    element('span', {className: 'share', textContent: each.share === null ? '' : percent(each.share)}),
     ...(typeof iou === 'number' ? [element('span', {className: 'iou', textContent: `IoU ${(100 * iou).toFixed(1)}`})] : [])]);
 }
 
@@ -73,13 +79,16 @@ export function drawPanel(root, catalog, number, settings, {change, toggle, choo
       ...['map', 'truth', 'disagreement'].map((kind) => choice(kind, settings, change)),
       element('p', {textContent: `${percent(right / labeled)} of ${labeled.toLocaleString('en')} labeled pixels are right`}));
   }
+  if (catalog.labels) {
+    parts.push(element('h2', {textContent: 'shown'}), ...['map', 'unsure'].map((kind) => choice(kind, settings, change)));
+  }
   parts.push(element('h2', {textContent: 'classes'}),
     ...entry.classes.map((each, index) => classRow(each, entry.iou?.[index], settings, toggle)));
-  if (entry.files.scene) {
+  if (entry.files.scene || catalog.labels) {
     parts.push(element('h2', {textContent: 'opacity'}), ...slider('opacity', 'opacity of the map in percent',
       settings.opacity, (value) => `${value} %`, (opacity) => change({opacity}, false)));
   }
-  if (entry.files.confidence) {
+  if (entry.files.confidence || catalog.labels) {
     parts.push(element('h2', {textContent: 'confidence'}), ...slider('least', 'least confidence in percent',
       settings.least, (value) => `${value} % or more`, (least) => change({least}, false)));
   }
@@ -90,7 +99,7 @@ export function drawPanel(root, catalog, number, settings, {change, toggle, choo
       element('label', {className: 'row'}, [input, ' polygons of the view']));
   }
   const keys = element('dl', {className: 'keys'});
-  for (const [key, meaning] of KEYS) {
+  for (const [key, meaning] of catalog.labels ? LABEL_KEYS : KEYS) {
     keys.append(element('dt', {textContent: key}), element('dd', {textContent: meaning}));
   }
   parts.push(element('h2', {textContent: 'keys'}), keys,

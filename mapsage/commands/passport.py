@@ -1,0 +1,56 @@
+"""Print the passport of a checkpoint or an exported model: which pixels it was trained on, as JSON.
+
+    mapsage passport CHECKPOINT.pth
+    mapsage passport MODEL.onnx
+
+The exit status is 1 if the file has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from typing import Callable, Optional, Sequence
+
+from mapsage.base.console import accept_any_text, examples
+
+
+def main(
+    argv: Optional[Sequence[str]] = None,
+    say: Callable[[str], None] = functools.partial(print, flush=True),
+) -> int:
+    """Run the program with a command line (default: ``sys.argv``); return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or '').splitlines()[0], **examples(__doc__)
+    )
+    parser.add_argument(
+        'file', help='checkpoint of a run (.pth), or file of mapsage export (.onnx)'
+    )
+    path = parser.parse_args(argv).file
+    if path.lower().endswith('.onnx'):
+        from mapsage.maps.exported import ExportedModel
+
+        passport, problem = ExportedModel(path).read_passport()
+    else:
+        from mapsage.geo.passport import passport_of_checkpoint
+        from mapsage.maps.model import read_checkpoint
+
+        passport, problem = passport_of_checkpoint(read_checkpoint(path).get('meta'), path)
+    say(problem or json.dumps(passport, indent=1, ensure_ascii=False))
+    return 1 if problem else 0
+
+
+def run() -> None:
+    """Run the command line and exit with its status, or 1 after an error."""
+    from mapsage.geo import GeoError
+    from mapsage.maps.errors import PredictError
+
+    accept_any_text()
+    try:
+        status = main(None)
+    except (GeoError, PredictError) as error:
+        print(error, file=sys.stderr, flush=True)
+        status = 1
+    sys.exit(status)

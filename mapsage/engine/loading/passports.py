@@ -1,0 +1,82 @@
+"""The passport of a training, and the comparison of a dataset with the passport of a checkpoint.
+
+What a passport has, and what is wrong or unusual, is in `mapsage/geo/passport.py`. Images of datasets
+that are no scenes are read like scenes, some of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Tuple
+
+import numpy as np
+
+from mapsage.datasets import GeoTiffDataset
+from mapsage.datasets.geotiff.pixel_source import PixelSource
+from mapsage.geo import GeoError, RasterBlockError, SceneFacts, open_scene
+from mapsage.geo.passport import VERSION, Finding, compare, describe_part
+from mapsage.host.dataset_parts import innermost, listed_samples, parts
+
+_PICTURES = 16
+_Sampled = Tuple[str, List[SceneFacts], List[Tuple[SceneFacts, np.ndarray]]]
+
+
+def passport_of(dataset: object) -> Dict[str, Any]:
+    """Return the passport of a training dataset, also inside of wrappers, as JSON values."""
+    shares: Dict[str, float] = {}
+    for part in parts(dataset):
+        scenes = innermost(part, 0)[0]
+        if isinstance(scenes, GeoTiffDataset):
+            shares.update(scenes.class_shares)
+    return dict(
+        version=VERSION,
+        parts={
+            sensor: describe_part(facts, [rows for _, rows in sampled], units)
+            for sensor, (units, facts, sampled) in _sources(dataset).items()
+            if facts
+        },
+        classes={name: round(share, 4) for name, share in shares.items()},
+    )
+
+
+def compare_with_passport(dataset: object, passport: Mapping[str, Any]) -> List[Finding]:
+    """Return how the images of a dataset differ from a passport, the first of each kind."""
+    first: Dict[str, Finding] = {}
+    for sensor, (units, _, sampled) in _sources(dataset).items():
+        part = passport['parts'].get(sensor)
+        for facts, rows in sampled if part is not None else ():
+            for finding in compare(part, facts, rows, units):
+                first.setdefault(finding.kind, finding)
+    return list(first.values())
+
+
+def _sources(dataset: object) -> Dict[str, _Sampled]:
+    """Return unit, facts and quantiles of the images by sensor; unreadable images are left out."""
+    sources: Dict[str, _Sampled] = {}
+    for part in parts(dataset):
+        inner = innermost(part, 0)[0]
+        by_sensor = (
+            inner.pixel_sources if isinstance(inner, GeoTiffDataset) else {'': _pictures(inner)}
+        )
+        for sensor, source in by_sensor.items():
+            _, facts, sampled = sources.setdefault(sensor, (source.units, [], []))
+            try:
+                quantiles = source.quantiles()
+            except (GeoError, RasterBlockError, OSError):
+                # The training reports a damaged file when it needs the pixels.
+                continue
+            facts += source.facts
+            sampled += [
+                (known, rows) for known, rows in zip(source.facts, quantiles) if rows is not None
+            ]
+    return sources
+
+
+def _pictures(dataset: Any) -> PixelSource:
+    paths = [str(info['img_path']) for info in listed_samples(dataset) if 'img_path' in info]
+    rasters = []
+    for path in paths[:: max(1, -(-len(paths) // _PICTURES))]:
+        try:
+            rasters.append(open_scene(path))
+        except (GeoError, OSError):
+            continue
+    return PixelSource.of(rasters, 'stored')

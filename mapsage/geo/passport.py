@@ -1,0 +1,483 @@
+"""Passports: which pixels a model was trained on, and how scenes differ from them.
+
+A passport is JSON: ``version``, ``units``, ``classes`` (shares) and ``parts``, which describe the
+images of single scenes (``''``) or of each sensor. It has no paths. :func:`compare` finds what is
+certainly wrong (an error) and what is unusual (a warning). The thresholds were set on generated
+scenes; `tools/benchmarks/passport.py` measures them on scenes that nobody has seen.
+
+Shapes:
+    quantiles   (bands, quantiles), as ``scene_facts.sample_quantiles`` returns them
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .scene_facts import QUANTILES, STORED, SceneFacts, Unit
+from .sensor_rules import SENTINEL2, SHIFT, is_shifted
+
+VERSION = 1
+# Pixels that are larger or smaller by this factor show other objects.
+_PIXEL_FACTOR = 1.5
+# Days by which a scene may lie outside the days of the training.
+_MONTH, _YEAR = 31, 366
+# Distances of quantiles: from this one on a scene is unlike the training; a cause is named if it
+# explains so much of the distance.
+_FAR, _EXPLAINED = 2.0, 0.5
+# Share of a band's range that a quantile may differ from the mean of training without counting.
+_SLACK = 0.35
+_MOST_PERMUTED = 4
+
+
+class Finding(NamedTuple):
+    """A difference between a scene and a passport.
+
+    Attributes:
+        kind: ``'offset'``, ``'unit'``, ``'level'``, ``'bands'``, ``'pixel'``, ``'depth'``,
+            ``'contrast'``, ``'sensor'``, ``'season'``, ``'doubt'`` or ``'unlike'``.
+        is_error: Whether the difference is certainly wrong.
+        text: Sentence with the next step.
+    """
+
+    kind: str
+    is_error: bool
+    text: str
+
+
+def describe_part(
+    scenes: Sequence[SceneFacts], quantiles: Sequence[np.ndarray], units: str
+) -> Dict[str, Any]:
+    """Return the part of a passport on some scenes of one kind.
+
+    Args:
+        scenes: Facts of the scenes.
+        quantiles: Quantiles of some of them.
+        units: Unit in which they are read.
+    """
+    pixels = sorted(facts.pixel for facts in scenes if facts.pixel is not None)
+    stated = {facts.in_units(units) for facts in scenes} - {None}
+    stack = np.array([rows for rows in quantiles if np.isfinite(rows).all()])
+    return dict(
+        scenes=len(scenes),
+        pixel=[pixels[0], pixels[len(pixels) // 2], pixels[-1]] if pixels else None,
+        bands=next((list(facts.names) for facts in scenes if facts.names), None),
+        units=units,
+        unit=[list(unit) for unit in stated.pop() or ()] if len(stated) == 1 else None,
+        **{
+            name: sorted({str(getattr(facts, key)) for facts in scenes if getattr(facts, key)})
+            for name, key in dict(
+                dtypes='dtype', sensors='sensor', levels='level', baselines='baseline'
+            ).items()
+        },
+        days=sorted({day for facts in scenes for day in [_day_of_year(facts.day)] if day}),
+        quantiles=dict(
+            shares=list(QUANTILES),
+            scenes=len(stack),
+            mean=_rounded(stack.mean(0)),
+            spread=_rounded(stack.std(0)),
+        )
+        if len(stack)
+        else None,
+    )
+
+
+def _rounded(rows: np.ndarray) -> List[List[float]]:
+    return [[float(f'{value:.6g}') for value in row] for row in rows]
+
+
+def passport_of_checkpoint(meta: object, path: str) -> Tuple[Optional[Dict[str, Any]], str]:
+    """Return the passport in a checkpoint's ``meta``, and '' or the reason why it has none."""
+    record = meta.get('data') if isinstance(meta, Mapping) else None
+    return read_passport(record.get('passport') if isinstance(record, Mapping) else None, path)
+
+
+def read_passport(stored: object, source: str) -> Tuple[Optional[Dict[str, Any]], str]:
+    """Return the passport in a file, and '' or why scenes cannot be compared with it.
+
+    Args:
+        stored: What the file has in the passport's place; anybody may have written it.
+        source: Name of the file.
+    """
+    if stored is None:
+        return None, f'{source} has no passport, so scenes are not compared with its training.'
+    version = stored.get('version') if isinstance(stored, Mapping) else None
+    if isinstance(version, int) and version > VERSION:
+        return None, (
+            f'the passport of {source} has version {version}, and this MapSage reads up to '
+            f'{VERSION}: scenes are not compared with its training. Update MapSage.'
+        )
+    try:
+        assert isinstance(stored, Mapping) and isinstance(stored['parts'], Mapping)
+        for trained in stored['parts'].values():
+            _check_part(trained)
+        return dict(stored), ''
+    except (AssertionError, KeyError, TypeError, ValueError):
+        return None, f'the passport of {source} is damaged, so scenes are not compared with it.'
+
+
+def _check_part(trained: Mapping[str, Any]) -> None:
+    """Raise AssertionError, KeyError, TypeError or ValueError if a part has other values."""
+    quantiles = trained['quantiles']
+    if quantiles is not None:
+        mean, spread = (np.array(quantiles[key], np.float64) for key in ('mean', 'spread'))
+        assert mean.shape == spread.shape == (len(mean), len(QUANTILES)) and len(mean)
+        assert np.isfinite(mean).all() and (spread >= 0).all() and int(quantiles['scenes']) > 0
+    assert trained['pixel'] is None or all(float(side) > 0 for side in trained['pixel'])
+    assert trained['pixel'] is None or len(trained['pixel']) == 3
+    assert trained['bands'] is None or all(isinstance(name, str) for name in trained['bands'])
+    assert trained['unit'] is None or all(
+        len(unit) == 2 and float(unit[0]) for unit in trained['unit']
+    )
+    assert all(isinstance(text, str) for key in _TEXTS for text in trained[key])
+    assert all(isinstance(day, int) for day in trained['days']) and isinstance(
+        trained['units'], str
+    )
+
+
+_TEXTS = ('dtypes', 'sensors', 'levels', 'baselines')
+
+
+def compare(
+    trained: Mapping[str, Any],
+    facts: SceneFacts,
+    quantiles: Optional[np.ndarray],
+    units: str = STORED,
+    compares_pixel: bool = True,
+) -> List[Finding]:
+    """Return how a scene differs from the part of a passport, the gravest difference first.
+
+    Args:
+        trained: Part of a passport.
+        facts: Facts of the scene.
+        quantiles: Quantiles of the scene as the model sees it; None to compare the facts only.
+        units: Unit in which the scene is read.
+        compares_pixel: Whether the scene is seen in the size of its file.
+    """
+    findings = list(_compare_pixels(trained, facts)) if compares_pixel else []
+    by_facts = list(_compare_units(trained, facts, units))
+    by_pixels: List[Finding] = []
+    if quantiles is not None and np.isfinite(quantiles).all():
+        by_pixels = list(_compare_quantiles(trained, facts, quantiles))
+        seen = {finding.kind for finding in by_pixels}
+        if trained['quantiles'] is not None and not by_pixels:
+            # Scale or offset differ as stated, and the pixels do not: which is wrong is unknown.
+            by_facts = [
+                finding._replace(
+                    is_error=False,
+                    text=f'{finding.text} But its pixels are like those of training, so that the '
+                    f'statement may be wrong.',
+                )
+                for finding in by_facts
+            ]
+        by_pixels = [
+            finding
+            for finding in by_pixels
+            if finding.kind not in {known.kind for known in by_facts}
+            and not (by_facts and finding.kind in ('unlike', 'contrast', 'offset', 'unit'))
+        ]
+        if 'doubt' not in seen:
+            by_pixels += list(doubts_of_pixels(facts, quantiles, units))
+    findings += by_facts + by_pixels + list(_compare_origin(trained, facts))
+    findings += [Finding('doubt', False, text + '.') for text in facts.doubts]
+    return sorted(findings, key=lambda finding: not finding.is_error)
+
+
+def _compare_pixels(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[Finding]:
+    if trained['pixel'] is None or facts.pixel is None:
+        return
+    low, middle, high = trained['pixel']
+    if facts.pixel > high * _PIXEL_FACTOR or facts.pixel * _PIXEL_FACTOR < low:
+        sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
+        yield Finding(
+            'pixel',
+            True,
+            f'{facts.path} has pixels of {facts.pixel:.3g} m, and training had {sizes}, so its '
+            f'objects have other sizes. Set --gsd auto to let the model see pixels of {middle:.3g} '
+            f'm, or --trust-scenes to map it as it is.',
+        )
+
+
+def _compare_units(trained: Mapping[str, Any], facts: SceneFacts, units: str) -> Iterator[Finding]:
+    known = facts.in_units(units)
+    if trained['unit'] is None or known is None or trained['units'] != units:
+        return
+    expected, actual = Unit(*trained['unit'][0]), known[0]
+    if not math.isclose(expected.scale, actual.scale, rel_tol=1e-4):
+        kind = (
+            'level'
+            if trained['levels'] and facts.level not in (None, *trained['levels'])
+            else 'unit'
+        )
+    elif abs(expected.offset - actual.offset) > 1e-6 + 1e-4 * abs(expected.offset):
+        kind = 'offset'
+    else:
+        return
+    yield Finding(
+        kind,
+        True,
+        f'{facts.path} has {actual}{_of_baseline(facts)}, and training had {expected}: the same '
+        f'ground has other values. Set --units harmonized if it is the offset of newer baselines of '
+        f"Sentinel-2; or train with units='reflectance'.",
+    )
+
+
+def _of_baseline(facts: SceneFacts) -> str:
+    return f' (baseline {facts.baseline})' if facts.baseline else ''
+
+
+def _compare_origin(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[Finding]:
+    for kind, name, value, known in (
+        ('sensor', 'sensor', facts.sensor, trained['sensors']),
+        ('level', 'processing level', facts.level, trained['levels']),
+    ):
+        if value is not None and known and value not in known:
+            yield Finding(
+                kind,
+                False,
+                f'{facts.path} has the {name} {value}, and training had {", ".join(known)}.',
+            )
+    day = _day_of_year(facts.day)
+    if day and trained['days']:
+        nearest = min(min(abs(day - other), _YEAR - abs(day - other)) for other in trained['days'])
+        if nearest > _MONTH:
+            yield Finding(
+                'season',
+                False,
+                f'{facts.path} is of day {day} of the year, {nearest} days outside those of '
+                f'training: another season.',
+            )
+
+
+def _day_of_year(day: Optional[str]) -> int:
+    try:
+        return datetime.datetime.strptime(day or '', '%Y%m%d').timetuple().tm_yday
+    except ValueError:
+        return 0
+
+
+def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray, units: str) -> Iterator[Finding]:
+    """Yield sentences on statements that the pixels contradict, each with both readings."""
+    known = facts.in_units(units)
+    if known is None:
+        return
+    scales, offsets = (np.array(numbers)[:, None] for numbers in zip(*known))
+    physical = quantiles * scales + offsets
+    tenth = QUANTILES.index(0.1)
+    if (physical[:, tenth] < 0).all() and (offsets < 0).all():
+        yield Finding(
+            'doubt',
+            False,
+            f'{facts.path} states {known[0]}, which makes a tenth of its pixels negative: either '
+            f'the offset has been taken off its values already, or the offset is wrong.',
+        )
+    darkest = quantiles[:, 0] / (1 if units == STORED else 1e-4)
+    is_sentinel2 = facts.sensor == SENTINEL2 or abs(known[0].scale - 1e-4) < 1e-9
+    if is_sentinel2 and known[0].offset == 0 and ((darkest > 900) & (darkest < 1400)).all():
+        yield Finding(
+            'doubt',
+            False,
+            f'{facts.path} states the offset 0, and its darkest pixels are {darkest.min():.0f}: '
+            f'either it shows no dark ground, or its values have the 1,000 of newer baselines.',
+        )
+
+
+def _compare_quantiles(
+    trained: Mapping[str, Any], facts: SceneFacts, rows: np.ndarray
+) -> Iterator[Finding]:
+    stored = trained['quantiles']
+    if stored is None or len(stored['mean']) != len(rows):
+        return
+    mean, spread = np.array(stored['mean']), np.array(stored['spread'])
+    distance = _Distance(mean, spread, int(stored['scenes']))
+    is_far = distance(rows) > _FAR
+    name = facts.path
+    whole = 'Compare how the file and those of training were made.'
+    largest = 255 if facts.dtype == 'uint8' else 65535 if facts.dtype == 'uint16' else None
+    if facts.dtype == 'uint8' and 'uint8' not in trained['dtypes'] and trained['dtypes']:
+        yield Finding(
+            'depth',
+            mean[:, -1].max() > 300,
+            f'{name} has 8 bits (values to {rows.max():.4g}), and training had '
+            f'{", ".join(trained["dtypes"])} (to {mean.max():.4g}): take the file in its own bits.',
+        )
+        return
+    ratio = _ratio(rows, mean)
+    if is_far and not 1 / 5 < ratio < 5:
+        yield Finding(
+            'unit',
+            True,
+            f'{name} has values {ratio:.3g} times those of training (medians '
+            f'{_format(rows[:, 4])}, training {_format(mean[:, 4])}): another unit. Set --units, '
+            f'or scale the file.',
+        )
+        return
+    shift = _shift(rows, mean, spread)
+    if shift:
+        yield Finding(
+            'offset',
+            False,
+            f'{name} has values {abs(shift):.4g} {"above" if shift > 0 else "below"} those of '
+            f'training in all bands (darkest {_format(rows[:, 0])}, training '
+            f'{_format(mean[:, 0])}): the offset of newer baselines of Sentinel-2 is in one of '
+            f'them only, though nothing states it. Set --units harmonized, and state scale and offset '
+            f'in the file (gdal_edit.py -scale 0.0001 -offset -0.1).',
+        )
+        return
+    if (
+        largest
+        and (rows[:, 0] <= 0.02 * largest).all()
+        and (rows[:, -1] >= 0.98 * largest).all()
+        and not ((mean[:, 0] <= 0.04 * largest) & (mean[:, -1] >= 0.94 * largest)).all()
+    ):
+        yield Finding(
+            'contrast',
+            False,
+            f'{name} has values from {rows[:, 0].min():.4g} to {rows[:, -1].max():.4g} in each band, '
+            f'all that {facts.dtype} holds: its contrast was stretched. {whole}',
+        )
+        return
+    order = _best_order(rows, distance)
+    if order and not facts.names:
+        yield Finding(
+            'bands',
+            False,
+            f'{name} fits the training with its bands in the order '
+            f'{", ".join(str(number + 1) for number in order)}, and names none: its bands may be '
+            f'swapped. Name them (rio edit-info), or choose them with --bands.',
+        )
+        return
+    if is_far:
+        yield Finding(
+            'unlike',
+            False,
+            f'{name} has other values than training (medians {_format(rows[:, 4])}, training '
+            f'{_format(mean[:, 4])}): another sensor, season or contrast. {whole}',
+        )
+
+
+class _Distance:
+    """Mean distance of quantiles from the mean of training, in units of their usual differences."""
+
+    def __init__(self, mean: np.ndarray, spread: np.ndarray, scenes: int) -> None:
+        self.mean = mean
+        ranges = mean[:, -2:-1] - mean[:, 1:2]
+        # A few scenes say little about how much scenes differ.
+        slack = _SLACK * (1 + 1 / scenes) * np.maximum(ranges, 0.1 * np.abs(mean).max() + 1e-12)
+        self.usual = np.sqrt(spread**2 * (1 + 2 / scenes) + slack**2)
+
+    def __call__(self, rows: np.ndarray) -> float:
+        return float((np.abs(rows - self.mean) / self.usual).mean())
+
+
+def _ratio(rows: np.ndarray, mean: np.ndarray) -> float:
+    """Return by which factor the values of all bands differ."""
+    with np.errstate(divide='ignore', invalid='ignore'):
+        ratios = np.abs(rows[:, 4:]).mean(1) / np.abs(mean[:, 4:]).mean(1)
+    return float(np.exp(np.log(np.maximum(ratios, 1e-12)).mean()))
+
+
+def _shift(rows: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> float:
+    """Return the 1,000 of Sentinel-2 by which the dark ends of all bands differ, or 0."""
+    brightness = float(np.median(mean[:, 4]))
+    # Values are digital numbers of reflectance, or reflectance.
+    step = SHIFT if 100 < brightness < 9000 else SHIFT * 1e-4 if 0.01 < brightness < 0.9 else 0.0
+    if not step:
+        return 0.0
+    shifts = (rows - mean)[:, :2].mean(1)
+    sign = 1.0 if np.median(shifts) > 0 else -1.0
+    near = np.abs(shifts * sign / step - 1)
+    usual = spread[:, :2].mean(1) / step
+    return sign * step if np.median(near) < 0.3 and (near < 0.4 + usual).all() else 0.0
+
+
+def _best_order(rows: np.ndarray, distance: _Distance) -> Optional[Tuple[int, ...]]:
+    """Return the order of bands that explains a distance, None if it is explained by none."""
+    count = len(rows)
+    now = distance(rows)
+    if count < 2 or now < 0.7 * _FAR:
+        return None
+    if count <= _MOST_PERMUTED:
+        orders = list(itertools.permutations(range(count)))
+    else:
+        straight = list(range(count))
+        orders = [tuple(straight[::-1])]
+        for first, second in itertools.combinations(straight, 2):
+            swapped = list(straight)
+            swapped[first], swapped[second] = second, first
+            orders.append(tuple(swapped))
+    best = min(orders, key=lambda order: distance(rows[list(order)]))
+    return best if distance(rows[list(best)]) < _EXPLAINED * now else None
+
+
+def _format(values: np.ndarray) -> str:
+    return '/'.join(f'{value:.4g}' for value in values[:6]) + '/...' * (len(values) > 6)
+
+
+def compare_scenes(
+    scenes: Sequence[SceneFacts], quantiles: Sequence[Optional[np.ndarray]], units: str
+) -> List[str]:
+    """Return how scenes of one training differ from each other, a sentence for each kind.
+
+    A scene is compared with the passport of the others, of whose differences only those with a
+    known cause count.
+
+    Args:
+        scenes: Facts of all scenes.
+        quantiles: Quantiles of some scenes as the model sees them; None for the others.
+        units: Unit in which they are read.
+    """
+    texts: List[str] = []
+    pixels = sorted((facts.pixel, facts.path) for facts in scenes if facts.pixel is not None)
+    if pixels and pixels[-1][0] > _PIXEL_FACTOR * pixels[0][0]:
+        (low, finest), (high, coarsest) = pixels[0], pixels[-1]
+        texts.append(
+            f'{finest} has pixels of {low:.3g} m and {coarsest} of {high:.3g} m, so objects have '
+            f'different sizes: resample the scenes to one size, or train on them apart.'
+        )
+    sampled = [(facts, rows) for facts, rows in zip(scenes, quantiles) if rows is not None]
+    kinds = {'offset', 'unit', 'bands'}
+    for number, (facts, rows) in enumerate(sampled):
+        rest = sampled[:number] + sampled[number + 1 :]
+        if rest:
+            trained = describe_part([other for other, _ in rest], [row for _, row in rest], units)
+            for finding in _compare_quantiles(trained, facts, rows):
+                if finding.kind in kinds:
+                    kinds.remove(finding.kind)
+                    texts.append(finding.text.replace('training', 'the other scenes'))
+        for finding in doubts_of_pixels(facts, rows, units):
+            texts.append(finding.text)
+    return texts
+
+
+def describe_mixture(scenes: Sequence[SceneFacts], units: str) -> Iterator[str]:
+    """Yield what differs between the facts of scenes: baselines, offsets, levels; and doubts."""
+    by_unit = {
+        unit[0]: facts for facts in scenes for unit in [facts.in_units(units)] if unit is not None
+    }
+    for name, values in (
+        ('scale or offset', by_unit),
+        ('processing level', {facts.level: facts for facts in scenes if facts.level}),
+        ('sensor', {facts.sensor: facts for facts in scenes if facts.sensor}),
+    ):
+        if len(values) > 1:
+            listed = ', '.join(
+                f'{value} ({os.path.basename(facts.path)})' for value, facts in values.items()
+            )
+            yield f'images differ in their {name}: {listed}'
+    baselines = {facts.baseline: facts for facts in scenes if facts.baseline}
+    if units == STORED and len({is_shifted(baseline) for baseline in baselines}) > 1:
+        listed = ', '.join(f'{name} ({facts.path})' for name, facts in baselines.items())
+        yield (
+            f'images have processing baselines before and from 04.00 on, whose values differ by '
+            f"{SHIFT:,}: {listed}. units='harmonized' takes the offset off"
+        )
+    doubts = list(dict.fromkeys(doubt for facts in scenes for doubt in facts.doubts))
+    yield from doubts[:3]
+    if len(doubts) > 3:
+        yield f'{len(doubts) - 3} more files have such statements'
