@@ -1,6 +1,8 @@
 """Embeddings: maps from few points, what 8 bits and 64 dimensions cost, seams, and throughput.
 
     OMP_NUM_THREADS=1 python tools/benchmarks/embeddings.py points --nwpu data/nwpu_polygons
+    OMP_NUM_THREADS=1 python tools/benchmarks/embeddings.py choice --nwpu data/nwpu_polygons
+    OMP_NUM_THREADS=1 python tools/benchmarks/embeddings.py clicks
     OMP_NUM_THREADS=1 python tools/benchmarks/embeddings.py seams
     OMP_NUM_THREADS=1 python tools/benchmarks/embeddings.py throughput
 
@@ -13,6 +15,11 @@ images. The encoder of the demo and of NWPU is EfficientNet-Lite0 with the weigh
 levels; that of the crops is the network of configs/stacks, trained here on other made places with
 all their labels. A last table has the probe on float32, on 8 bits, and on 64 principal components.
 
+``choice``: how the probe scales vectors, how strongly it is regularized, and whether principal
+components have their mean subtracted, on the training images alone: points from every other image,
+tests on those between. ``clicks``: seconds from a click in the viewer to the classes of 4 million
+cells of 64 dimensions.
+
 Results are lines of a file in ``--work-dir``; runs that are there are not run again.
 """
 
@@ -21,6 +28,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import sys
 import tempfile
 import time
@@ -47,8 +55,16 @@ from mapsage.extras.demo.crop_places import CROP_CLASSES, CropParams, write_crop
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 from mapsage.extras.embeddings import embed  # noqa: E402
 from mapsage.extras.embeddings.classifiers import METHODS, Classifier  # noqa: E402
+from mapsage.extras.embeddings.embedding_file import EmbeddingWriter, write_cog  # noqa: E402
 from mapsage.extras.embeddings.encoder import Encoder  # noqa: E402
-from mapsage.extras.embeddings.vectors import Pca, dequantize, quantize, to_unit  # noqa: E402
+from mapsage.extras.embeddings.labeling import ClickedMap  # noqa: E402
+from mapsage.extras.embeddings.vectors import (  # noqa: E402
+    SCHEME,
+    Pca,
+    dequantize,
+    quantize,
+    to_unit,
+)
 from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import find_bands, place_settings  # noqa: E402
 from mapsage.maps.places import open_places  # noqa: E402
@@ -410,6 +426,109 @@ def compare(task: Task, results: Path, vectors_only: bool) -> None:
                 note(count, seed, name, mean_iou(truth, predicted, task.classes), seconds)
 
 
+def choose(task: Task) -> None:
+    """Print the scores of settings on the training images: fitted on even ones, tested on odd."""
+    from sklearn.linear_model import LogisticRegression
+
+    halves = [Images(task.train.images[first::2], task.train.masks[first::2]) for first in range(2)]
+    random = np.random.RandomState(0)
+    tests = []
+    for mask in halves[1].masks:
+        known = np.argwhere(mask < task.classes)
+        tests.append(known[random.choice(len(known), min(TESTED, len(known)), replace=False)])
+    truth = np.concatenate([m[t[:, 0], t[:, 1]] for m, t in zip(halves[1].masks, tests)])
+    vectors = Vectors(*task.encoder)
+    tested = vectors.at(halves[1], tests)
+    sample = vectors.at(
+        halves[0],
+        [np.stack([random.randint(0, side, 400) for side in m.shape], 1) for m in halves[0].masks],
+    )
+    mean = sample.mean(0)
+    dims = min(DIMS, sample.shape[1])
+    origin, centered = Pca.fit(sample, dims, ''), Pca.fit(sample - mean, dims, '')
+    components = {
+        'about the origin': lambda values: values @ origin.components,
+        'about the mean': lambda values: (values - mean) @ centered.components,
+    }
+    scales = {'one scale': lambda spread: spread.mean(), 'a scale each': lambda spread: spread}
+    table: Dict[Tuple[str, str, float], List[float]] = {}
+    for seed in SEEDS:
+        points = draw_points(halves[0].masks, task.classes, max(POINTS), seed)
+        order = np.argsort(points[:, 0], kind='stable')
+        spots = [points[order][points[order][:, 0] == n, 1:] for n in range(len(halves[0].masks))]
+        at_points = np.empty((len(points), tested.shape[1]), np.float32)
+        at_points[order] = vectors.at(halves[0], spots)
+        labels = np.array([halves[0].masks[n][r, c] for n, r, c in points])
+        for name, reduce in components.items():
+            known, unknown = (
+                to_unit(dequantize(quantize(to_unit(reduce(values).T)))).T
+                for values in (at_points, tested)
+            )
+            for scale, spread_of in scales.items():
+                for strength in (0.01, 0.1, 1.0, 10.0):
+                    for count in POINTS:
+                        middle = known[:count].mean(0)
+                        spread = np.sqrt(((known[:count] - middle) ** 2).mean(0))
+                        spread = np.maximum(spread_of(spread), 1e-6)
+                        model = LogisticRegression(C=strength, max_iter=1000)
+                        model.fit((known[:count] - middle) / spread, labels[:count])
+                        predicted = model.predict((unknown - middle) / spread)
+                        score = mean_iou(truth, predicted, task.classes)
+                        table.setdefault((name, scale, strength), []).append(score)
+    print(
+        f'\n{task.name}: mIoU on odd training images, mean over seeds at {POINTS} points, and of all'
+    )
+    for key, scores in sorted(table.items(), key=lambda item: -np.mean(item[1])):
+        by_count = np.mean(np.array(scores).reshape(len(SEEDS), len(POINTS)), 0)
+        shown = ''.join(f'{score:8.1f}' for score in (*by_count, np.mean(scores)))
+        print(f'components {key[0]:18}{key[1]:14}C={key[2]:<6g}{shown}', flush=True)
+
+
+def clicks(folder: Path, repeats: int = 3) -> None:
+    """Print the seconds from a click to the classes of 4 million cells, by as many threads as cores."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    side, tile, cores = 2048, 256, len(os.sched_getaffinity(0))
+    random, path = np.random.RandomState(0), folder / 'clicks.tif'
+    facts = dict(identity=dict(encoder='random'), dequantize=SCHEME)
+    with EmbeddingWriter(folder / 'w.tif', side, side, DIMS, None, None, facts) as writer:
+        for row in range(0, side, tile):
+            vectors = random.standard_normal((DIMS, tile, side)).astype(np.float32)
+            writer.write(row, quantize(to_unit(vectors)))
+    write_cog(folder / 'w.tif', path)
+    clicked = ClickedMap([str(path)])
+    tiles = [(row, column) for row in range(side // tile) for column in range(side // tile)]
+    names = [f'class {number}' for number in range(6)]
+    points = [
+        Clicked(0, random.uniform(0, side), random.uniform(0, side), names[number % 6])
+        for number in range(12)
+    ]
+    with ThreadPoolExecutor(cores) as threads:
+        for turn in range(repeats + 1):
+            start, busy = time.perf_counter(), time.process_time()
+            clicked.fit(points[: 11 + turn % 2], names)
+            fitted = time.perf_counter() - start
+            list(threads.map(lambda place: clicked.tile(0, 'classes', 0, *place), tiles))
+            seconds = time.perf_counter() - start
+            busy = time.process_time() - busy
+            words = 'first, from the file' if turn == 0 else 'again'
+            print(
+                f'{words}: fit {fitted:.3f} s, with {side * side:,} cells {seconds:.2f} s; '
+                f'{busy:.2f} s of processor time',
+                flush=True,
+            )
+    print(f'{cores} threads; load {os.getloadavg()[0]:.1f}')
+
+
+class Clicked(NamedTuple):
+    """A point as the viewer has it."""
+
+    file: int
+    x: float
+    y: float
+    name: str
+
+
 def predict(model: Any, data: Images, tests: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     """Yield a segmentor's classes at spots of each image."""
     for image, spots in zip(data.images, tests):
@@ -527,7 +646,9 @@ def throughput(folder: Path, repeats: int = 3) -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('word', choices=['points', 'seams', 'throughput', 'table'])
+    parser.add_argument(
+        'word', choices=['points', 'choice', 'clicks', 'seams', 'throughput', 'table']
+    )
     parser.add_argument('--nwpu', help='folder of NWPU VHR-10')
     parser.add_argument('--work-dir', default='work_dirs/embeddings_benchmark')
     parser.add_argument('--tasks', nargs='+', default=['demo', 'crops', 'nwpu'])
@@ -537,12 +658,10 @@ def main() -> None:
     folder = Path(args.work_dir)
     folder.mkdir(parents=True, exist_ok=True)
     print(describe_machine(), flush=True)
-    if args.word == 'seams':
+    in_folder = dict(seams=seams, throughput=throughput, clicks=clicks).get(args.word)
+    if in_folder is not None:
         with tempfile.TemporaryDirectory() as temporary:
-            seams(Path(temporary))
-    elif args.word == 'throughput':
-        with tempfile.TemporaryDirectory() as temporary:
-            throughput(Path(temporary))
+            in_folder(Path(temporary))
     else:
         results = folder / 'results.jsonl'
         makers: Dict[str, Callable[[], Task]] = {
@@ -550,12 +669,15 @@ def main() -> None:
             'crops': lambda: crops_task(folder),
             'nwpu': lambda: nwpu_task(args.nwpu),
         }
-        for name in args.tasks if args.word == 'points' else []:
+        for name in [] if args.word == 'table' else args.tasks:
             if name == 'nwpu' and not args.nwpu:
                 print('nwpu: left out without --nwpu')
-                continue
-            compare(makers[name](), results, args.vectors_only)
-        print_tables(rows(results))
+            elif args.word == 'choice':
+                choose(makers[name]())
+            else:
+                compare(makers[name](), results, args.vectors_only)
+        if args.word != 'choice':
+            print_tables(rows(results))
 
 
 if __name__ == '__main__':

@@ -5,7 +5,7 @@ shows the classes of a linear probe, which is fitted again after every click. Th
 the points (`mapsage/extras/viewer/labeling.py`) and calls from several threads.
 
 A tile of level z has 256 cells of 2**z pixels on a side. Tiles and points count from the northern
-edge, which AlphaEarth's files have at their end.
+edge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from mapsage_launcher.shipped import program
 from .classifiers import Classifier
 from .embedding_file import EmbeddingFile, check_one_identity
 from .errors import EmbeddingError
-from .labels import read_cells
 from .vectors import Pca, to_unit
 
 TILE = 256
@@ -63,14 +62,17 @@ class ClickedMap:
 
     def has_data(self, file: int, x: float, y: float) -> bool:
         """Return whether there is a vector at a place in pixels."""
-        return bool(self._files[file].read_stored(*self._cell(file, x, y), 1, 1)[1].all())
+        raster = self._files[file].raster
+        if not (0 <= x < raster.width and 0 <= y < raster.height):
+            return False
+        column, row = int(x), int(y)
+        valid = self._stored(file, 0, column // TILE, row // TILE)[1]
+        return bool(valid[row % TILE, column % TILE])
 
-    def _cell(self, file: int, x: float, y: float) -> Tuple[int, int]:
-        """Return column and row in the file of a place."""
-        row = int(np.floor(y))
-        return int(np.floor(x)), self._files[file].raster.height - 1 - row if self._is_upward(
-            file
-        ) else row
+    def _vector(self, file: int, x: float, y: float) -> np.ndarray:
+        column, row = int(x), int(y)
+        values = self._stored(file, 0, column // TILE, row // TILE)[0]
+        return self._files[file].decode(values[:, row % TILE, column % TILE])
 
     def tile(self, file: int, kind: str, level: int, column: int, row: int) -> bytes:
         """Return a tile of 256 x 256 cells, row by row.
@@ -106,14 +108,11 @@ class ClickedMap:
         width, height = min(side, source.raster.width - left), min(side, total - top)
         if min(width, height) < 1:
             raise IndexError(f'no tile {level}/{column}/{row}')
-        if not self._is_upward(file):
+        # AlphaEarth's files end with the northern edge.
+        if not source.raster.is_georeferenced or source.raster.transform.e <= 0:
             return source.read_stored(left, top, width, height, side // TILE)
         values, valid = source.read_stored(left, total - top - height, width, height, side // TILE)
         return values[:, ::-1], valid[::-1]
-
-    def _is_upward(self, file: int) -> bool:
-        raster = self._files[file].raster
-        return raster.is_georeferenced and raster.transform.e > 0
 
     def _whole(self, file: int) -> Tuple[int, np.ndarray, np.ndarray]:
         """Return the level whose single tile has all of an embedding, and the tile."""
@@ -149,12 +148,7 @@ class ClickedMap:
         used, self._probe = np.unique(labels), None
         if len(used) < 2:
             return
-        vectors = np.concatenate(
-            [
-                read_cells(self._files[p.file], *np.array(self._cell(p.file, p.x, p.y))[:, None])[0]
-                for p in points
-            ]
-        )
+        vectors = to_unit(np.stack([self._vector(p.file, p.x, p.y) for p in points], 1)).T
         weights = np.zeros((len(names), vectors.shape[1]), np.float32)
         # A class without a point, as after a color was chosen, is never the best.
         biases = np.full(len(names), -np.inf, np.float32)

@@ -78,7 +78,7 @@ def read_labels(
     for file in files:
         columns, rows, labels, hits = locate(file)
         seen = seen | hits
-        vectors, valid = read_cells(file, columns, rows)
+        vectors, valid = _read_cells(file, columns, rows)
         empty += int((~valid).sum())
         centers = np.stack([columns, rows], 1) + 0.5
         places = _move(to_map(file.raster.transform, centers), file.raster.crs, files[0].raster.crs)
@@ -329,7 +329,7 @@ def _pixel_finder(raster: Raster, file: EmbeddingFile) -> Callable[[np.ndarray],
     return lambda cells: cells * factor
 
 
-def read_cells(
+def _read_cells(
     file: EmbeddingFile, columns: np.ndarray, rows: np.ndarray
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return unit vectors (N, C) of cells, and which have data; each tile is read once."""
