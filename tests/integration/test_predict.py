@@ -63,7 +63,7 @@ def run(model: Tuple[Path, Path], *arguments: Any, accelerator: str = 'cpu') -> 
 
 
 def start(model: Tuple[Path, Path], *arguments: Any, ranks: int = 0, **environ: str) -> Launch:
-    """Start the command, or with ranks its launcher, in processes of their own."""
+    """Start the command, or with ranks its launcher, in separate processes."""
     program = ['bash', 'scripts/predict.sh'] if ranks else [sys.executable, 'tools/predict.py']
     return Launch(
         *model,
@@ -303,7 +303,7 @@ def test_killed_and_started_again_it_gives_the_same_bytes(
         again = (tmp_path / 'again' / name).read_bytes()
         assert again == (tmp_path / 'whole' / name).read_bytes(), name
     assert hidden(tmp_path / 'again') == []
-    # finished: skipped, made anew, or completed
+    # finished: skipped, made again, or completed
     before = (tmp_path / 'again' / 'field.tif').stat().st_mtime_ns
     assert run(model, *options, '--polygons') == 0
     assert 'skipped' in capsys.readouterr().out

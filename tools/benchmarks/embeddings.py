@@ -608,7 +608,7 @@ def seams(folder: Path) -> None:
 
 
 def throughput(folder: Path, repeats: int = 3) -> None:
-    """Print windows a second of mapsage embed beside those of the bare encoder, by turns."""
+    """Print windows a second of mapsage embed next to those of the bare encoder, by turns."""
     scene, config = write_scene(folder, 1024), str(ROOT / FPN)
     cfg = Config.fromfile(config)
     model = build_model(cfg).eval()

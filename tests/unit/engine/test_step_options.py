@@ -119,7 +119,7 @@ def test_a_resumed_run_has_the_same_bits(virtual_ranks: int, tmp_path: Path) -> 
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_another_layout(tmp_path: Path) -> None:
-    """Its averages lie beside weights of another order: a fused step must not mix them up."""
+    """Its averages lie next to weights of another order: a fused step must not mix them up."""
     _, plain = train(tmp_path / 'first', FUSED)
     (tmp_path / 'last').mkdir()
     shutil.copy(str(tmp_path / 'first' / 'iter_4.pth'), str(tmp_path / 'last'))
