@@ -24,7 +24,7 @@ from rasterio.windows import Window
 from mapsage.base.files import parse_json
 from mapsage.geo import Raster
 from mapsage.geo.cog import StripWriter, disk_errors, temporary_beside
-from mapsage.geo.errors import GeoError, PathName
+from mapsage.geo.errors import PathName
 from mapsage.geo.gdal_files import open_file
 
 from .errors import EmbeddingError
@@ -337,14 +337,3 @@ def check_one_identity(files: Sequence[EmbeddingFile]) -> None:
                 f'{file.identity.get(name)}). Classify them one by one, or embed the scenes again '
                 f'with the same config, checkpoint, --layer and --pca.'
             )
-
-
-__all__ = [
-    'EmbeddingFile',
-    'EmbeddingWriter',
-    'GeoError',
-    'check_one_identity',
-    'read_embeddings',
-    'tiles',
-    'write_cog',
-]
