@@ -214,17 +214,12 @@ class EmbeddingFile:
                 variant=tags.get('TESSERA_DATASET_VARIANT', ''),
                 bands=[name[len(_TESSERA) :] for name in names],
             )
-        elif self._is_alpha_earth(names):
+        elif (self.raster.dtype, self.raster.nodata) == (np.int8, NO_DATA) and (
+            names == band_names(_ALPHA_EARTH)
+        ):
             self.kind, self.identity = 'alphaearth', dict(dataset='AlphaEarth Foundations')
         else:
             raise EmbeddingError(self._describe_stranger(names))
-
-    def _is_alpha_earth(self, names: Sequence[str]) -> bool:
-        return (
-            self.raster.dtype == np.int8
-            and self.raster.nodata == NO_DATA
-            and list(names) == band_names(_ALPHA_EARTH)
-        )
 
     def _parse(self, text: str) -> Dict[str, Any]:
         try:
