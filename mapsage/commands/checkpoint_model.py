@@ -68,7 +68,8 @@ class CheckpointModel(MapModel):
 
     Attributes:
         config: The config that the command line names.
-        decisions: Precision, and the batch normalizations that rank 0 found to be foldable.
+        decisions: Device, batch size, precision, and the batch normalizations that rank 0 found to
+            be foldable.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
@@ -115,17 +116,23 @@ class CheckpointModel(MapModel):
             and not isinstance(self.places, PlaceInputs)
         ):
             folded_norms, self._refused_norms = self.predictor.choose_folds(self.bands.count)
-        self.decisions = dict(
-            amp=None if self._amp is None else dtype_name(self._amp),
-            folded_norms=list(folded_norms),
-        )
-        self.batch_size = self.predictor.batch_size = choose_batch(
+        self.batch_size = choose_batch(
             args.batch_size, self.window, self.predictor.scores, self._accelerator, self.bands.count
+        )
+        amp_name = None if self._amp is None else dtype_name(self._amp)
+        self.required = dict(
+            device=self._accelerator.name,
+            amp=amp_name,
+            **({} if args.batch_size is None else dict(batch_size=args.batch_size)),
+        )
+        self.decisions = dict(
+            self.required, batch_size=self.batch_size, folded_norms=list(folded_norms)
         )
 
     def prepare(self, decisions: Mapping[str, Any]) -> None:
-        """Compute in the precision of rank 0 and, on a CPU, with folded norms and in threads."""
+        """Compute in the chosen precision and, on a CPU, with folded norms and in threads."""
         amp = decisions['amp']
+        self.batch_size = self.predictor.batch_size = decisions['batch_size']
         self.predictor.amp = None if amp is None else getattr(torch, amp)
         if self._on_cpu:
             self.predictor.fold_batch_norms(decisions['folded_norms'])

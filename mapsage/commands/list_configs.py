@@ -68,7 +68,7 @@ def show_config(parser: argparse.ArgumentParser, name: str) -> None:
         path = find_config(name)
     except ShippedError as error:
         parser.error(f'--show {name}: {error}' if name else '--show needs the name of a config')
-    from mapsage.engine.config_file import read_config_file
+    from mapsage.engine.config.file import read_config_file
     from mapsage.engine.env_cfg import ConfigError
 
     try:

@@ -34,9 +34,13 @@ def main(
 
         passport, problem = ExportedModel(path).read_passport()
     else:
+        from mmengine.logging import MMLogger
+
         from mapsage.geo.passport import passport_of_checkpoint
         from mapsage.maps.model import read_checkpoint
 
+        # Its line on the loaded file would stand before the JSON.
+        MMLogger.get_current_instance().setLevel('WARNING')
         passport, problem = passport_of_checkpoint(read_checkpoint(path).get('meta'), path)
     say(problem or json.dumps(passport, indent=1, ensure_ascii=False))
     return 1 if problem else 0

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, Sequence, Tuple
 
 from mapsage.base.console import accept_any_text, examples
 from mapsage.commands import options
@@ -91,12 +92,62 @@ def build_parser(argv: Optional[Sequence[str]]) -> argparse.ArgumentParser:
     for extension in extensions_of('predict'):
         extension.add_options(parser)
     parser.add_argument('--overwrite', action='store_true', help='make existing maps again')
+    add_shard_option(parser)
     parser.add_argument(
         '--skip-broken',
         action='store_true',
         help='skip inputs that cannot be read and map the others; exit status 3',
     )
     return parser
+
+
+def add_shard_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--shard``."""
+    parser.add_argument(
+        '--shard',
+        metavar='I/N',
+        help='where this job of N begins, I from 0; it helps the others when it is done (default: '
+        'from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX, else 0/1)',
+    )
+
+
+def shard_of(shard: Optional[str], environ: Mapping[str, str] = os.environ) -> Tuple[int, int]:
+    """Return which of how many jobs this is, by ``--shard`` or by the scheduler of an array.
+
+    Args:
+        shard: Text of the option, or None.
+        environ: Variables of the environment.
+
+    Raises:
+        PredictError: If the text or a variable is no such number.
+    """
+    from mapsage.maps.errors import PredictError
+
+    if shard is not None:
+        source, numbers = f'--shard {shard}', shard.split('/')
+    elif environ.get('SLURM_ARRAY_TASK_ID'):
+        names = ('SLURM_ARRAY_TASK_ID', 'SLURM_ARRAY_TASK_COUNT', 'SLURM_ARRAY_TASK_MIN')
+        numbers = [environ.get(name) or '0' for name in names]
+        source = ', '.join(f'{name}={environ.get(name, "")}' for name in names)
+        # Tasks of an array with a step, or 3,7,9, are spread by their number as well as possible.
+        if all(number.isdecimal() for number in numbers):
+            task, count, least = map(int, numbers)
+            numbers = [str((task - least) % max(1, count)), str(max(1, count))]
+    elif environ.get('JOB_COMPLETION_INDEX'):
+        # Kubernetes does not say how many there are. Fractions of the golden ratio lie far apart.
+        index = environ['JOB_COMPLETION_INDEX']
+        source = f'JOB_COMPLETION_INDEX={index}'
+        numbers = [index]
+        if index.isdecimal():
+            numbers = [str(int(int(index) * 0.6180339887 % 1 * 1000)), '1000']
+    else:
+        return 0, 1
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise PredictError(f'{source}: expected I/N, which of how many jobs this is, such as 0/8.')
+    part, parts = map(int, numbers)
+    if not 0 <= part < parts:
+        raise PredictError(f'{source}: expected 0 to {parts - 1} of {parts} jobs.')
+    return part, parts
 
 
 def _add_window_options(parser: argparse.ArgumentParser) -> None:
@@ -277,6 +328,7 @@ def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
     """
     from mapsage.maps.options import MapOptions
 
+    shard, shards = shard_of(args.shard)
     return MapOptions(
         inputs=args.inputs,
         out=args.out,
@@ -298,6 +350,8 @@ def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
         overwrite=args.overwrite,
         skip_broken=args.skip_broken,
         previews=previews,
+        shard=shard,
+        shards=shards,
     )
 
 

@@ -27,9 +27,11 @@ VERSION = 1
 _PIXEL_FACTOR = 1.5
 # Days by which a scene may lie outside the days of the training.
 _MONTH, _YEAR = 31, 366
-# Distances of quantiles: from this one on a scene is unlike the training; a cause is named if it
-# explains so much of the distance.
-_FAR, _EXPLAINED = 2.0, 0.5
+# Distance of quantiles from which on a scene is unlike the training, and from which on its bands
+# may be swapped, if another order explains so much of the distance.
+_FAR, _SWAPPED, _EXPLAINED = 2.6, 1.4, 0.5
+# Factor of values that no light and no ground explains.
+_OTHER_UNIT = 8
 # Share of a band's range that a quantile may differ from the mean of training without counting.
 _SLACK = 0.35
 _MOST_PERMUTED = 4
@@ -269,7 +271,8 @@ def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray, units: str) -> It
     scales, offsets = (np.array(numbers)[:, None] for numbers in zip(*known))
     physical = quantiles * scales + offsets
     tenth = QUANTILES.index(0.1)
-    if (physical[:, tenth] < 0).all() and (offsets < 0).all():
+    # Dark water is a little below 0 in many good scenes.
+    if (physical[:, tenth] < 0.2 * offsets[:, 0]).any():
         yield Finding(
             'doubt',
             False,
@@ -278,7 +281,7 @@ def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray, units: str) -> It
         )
     darkest = quantiles[:, 0] / (1 if units == STORED else 1e-4)
     is_sentinel2 = facts.sensor == SENTINEL2 or abs(known[0].scale - 1e-4) < 1e-9
-    if is_sentinel2 and known[0].offset == 0 and ((darkest > 900) & (darkest < 1400)).all():
+    if is_sentinel2 and known[0].offset == 0 and 900 < darkest.min() < 1250:
         yield Finding(
             'doubt',
             False,
@@ -307,8 +310,21 @@ def _compare_quantiles(
             f'{", ".join(trained["dtypes"])} (to {mean.max():.4g}): take the file in its own bits.',
         )
         return
+    if (
+        largest
+        and (rows[:, 0] <= 0.02 * largest).all()
+        and (rows[:, -1] >= 0.98 * largest).all()
+        and not ((mean[:, 0] <= 0.04 * largest) & (mean[:, -1] >= 0.94 * largest)).all()
+    ):
+        yield Finding(
+            'contrast',
+            False,
+            f'{name} has values from {rows[:, 0].min():.4g} to {rows[:, -1].max():.4g} in each band, '
+            f'all that {facts.dtype} holds: its contrast was stretched. {whole}',
+        )
+        return
     ratio = _ratio(rows, mean)
-    if is_far and not 1 / 5 < ratio < 5:
+    if not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
         yield Finding(
             'unit',
             True,
@@ -329,27 +345,15 @@ def _compare_quantiles(
             f'in the file (gdal_edit.py -scale 0.0001 -offset -0.1).',
         )
         return
-    if (
-        largest
-        and (rows[:, 0] <= 0.02 * largest).all()
-        and (rows[:, -1] >= 0.98 * largest).all()
-        and not ((mean[:, 0] <= 0.04 * largest) & (mean[:, -1] >= 0.94 * largest)).all()
-    ):
-        yield Finding(
-            'contrast',
-            False,
-            f'{name} has values from {rows[:, 0].min():.4g} to {rows[:, -1].max():.4g} in each band, '
-            f'all that {facts.dtype} holds: its contrast was stretched. {whole}',
-        )
-        return
     order = _best_order(rows, distance)
-    if order and not facts.names:
+    if order:
         yield Finding(
             'bands',
             False,
             f'{name} fits the training with its bands in the order '
-            f'{", ".join(str(number + 1) for number in order)}, and names none: its bands may be '
-            f'swapped. Name them (rio edit-info), or choose them with --bands.',
+            f'{", ".join(str(number + 1) for number in order)}, so its bands may be swapped'
+            f'{", though they are named " + ", ".join(facts.names) if facts.names else ""}. Name them '
+            f'(rio edit-info), or choose them with --bands.',
         )
         return
     if is_far:
@@ -400,7 +404,7 @@ def _best_order(rows: np.ndarray, distance: _Distance) -> Optional[Tuple[int, ..
     """Return the order of bands that explains a distance, None if it is explained by none."""
     count = len(rows)
     now = distance(rows)
-    if count < 2 or now < 0.7 * _FAR:
+    if count < 2 or now < _SWAPPED:
         return None
     if count <= _MOST_PERMUTED:
         orders = list(itertools.permutations(range(count)))

@@ -23,7 +23,7 @@ _PRODUCTS = (
         r'L[CETMO](?P<landsat>0[4-9])_(?P<level>L[12])\w{2}_\d{6}_(?P<day>\d{8})_\d{8}_\d\d_\w\w'
     ),
     re.compile(
-        r'(?P<planet>\d{8})_\d{6}(?:_\d+)?_[0-9a-f]{4}_3B_AnalyticMS(?P<level>_SR)?(?![A-Za-z])'
+        r'(?P<planet>\d{8})_\d{6}(?:_[0-9a-f]{2})?_[0-9a-f]{4}_3B_AnalyticMS(?P<level>_SR)?(?![A-Za-z])'
     ),
 )
 _BANDS = (
@@ -117,8 +117,7 @@ def shift_of(scale: float, offset: float) -> int:
 
 
 def common_names(sensor: Optional[str], names: Sequence[str]) -> Tuple[str, ...]:
-    """Return STAC's common names of a sensor's bands, in small letters; other names stay."""
+    """Return names as they can be compared: STAC's common names of a sensor's bands, small letters."""
     table = _COMMON.get(sensor or '', {})
-    return tuple(
-        table.get(re.sub(r'^(?:SR_)?B0*(?=\d)', 'B', name.upper()), name.lower()) for name in names
-    )
+    plain = [re.sub(r'^(?:SR_)?B0*(?=\d)', 'B', name.upper()) for name in names]
+    return tuple(table.get(name, name.lower()) for name in plain)

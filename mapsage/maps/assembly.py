@@ -10,6 +10,7 @@ Shapes: H and W are rows and columns of the scene, C is the number of classes.
 
 from __future__ import annotations
 
+import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,7 @@ def assemble(
     area: Optional[SceneArea] = None,
     dates: Sequence[str] = (),
     shown: Optional[Sequence[int]] = None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the files of a map whose strips are finished, and remove the strips.
 
@@ -72,12 +74,14 @@ def assemble(
         dates: Dates of the images of a stack, as ISO text.
         shown: Channels of the scene that the preview shows as red, green and blue; None for the
             first three.
+        check: Function that raises an error if nothing may be written any more.
 
     Raises:
         BrokenInputError: If the scene cannot be read for the preview.
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
     """
-    working = strips.folder / 'map.tif'
+    # A worker that lost its claim while it slept may still write its own working files.
+    working = strips.folder / f'map-{uuid.uuid4().hex[:8]}.tif'
     shrink_factor = -(-max(raster.height, raster.width) // _PREVIEW_SIDE)
     content = _merge_strips(working, outputs, raster, grid, strips, classes, area, shrink_factor)
     # Read before anything is published: a scene that is gone costs no file of an earlier map.
@@ -86,6 +90,7 @@ def assemble(
         if outputs.preview is None
         else _read_preview(raster, shrink_factor, None if area is None else area.meets, shown)
     )
+    check()
     remove_outdated(outputs)
     _publish_rasters(working, outputs, classes)
     polygons = None
@@ -112,6 +117,7 @@ def assemble(
                 shares.tolist(),
                 NO_DATA,
             )
+    check()
     write_report(
         outputs.report,
         dict(

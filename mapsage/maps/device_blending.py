@@ -47,7 +47,7 @@ class DeviceBlender(RowBlender):
         device: Device of the scores.
         copy_to_host: Function that starts to copy a tensor and returns a function that waits for
             the copy, as :meth:`mapsage.accelerator.Accelerator.copy_to_host`.
-        arguments: Those of :class:`RowBlender`.
+        arguments: The arguments of :class:`RowBlender`.
     """
 
     def __init__(

@@ -30,14 +30,16 @@ class Door:
         passport: Passport of the model, None without one.
         trusted: Whether warnings are left out and other pixel sizes pass (``--trust-scenes``).
         say: Function that prints a line.
+
+    Attributes:
+        findings: Differences that were found and not reported yet, by kind.
     """
 
     def __init__(
         self, passport: Optional[Mapping[str, Any]], trusted: bool, say: Callable[[str], None]
     ) -> None:
         self._passport, self._trusted, self._say = passport, trusted, say
-        # Findings by kind, in the order in which they were found.
-        self._findings: Dict[str, List[Finding]] = {}
+        self.findings: Dict[str, List[Finding]] = {}
 
     def examine(self, scene: Scene, is_resized: bool = False) -> None:
         """Examine an opened input.
@@ -55,13 +57,13 @@ class Door:
             trained = self._passport['parts'].get(sensor)
             if trained is None:
                 text = f'{raster.path} is of {sensor!r}, of which training had no image.'
-                self._findings.setdefault('sensor', []).append(Finding('sensor', False, text))
+                self.findings.setdefault('sensor', []).append(Finding('sensor', False, text))
                 continue
             findings = compare(
                 trained, facts_of(raster), _quantiles(raster), scene.units(sensor), not is_resized
             )
             for finding in findings:
-                self._findings.setdefault(finding.kind, []).append(finding)
+                self.findings.setdefault(finding.kind, []).append(finding)
 
     def report(self) -> None:
         """Tell the warnings of all inputs.
@@ -69,14 +71,14 @@ class Door:
         Raises:
             PredictError: If an input certainly does not fit.
         """
-        for kind, findings in self._findings.items():
+        for kind, findings in self.findings.items():
             first = next((finding for finding in findings if finding.is_error), findings[0])
             more = f' (and {len(findings) - 1} more)' if len(findings) > 1 else ''
             if first.is_error and not (kind == 'pixel' and self._trusted):
                 raise PredictError(f'{first.text}{more}')
             if not self._trusted:
                 self._say(f'warning: {first.text}{more}')
-        self._findings.clear()
+        self.findings.clear()
 
 
 def as_in_training(

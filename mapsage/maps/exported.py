@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -143,6 +143,10 @@ class ExportedModel(MapModel, Predictor):
                 ),
             )
         )
+        self.required = dict(device=self._device)
+        if batch_size is not None:
+            self.required['batch_size'] = self.batch_size
+        self.decisions = dict(self.required, batch_size=self.batch_size)
         self.weights = np.outer(*(blend_weights(side, self.overlap),) * 2)
         self._flips = _FLIPS if tta else _FLIPS[:1]
         self.predictor = self
@@ -203,6 +207,10 @@ class ExportedModel(MapModel, Predictor):
     def read_passport(self) -> Tuple[Optional[Dict[str, Any]], str]:
         """Return the passport in the file, and '' or the reason why it has none."""
         return read_passport(self.description.passport, self._path)
+
+    def prepare(self, decisions: Mapping[str, Any]) -> None:
+        """Compute as many windows at a time as the first job decided."""
+        self.batch_size = decisions['batch_size']
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

@@ -29,7 +29,7 @@ _MODEL_TOLERANCE = 1e-3
 
 
 class Folding(NamedTuple):
-    """Which normalizations of a model are folded. The names are those of its modules.
+    """Which normalizations of a model are folded. The names are the names of its modules.
 
     Attributes:
         folded: Normalizations that were proven to follow their convolution.

@@ -1,15 +1,16 @@
 """One map: the scene, its grid of windows, its finished strips and its files.
 
 Rank 0 plans a job (`planning.py`) and sends its `ScenePlan` to all ranks as JSON; every rank builds
-the same `MapJob` from it. `MapJob.predict` stores this rank's strips, `MapJob.assemble` makes the
-files from the strips of all ranks. The scene is opened twice, in two sizes: in the model's size for
-the prediction, in its own size for the files.
+the same `MapJob` from it. `MapJob.predict` stores strips, `MapJob.assemble` makes the files from all
+strips; which rank of which job does that is decided in `sharing.py`. The scene is opened in two
+sizes: in the model's size for the prediction, in its own size for the files.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -23,9 +24,9 @@ from .map_model import PlaceSource, Predictor
 from .outputs import Outputs, is_done
 from .reading import most_readers
 from .strip_store import StripStore, key_of
-from .strips import Strip, Waits, count_windows, predict_strips
+from .strips import Strip, Waits, predict_strips
 from .upload import Upload
-from .windows import Grid, assign_ranks
+from .windows import Grid
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,10 @@ class ScenePlan:
         path: Path of the input.
         height, width: Size in pixels in which the model sees the input.
         settings: Everything that the map depends on.
-        strips: Numbers of the strips that are not finished.
-        strip_ranks: Rank that predicts each of these strips.
         window_columns: First columns of the windows that touch the area of interest, for each row
             of windows; None without an area.
+        outdated: What :func:`mapsage.geo.stamp` says of the report of an earlier map, which is made
+            again; None to keep a finished map.
     """
 
     name: str
@@ -119,17 +120,17 @@ class ScenePlan:
     height: int
     width: int
     settings: Dict[str, Any]
-    strips: List[int]
-    strip_ranks: List[int]
     window_columns: Optional[List[List[int]]] = None
+    outdated: Optional[List[Any]] = None
 
 
 class MapJob:
     """The work on one map on this rank.
 
     Args:
-        plan: Input and unfinished strips.
+        plan: The input.
         setup: Settings of all maps.
+        run_length: Number of strips of a run, about.
 
     Attributes:
         plan: The plan.
@@ -138,8 +139,8 @@ class MapJob:
         strips: Finished strips on disk.
     """
 
-    def __init__(self, plan: ScenePlan, setup: MapSetup) -> None:
-        self.plan, self._setup = plan, setup
+    def __init__(self, plan: ScenePlan, setup: MapSetup, run_length: int = 1) -> None:
+        self.plan, self._setup, self._run_length = plan, setup, run_length
         self.grid = _grid_of(plan, setup)
         self.outputs = setup.outputs_of(plan.name)
         self._noted_files: Dict[str, List[Any]] = {}
@@ -150,38 +151,44 @@ class MapJob:
             len(setup.classes.names) if setup.probabilities else 0,
         )
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether several ranks predict strips of this map."""
-        return len(set(self.plan.strip_ranks)) > 1
-
-    @property
-    def assembling_rank(self) -> int:
-        """The rank that writes the files of this map."""
-        return self.plan.strip_ranks[0] if self.plan.strip_ranks else 0
-
-    def strips_of(self, rank: int) -> List[int]:
-        """Return the numbers of the strips that a rank predicts."""
+    @functools.cached_property
+    def runs(self) -> List[Sequence[int]]:
+        """Strips that are claimed together: about equally many, below each other."""
+        rows = len(self.grid.rows)
+        parts = max(1, round(rows / self._run_length))
         return [
-            strip
-            for strip, strip_rank in zip(self.plan.strips, self.plan.strip_ranks)
-            if strip_rank == rank
+            range(block + rows * part // parts, block + rows * (part + 1) // parts)
+            for block in range(0, self.grid.strip_count, rows)
+            for part in range(parts)
         ]
 
-    def count_windows(self, rank: int) -> int:
-        """Return the number of windows that a rank reads for this map."""
-        return count_windows(self.grid, self.strips_of(rank))
+    def is_finished(self) -> bool:
+        """Return whether a job has finished the map."""
+        report = self.outputs.report
+        # An earlier map that is made again does not count.
+        return report.exists() and stamp(str(report)) != self.plan.outdated
+
+    def missing(self, strips: Optional[Sequence[int]] = None) -> List[int]:
+        """Return the strips that nobody has finished, of the numbers ``strips`` or of all."""
+        numbers = range(self.grid.strip_count) if strips is None else strips
+        return [number for number in numbers if not self.strips.has(number)]
 
     def predict(
-        self, rank: int, predictor: Predictor, batch_size: int, advance: Callable[[int], None]
+        self,
+        strips: Sequence[int],
+        predictor: Predictor,
+        batch_size: int,
+        advance: Callable[[int], None],
+        check: Callable[[], None],
     ) -> Waits:
-        """Predict and store the strips of this rank.
+        """Predict and store strips.
 
         Args:
-            rank: This rank.
+            strips: Numbers of the strips.
             predictor: The model.
             batch_size: Largest number of windows in a batch.
             advance: Function that receives the number of windows done since the last call.
+            check: Function that raises an error if nothing may be written any more.
 
         Returns:
             How long the model waited for readers and writer.
@@ -194,18 +201,21 @@ class MapJob:
             return predict_strips(
                 scene,
                 self.grid,
-                self.strips_of(rank),
+                strips,
                 predictor,
                 batch_size,
                 self._setup.confidence,
-                self._store,
+                functools.partial(self._store, check),
                 advance,
                 self._setup.probabilities,
                 most_readers(scene),
             )
 
-    def assemble(self) -> None:
+    def assemble(self, check: Callable[[], None]) -> None:
         """Write the files of the map from its strips, and remove the strips.
+
+        Args:
+            check: Function that raises an error if nothing may be written any more.
 
         Raises:
             BrokenInputError: As :meth:`predict`.
@@ -224,6 +234,7 @@ class MapJob:
                 setup.dates_of(self.plan.path),
                 # A place shows one image of a sensor, whose bands are not those of the model.
                 None if setup.places is not None else setup.bands.shown,
+                check,
             )
         if setup.upload is not None:
             setup.upload.send(self.outputs)
@@ -246,7 +257,8 @@ class MapJob:
         self._check_unchanged()
         return scene
 
-    def _store(self, strip: Strip) -> None:
+    def _store(self, check: Callable[[], None], strip: Strip) -> None:
+        check()
         # Checked after the strip was read, so that no strip of another content is stored.
         self._check_unchanged()
         self.strips.write(strip)
@@ -275,24 +287,6 @@ class MapJob:
                 f'{subject} {event} after the prediction was planned. Start the '
                 f'same command again once it is complete.'
             )
-
-
-def divide_among_ranks(
-    plans: Sequence[ScenePlan], setup: MapSetup, world_size: int
-) -> List[MapJob]:
-    """Assign the strips of all plans to ranks and return the jobs, equal on every rank."""
-    grids = [_grid_of(plan, setup) for plan in plans]
-    # The 1 is for writing a strip, which also takes a little time without any window.
-    costs = [
-        100 * len(grid.columns_of(strip)) + 1
-        for plan, grid in zip(plans, grids)
-        for strip in plan.strips
-    ]
-    ranks = iter(assign_ranks(costs, world_size))
-    return [
-        MapJob(replace(plan, strip_ranks=[next(ranks) for _ in plan.strips]), setup)
-        for plan in plans
-    ]
 
 
 def _grid_of(plan: ScenePlan, setup: MapSetup) -> Grid:

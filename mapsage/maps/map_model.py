@@ -111,7 +111,9 @@ class MapModel:
         places: Places of a model of scene stacks; None for models of single scenes.
         passport: Passport of the model's training, None without one; known after ``load``.
         passport_problem: Why scenes cannot be compared with a passport, or ''.
-        decisions: What rank 0 decides for all ranks, in types of JSON; known after ``load``.
+        decisions: What rank 0 of the first job decides for all ranks of all jobs that share maps, in
+            types of JSON; known after ``load``.
+        required: The decisions that this job cannot change.
     """
 
     rank, world_size = 0, 1
@@ -126,13 +128,14 @@ class MapModel:
     passport: Optional[Dict[str, Any]] = None
     passport_problem = ''
     decisions: Mapping[str, Any] = {}
+    required: Mapping[str, Any] = {}
 
     def load(self) -> None:
         """Read the weights, and set the attributes that depend on them."""
         raise NotImplementedError
 
     def prepare(self, decisions: Mapping[str, Any]) -> None:
-        """Make the model ready for its first window, as rank 0 decided."""
+        """Make the model ready for its first window, as the first job decided."""
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

@@ -26,7 +26,7 @@ class MapOptions:
         scale, gsd: Factor of the model's view of a scene, or size in meters of the pixels that the
             model was trained on, ``'auto'`` for the size in its passport; both None for the test
             pipeline's size.
-        units: Unit in which scenes are read; None for that of the training.
+        units: Unit in which scenes are read; None for the unit of the training.
         trust_scenes: Whether warnings about scenes are left out and other pixel sizes pass.
         tta: Whether windows are predicted with their mirror images.
         confidence, probabilities, polygons: Whether maps have these files.
@@ -35,6 +35,7 @@ class MapOptions:
         overwrite: Whether existing maps are made again.
         skip_broken: Whether inputs that cannot be read are left out.
         previews: Whether maps have a preview.
+        shard, shards: This job begins at part ``shard`` (from 0) of so many.
     """
 
     inputs: Sequence[str]
@@ -57,6 +58,8 @@ class MapOptions:
     overwrite: bool = False
     skip_broken: bool = False
     previews: bool = True
+    shard: int = 0
+    shards: int = 1
 
 
 def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:

@@ -134,9 +134,12 @@ def is_done(
         PredictError: If a file of the map exists but does not belong to it, or the map was made
             with other settings.
     """
-    report, key = outputs.read_report(), key_of(settings)
+    key = key_of(settings)
+    # Looked for before the report: another job may write the report and remove the folder now.
+    has_strips = outputs.strip_folder(key).exists()
+    report = outputs.read_report()
     # Without a report, a folder of strips shows that these files are from an interrupted run.
-    if report is not None or not outputs.strip_folder(key).exists():
+    if report is not None or not has_strips:
         known = set(outputs.reported_files())
         if report is not None:
             known.add(outputs.report.name)

@@ -1,14 +1,16 @@
 """Plan the maps of a prediction on rank 0, before the first window is predicted.
 
-Every input is opened and every existing output is compared first, so that a mistake in the last of
-a hundred inputs is reported at once and not after an hour. The result, a `MapPlan`, holds the work
-that is left: finished maps are skipped, interrupted ones continue from their strips.
+Every existing output is compared first, and every input is opened that no other job has planned, so
+that a mistake in the last of a hundred inputs is reported at once and not after an hour. The result,
+a `MapPlan`, holds the work that is left: finished maps are skipped, interrupted ones continue from
+their strips.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, cast
 
 from mapsage.geo import Mosaic, stamp
@@ -21,6 +23,9 @@ from .inputs import OWN_SIZE, Scene, choose_size
 from .map_job import MapJob, MapSetup, ScenePlan
 from .options import MapOptions
 from .outputs import add_polygons
+from .sharing import refuse_differences
+from .strip_store import key_of, remove_folder
+from .strips import count_windows
 from .windows import Grid
 
 
@@ -30,11 +35,14 @@ class MapPlan:
 
     Attributes:
         scenes: Inputs whose maps are not finished.
+        strips, windows: Number of strips with windows, and of windows, that are not finished.
         outside_area: Names of the inputs that the area of interest does not touch.
         broken: Name of an input that is skipped -> reason.
     """
 
     scenes: List[ScenePlan] = field(default_factory=list)
+    strips: int = 0
+    windows: int = 0
     outside_area: List[str] = field(default_factory=list)
     broken: Dict[str, str] = field(default_factory=dict)
 
@@ -64,38 +72,64 @@ class MapPlanner:
         self._options, self._setup, self._inputs = options, setup, inputs
         self._model_settings, self._say = model_settings, say
         self._plan = MapPlan()
+        self._shared: Mapping[str, Mapping[str, Any]] = {}
 
-    def plan(self) -> MapPlan:
+    def plan(self, shared: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> MapPlan:
         """Return the plan.
 
+        Args:
+            shared: Scenes that other jobs work on, by name of the map; they are not opened again.
+
         Raises:
-            PredictError: If an input cannot be mapped, or an output would overwrite another file.
+            PredictError: If an input cannot be mapped, an output would overwrite another file, or
+                another job makes a map otherwise.
         """
         self._check_output_names()
+        self._shared = shared
         sizes: Dict[str, List[str]] = {}
         pixel_maps: List[Scene] = []
-        for name, scene in self._open_inputs().items():
-            plan = self._plan_scene(name, scene, sizes)
-            if plan is None:
+        scenes = self._open_inputs()
+        for name in self._inputs:
+            if name in self._plan.broken:
                 continue
-            if not has_transform(scene.raster):
+            scene = scenes.get(name)
+            plan = self._reuse(name) if scene is None else self._plan_scene(name, scene, sizes)
+            if plan is None or self._is_done(plan):
+                continue
+            if scene is not None and not has_transform(scene.raster):
                 pixel_maps.append(scene)
-            elif not scene.raster.is_georeferenced:
+            elif scene is not None and not scene.raster.is_georeferenced:
                 self._say(
                     f'note: {plan.path} has coordinates and no CRS; so has its map, and its '
                     f'polygons have areas in pixels only.'
                 )
-            self._plan.scenes.append(self._without_finished_strips(plan))
+            if scene is not None:
+                self._door.examine(scene, (plan.height, plan.width) != scene.size)
+            self._count_unfinished(plan)
+            self._plan.scenes.append(plan)
         self._door.report()
         self._report_sizes(sizes)
         self._report_pixel_maps(pixel_maps)
         self._report_area()
         return self._plan
 
+    def _reuse(self, name: str) -> Optional[ScenePlan]:
+        """Return the plan that another job made for an input; None without one for the same files."""
+        fields = self._shared.get(name)
+        if fields is None:
+            return None
+        try:
+            plan = replace(ScenePlan(**fields), path=self._inputs[name], outdated=None)
+            size = plan.height, plan.width
+            is_same = stamp(plan.path) in plan.settings['input']
+        except (KeyError, TypeError):
+            return None
+        return plan if is_same and all(type(side) is int and side > 0 for side in size) else None
+
     def _plan_scene(
         self, name: str, scene: Scene, sizes: Dict[str, List[str]]
     ) -> Optional[ScenePlan]:
-        """Return the plan of an input; None if it has no map to make.
+        """Return the plan of an input; None if the area of interest does not touch it.
 
         Args:
             name: Name of the map.
@@ -116,7 +150,7 @@ class MapPlanner:
         )
         with scene.raster as raster:
             settings = dict(
-                self._common_settings(),
+                self.common_settings(),
                 input=[stamp(file) for file in raster.files()],
                 size=list(size),
                 **raster.facts(),
@@ -128,34 +162,46 @@ class MapPlanner:
         sizes.setdefault(origin, []).append(
             f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path
         )
-        outputs = self._setup.outputs_of(name)
-        if not self._options.overwrite and self._setup.is_done(outputs, settings):
-            self._say(
-                f'{outputs.map} is there, made with the same settings: skipped '
-                f'(--overwrite makes it again)'
+        if name in self._shared:
+            refuse_differences(
+                settings, self._shared[name].get('settings', {}), f'Another job makes {name} now.'
             )
-            # A map in an object store may have no local copy.
-            if outputs.map.exists():
-                add_polygons(
-                    outputs, self._setup.classes, self._setup.outlines, self._setup.dates_of(path)
-                )
-            return None
-        self._door.examine(scene, size != scene.size)
-        return ScenePlan(name, path, *size, settings, [], [], window_columns)
+        report = self._setup.outputs_of(name).report
+        outdated = stamp(str(report)) if self._options.overwrite and report.exists() else None
+        return ScenePlan(name, path, *size, settings, window_columns, outdated)
 
-    def _without_finished_strips(self, plan: ScenePlan) -> ScenePlan:
-        """Return the plan with the strips that an earlier run has not finished."""
+    def _is_done(self, plan: ScenePlan) -> bool:
+        """Return whether a map is there and stays."""
+        outputs = self._setup.outputs_of(plan.name)
+        if self._options.overwrite or not self._setup.is_done(outputs, plan.settings):
+            return False
+        self._say(
+            f'{outputs.map} is there, made with the same settings: skipped '
+            f'(--overwrite makes it again)'
+        )
+        # A map in an object store may have no local copy.
+        if outputs.map.exists():
+            add_polygons(
+                outputs, self._setup.classes, self._setup.outlines, self._setup.dates_of(plan.path)
+            )
+        # Left behind by a job that was killed between its last two actions.
+        remove_folder(outputs.strip_folder(key_of(plan.settings)))
+        return True
+
+    def _count_unfinished(self, plan: ScenePlan) -> None:
+        """Count the strips that nobody has finished; damaged ones are removed."""
         job = MapJob(plan, self._setup)
-        finished = set(job.strips.finished())
-        strips = [number for number in range(job.grid.strip_count) if number not in finished]
-        if finished:
+        if plan.name not in self._shared:
+            job.strips.finished()
+        missing, total = job.missing(), job.grid.strip_count
+        self._plan.strips += sum(bool(job.grid.columns_of(strip)) for strip in missing)
+        self._plan.windows += count_windows(job.grid, missing)
+        if len(missing) < total:
             self._say(
-                f'{plan.path}: continues, {len(finished)} of '
-                f'{len(finished) + len(strips)} strips are finished'
+                f'{plan.path}: continues, {total - len(missing)} of {total} strips are finished'
             )
-        return replace(plan, strips=strips)
 
-    def _common_settings(self) -> Dict[str, Any]:
+    def common_settings(self) -> Dict[str, Any]:
         """Return the settings that all maps depend on, in types of JSON.
 
         Options that came later are in it only if they are used, so that maps of earlier versions
@@ -178,7 +224,7 @@ class MapPlanner:
         )
 
     def _open_inputs(self) -> Dict[str, Scene]:
-        """Open every input; return those that can be mapped, by name.
+        """Open the inputs that no other job has planned; return those that can be mapped, by name.
 
         Raises:
             PredictError: If an input cannot be mapped and is not to be skipped, or no input can.
@@ -186,18 +232,20 @@ class MapPlanner:
         scenes: Dict[str, Scene] = {}
         broken = self._plan.broken
         for name, path in self._inputs.items():
+            if self._reuse(name) is not None:
+                continue
             try:
                 scenes[name] = self._setup.open_scene(path)
             except PredictError as error:
                 broken[name] = str(error)
-        if broken and not (self._options.skip_broken and scenes):
+        if broken and not (self._options.skip_broken and len(broken) < len(self._inputs)):
             if len(self._inputs) == 1:
                 raise PredictError(*broken.values())
             raise PredictError(
                 f'{len(broken)} of {len(self._inputs)} input(s) cannot be '
                 f'mapped: {" ".join(broken.values())}'
                 + ' --skip-broken maps the others.'
-                * bool(scenes)
+                * (len(broken) < len(self._inputs))
             )
         for reason in broken.values():
             self._say(f'note: skipped: {reason}')

@@ -1,9 +1,9 @@
 """The prediction of all maps on this rank: plan, predict, assemble, summarize.
 
-Every rank runs the same `Prediction`. Rank 0 plans and broadcasts the plan; each rank predicts its
-strips; a map that one rank predicts completely is assembled at once, a shared one after all ranks
-are done. An error of one rank ends all of them at the next `fail_together`, so no rank waits for a
-rank that has failed. The work on one map is in `map_job.py`.
+Every rank runs the same `Prediction`. Rank 0 plans and broadcasts the plan; then each rank takes what
+is free in the folder's ledger, beside the ranks of the other jobs (`sharing.py`), until all maps are
+finished. An error of one rank ends the others of its job once the rest of the maps is finished. The
+work on one map is in `map_job.py`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from __future__ import annotations
 import json
 import time
 from collections import ChainMap
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest, is_remote
 from mapsage.geo.change_classes import UNCHANGED
 
 from .door import Door, as_in_training, choose_gsd
-from .errors import BrokenInputError, PredictError
+from .errors import PredictError
 from .inputs import find_inputs, find_members
-from .map_job import MapJob, MapSetup, ScenePlan, divide_among_ranks
+from .ledger import Worker
+from .map_job import MapJob, MapSetup, ScenePlan
 from .map_model import MapModel, PlaceSource
 from .options import MapOptions, class_indices
 from .outputs import Outputs
 from .places import find_places
 from .planning import MapPlan, MapPlanner
+from .sharing import run_length, share, shared_plan
 from .strips import Waits
 from .upload import Upload, local_folder
 
@@ -63,8 +64,8 @@ def find_map_inputs(options: MapOptions, places: Optional[PlaceSource]) -> Dict[
 class Prediction:
     """This rank's share of a prediction.
 
-    Creating one loads the model, plans all maps and claims their files for this process;
-    :meth:`run` does the work. Both are collective.
+    Creating one loads the model, plans all maps and enters the ledger of their folder; :meth:`run`
+    does the work. Both are collective.
 
     Args:
         options: Options of the prediction.
@@ -97,7 +98,7 @@ class Prediction:
             self._inputs = find_inputs(options, model.places)
             members = find_members(options.inputs, options.allow_remote) if options.mosaic else []
             if self._rank == 0:
-                self._claim_files(stack)
+                self._worker = stack.enter_context(self._enter())
             model.load()
             if model.passport_problem:
                 self._say(f'note: {model.passport_problem}')
@@ -128,36 +129,59 @@ class Prediction:
                 places=model.places,
             )
             self._describe()
-            self._plan = (
-                MapPlan()
-                if self._rank > 0
-                else MapPlanner(
-                    options,
-                    self.setup,
-                    self._inputs,
-                    model.settings(),
-                    self._say,
-                    Door(model.passport, options.trust_scenes, self._say),
-                ).plan()
-            )
-            self._claims = stack.pop_all()
+            shared: Dict[str, Any] = {}
+            self._plan = MapPlan()
+            if self._rank == 0:
+                door = Door(model.passport, options.trust_scenes, self._say)
+                planner = MapPlanner(
+                    options, self.setup, self._inputs, model.settings(), self._say, door
+                )
+                with self._worker.alone(self._say):
+                    shared = self._plan_maps(planner)
+            self._entry = stack.pop_all()
         # The plan of rank 0; the others have sent an empty one. Every rank computes as rank 0 has
         # decided, because trials near a bound could differ, and so could cards.
-        texts = model.gather_texts(
+        shared = json.loads(model.gather_texts(json.dumps(shared))[0])
+        self._decisions: Dict[str, Any] = shared['decisions']
+        self._windows = shared['windows']
+        self._jobs = [
+            MapJob(ScenePlan(**plan), self.setup, shared['run_length']) for plan in shared['scenes']
+        ]
+        for job in self._jobs:
+            job.note_input_files()
+        if self._rank > 0:
+            self._worker = Worker(self._folder, shared['job'], self._rank)
+            self._entry.enter_context(self._worker)
+
+    def _plan_maps(self, planner: MapPlanner) -> Dict[str, Any]:
+        """Plan the maps as the other living jobs have decided, and store the plan for later ones."""
+        options, setup, model, worker = self.options, self.setup, self.model, self._worker
+        settings = json.loads(
             json.dumps(
                 dict(
-                    decisions=model.decisions,
-                    scenes=[asdict(plan) for plan in self._plan.scenes],
+                    planner.common_settings(),
+                    outlines=setup.outlines,
+                    polygons=setup.polygons,
+                    previews=setup.previews,
+                    out=options.out if is_remote(options.out) else None,
                 )
             )
         )
-        shared = json.loads(texts[0])
-        self._decisions: Dict[str, Any] = shared['decisions']
-        plans = [ScenePlan(**plan) for plan in shared['scenes']]
-        self._jobs = divide_among_ranks(plans, self.setup, model.world_size)
-        for job in self._jobs:
-            if job.strips_of(self._rank) or job.assembling_rank == self._rank:
-                job.note_input_files()
+        plans = worker.plans()
+        names = list(self._inputs)
+        peers = shared_plan(plans, names, settings, model.required, options.overwrite)
+        if peers:
+            self._say(f'shares its maps with {", ".join(plans)}')
+        self._plan = planner.plan(peers.get('scenes', {}))
+        shared = dict(
+            names=names,
+            settings=settings,
+            decisions=peers.get('decisions', dict(model.decisions)),
+            run_length=peers.get('run_length', run_length(self._plan.strips, model.world_size)),
+            scenes=[asdict(plan) for plan in self._plan.scenes],
+        )
+        worker.publish(shared)
+        return dict(shared, job=worker.job, windows=self._plan.windows)
 
     @property
     def mapped_inputs(self) -> Dict[str, str]:
@@ -177,95 +201,72 @@ class Prediction:
         Raises:
             GeoError, PredictError: If a map cannot be made.
         """
-        with self._claims:
-            seconds = self._predict()
-            with self.model.fail_together('writing the maps'):
-                broken: Dict[str, str] = {}
-                for job in self._jobs:
-                    if job.is_shared and job.assembling_rank == self._rank:
-                        with self._setting_aside(job, broken):
-                            job.assemble()
-            self._drop_broken(broken)
-            return self._summarize(seconds) if self._rank == 0 else []
+        with self._entry:
+            seconds, broken = self._predict()
+            texts = self.model.gather_texts(
+                json.dumps(dict(broken=broken, windows=self._worker.windows))
+            )
+            ranks = [json.loads(text) for text in texts]
+            self._plan.broken.update(ChainMap(*(rank['broken'] for rank in ranks)))
+            if self._rank > 0:
+                return []
+            with self._worker.alone(self._say):
+                if self._worker.leave():
+                    for job in self._jobs:
+                        if job.plan.name in self._plan.broken:
+                            job.strips.remove()
+            return self._summarize(seconds, sum(rank['windows'] for rank in ranks))
 
-    @contextmanager
-    def _setting_aside(self, job: MapJob, broken: Dict[str, str]) -> Iterator[None]:
-        """Note a broken input in ``broken``: name of the map -> reason, if these are skipped."""
-        try:
-            yield
-        except BrokenInputError as error:
-            if not self.options.skip_broken:
-                raise
-            broken[job.plan.name] = str(error)
+    def _predict(self) -> Tuple[float, Dict[str, str]]:
+        """Work on the maps until all are finished. Collective.
 
-    def _drop_broken(self, broken: Mapping[str, str]) -> None:
-        """Drop the jobs whose input is broken on any rank. Collective.
-
-        Args:
-            broken: Name of a map -> reason, as this rank has found.
+        Returns:
+            Seconds that this rank predicted; name of a map whose input is broken -> reason.
         """
-        reasons: Mapping[str, str] = ChainMap(
-            *map(json.loads, self.model.gather_texts(json.dumps(broken)))
-        )
-        self._plan.broken.update(reasons)
-        for job in self._jobs:
-            if job.plan.name in reasons and job.assembling_rank == self._rank:
-                job.strips.remove()
-        self._jobs = [job for job in self._jobs if job.plan.name not in reasons]
-
-    def _predict(self) -> float:
-        """Predict this rank's strips, assemble maps that are not shared; return the seconds.
-
-        Jobs whose input turns out to be broken are dropped on all ranks. Collective.
-        """
-        model = self.model
-        ranks = '' if model.world_size == 1 else f' (rank 0 of {model.world_size})'
-        windows = sum(job.count_windows(self._rank) for job in self._jobs)
-        seconds, planned = 0.0, 0
+        model, worker = self.model, self._worker
+        seconds = 0.0
         self._waits = Waits()
-        broken: Dict[str, str] = {}
         with model.fail_together('predicting'), ProgressLine(
-            windows, f'predicting{ranks}', self._say, self._rank == 0
+            self._windows, 'predicting', self._say, self._rank == 0
         ) as progress:
             model.prepare(self._decisions)
-            for job in self._jobs:
-                planned += job.count_windows(self._rank)
-                with self._setting_aside(job, broken):
-                    if job.strips_of(self._rank):
-                        start = time.monotonic()
-                        waits = job.predict(
-                            self._rank, model.predictor, model.batch_size, progress.advance
-                        )
-                        self._waits.reading += waits.reading
-                        self._waits.writing += waits.writing
-                        seconds += time.monotonic() - start
-                    if not job.is_shared and job.assembling_rank == self._rank:
-                        job.assemble()
-                if job.plan.name in broken:
-                    progress.advance(planned - progress.done)
-        self._drop_broken(broken)
-        return seconds
 
-    def _claim_files(self, stack: ExitStack) -> None:
-        """Keep other predictions from writing the same maps until the stack is closed."""
-        folder = self._folder
+            def advance(count: int = 0) -> None:
+                worker.windows += count
+                progress.done = min(worker.windows_of_all(), self._windows)
+                progress.show()
+
+            def predict(job: MapJob, strips: List[int]) -> None:
+                nonlocal seconds
+                start = time.monotonic()
+                waits = job.predict(
+                    strips, model.predictor, model.batch_size, advance, worker.check
+                )
+                self._waits.reading += waits.reading
+                self._waits.writing += waits.writing
+                seconds += time.monotonic() - start
+
+            broken = share(
+                self._jobs,
+                worker,
+                (self.options.shard + self._rank / model.world_size) / self.options.shards,
+                predict,
+                advance,
+                self.options.skip_broken,
+            )
+        return seconds, broken
+
+    def _enter(self) -> Worker:
+        """Return the entry of rank 0 in the ledger, once the folder is known to be writable."""
         if self._upload is not None:
             self._say(self._upload.check())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            warning = stack.enter_context(
-                claimed(
-                    folder,
-                    [f'{name}.tif' for name in self._inputs],
-                    'Wait for its end, stop it, or choose another --out.',
-                )
-            )
+            self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PredictError(f'--out {folder} cannot be made or written: {error}.') from error
-        except FolderClaimedError as error:
-            raise PredictError(str(error)) from error
-        if warning:
-            self._say(f'note: {warning}')
+            raise PredictError(
+                f'--out {self._folder} cannot be made or written: {error}.'
+            ) from error
+        return Worker(self._folder)
 
     def _describe(self) -> None:
         """Tell the user the inputs, the windows and the device."""
@@ -283,7 +284,7 @@ class Prediction:
                 f"note: {', '.join(setup.bands.ignored)} of the config's test pipeline is not done."
             )
 
-    def _summarize(self, seconds: float) -> List[str]:
+    def _summarize(self, seconds: float, windows: int) -> List[str]:
         """Tell the user about every map; return what the maps lack."""
         has_damage = False
         for name in self.mapped_inputs:
@@ -306,7 +307,6 @@ class Prediction:
                 + f' The other {len(more)} are listed above.' * bool(more)
             )
         world_size = self.model.world_size
-        windows = sum(job.count_windows(rank) for job in self._jobs for rank in range(world_size))
         if windows and seconds:
             self._say(
                 f'{windows} windows in {seconds:.1f} s on {world_size} rank(s): '

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import uuid
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import List, Mapping
 
@@ -34,6 +36,14 @@ def key_of(settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once: what another job makes under its name meanwhile is a new folder."""
+    removed = folder.with_name(f'{folder.name}.{uuid.uuid4().hex[:8]}')
+    with suppress(FileNotFoundError):
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
 class StripStore:
     """The finished strips of a map in a hidden folder beside the map.
 
@@ -51,8 +61,12 @@ class StripStore:
         self._confidence, self._probabilities = int(confidence), probabilities
 
     def finished(self) -> List[int]:
-        """Return the numbers of the finished strips; damaged ones do not count."""
+        """Return the numbers of the finished strips; damaged ones are removed."""
         return [number for number in range(self._grid.strip_count) if self._is_whole(number)]
+
+    def has(self, number: int) -> bool:
+        """Return whether a strip is there, damaged or not."""
+        return self._path(number).exists()
 
     def write(self, strip: Strip) -> None:
         """Write a strip.
@@ -124,14 +138,15 @@ class StripStore:
 
     def remove(self) -> None:
         """Remove the folder with all strips."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def _is_whole(self, number: int) -> bool:
-        if not self._path(number).exists():
+        if not self.has(number):
             return False
         try:
             self.read(number)
         except PredictError:
+            self._path(number).unlink()
             return False
         return True
 

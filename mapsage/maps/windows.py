@@ -9,7 +9,7 @@ too wide for the memory has strips in several blocks of columns, one block after
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -184,21 +184,3 @@ def consecutive_runs(numbers: Iterable[int], most: int) -> List[Tuple[int, int]]
         else:
             bounds.append((number, number))
     return bounds
-
-
-def assign_ranks(costs: Sequence[int], world_size: int) -> List[int]:
-    """Return the rank of each task of a list, so that all ranks have about equal work.
-
-    A rank gets consecutive tasks.
-
-    Args:
-        costs: Cost of each task, in any unit.
-        world_size: Number of ranks.
-    """
-    total, preceding = sum(costs), 0
-    ranks = []
-    for cost in costs:
-        # A task goes to the rank whose share of the total cost contains the middle of the task.
-        ranks.append(min((2 * preceding + cost) * world_size // (2 * total), world_size - 1))
-        preceding += cost
-    return ranks

@@ -19,7 +19,6 @@ from mapsage.base.errors import UserError
 from mapsage.distributed import Channel, Consensus
 from mapsage.distributed.virtual_ranks import VirtualRanks
 
-from .collapse import CollapseWatch
 from .default_channel import default_channel
 from .exchange import exchange_blocks, exchange_weights, gather_rows, make_distinct
 from .judging import Judge, judge_across_ranks, key_number
@@ -43,7 +42,7 @@ from .shortfall import (
     divide_groups,
     refill_size,
 )
-from .statistics import EXPIRED, NOT_RESTORED, SURPLUS, StepStatistics, Totals
+from .statistics import EXPIRED, NOT_RESTORED, SURPLUS, CollapseWatch, StepStatistics, Totals
 from .statistics import FAILED as OVERTAKEN
 from .step import (
     EndOfData,

@@ -191,7 +191,7 @@ def connect(address: Tuple[str, int], handshake: ClientHandshake, seconds: float
     """
     deadline = time.monotonic() + seconds
     connection = socket.create_connection(address, seconds)
-    close_in_children(connection)
+    _connections.add(connection)
     try:
         _prove(connection, handshake, deadline)
     # Also for KeyboardInterrupt: the caller has no connection yet that it could close.
@@ -241,11 +241,7 @@ def _proof(
     return hmac.new(secret, message + listener + client + server, hashlib.sha256).digest()
 
 
-def close_in_children(connection: socket.socket) -> None:
-    """Close a connection in forked children, which would keep it open for a rank that has died."""
-    _connections.add(connection)
-
-
+# Closed in forked children, which would keep them open for a rank that has died.
 _connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 

@@ -46,7 +46,12 @@ def execute(notebook: Path, target: Path) -> float:
         work = Path(folder) / 'work'
         work.mkdir()
         environ = dict(os.environ)
-        os.environ.update(PATH=f'{program.parent}:{environ["PATH"]}', OMP_NUM_THREADS='1')
+        os.environ.update(
+            PATH=f'{program.parent}:{environ["PATH"]}',
+            OMP_NUM_THREADS='1',
+            PYTHONPATH=str(ROOT),
+            PYTHONWARNINGS='ignore',
+        )
         start = time.monotonic()
         try:
             nbclient.NotebookClient(

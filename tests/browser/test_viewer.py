@@ -66,6 +66,22 @@ def test_classes_confidence_and_disagreement(shown: Any) -> None:
     assert 'are right' in page.panel()
 
 
+def test_the_wheel_zooms_to_the_pointer_also_over_the_border(shown: Any) -> None:
+    page, _ = shown
+    resolution = 'viewer.map().getView().getResolution()'
+    for share in (0.25, 0.5, 0.75):
+        x, y = page.place(share, 0.5)
+        before = page.page.evaluate(resolution)
+        page.page.mouse.move(x, y)
+        page.page.mouse.wheel(0, -400)
+        page.page.wait_for_function(f'{resolution} < {0.9 * before}')
+        page.drawn()
+        # The place under the pointer stays there, up to what rounds.
+        assert np.abs(np.subtract(page.place(share, 0.5), (x, y))).max() < 8
+        page.press('f')
+        page.page.wait_for_function(f'{resolution} > {0.9 * before}')
+
+
 def test_the_map_lets_the_scene_shine_through(shown: Any) -> None:
     page, labels = shown
     place, value = (475 / 600, 225 / 400), int(labels[225, 475])

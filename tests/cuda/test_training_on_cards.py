@@ -34,6 +34,8 @@ def test_cards_train_like_cpu_ranks(cards: int, tiny_data: Path, tmp_path: Path)
             work,
             '--cfg-options',
             start,
+            # The host's settings, for the host's bits.
+            'env_cfg.fast=False',
             cards=cards,
             cold=cold,
             environ={'ACCELERATOR': accelerator, 'MAPSAGE_TEST_PLACEMENT': str(work)},

@@ -41,8 +41,7 @@ custom_hooks = [dict(type='HangHook')]
 """
 
 
-@pytest.mark.parametrize('word', ['', 'yes'])
-@pytest.mark.parametrize('ranks, hangs', [(3, 1), (3, 0), (2, 1)])
+@pytest.mark.parametrize('ranks, hangs, word', [(3, 1, ''), (3, 0, 'yes'), (2, 1, 'yes')])
 def test_the_rank_that_hangs_is_named(
     ranks: int, hangs: int, word: str, tmp_path: Path, tiny_data: Path
 ) -> None:

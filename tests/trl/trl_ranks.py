@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, List, NamedTuple
+
+from ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / 'examples'
@@ -23,15 +24,12 @@ class Ranks(NamedTuple):
 
 def run_ranks(program: Path, *arguments: Any, ranks: int = 2, timeout: float = 240) -> Ranks:
     """Run a program on ranks, as torchrun would, each with its own output."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
     environ = dict(
         os.environ,
         WORLD_SIZE=str(ranks),
         LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR='127.0.0.1',
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(free_port()),
         OMP_NUM_THREADS='1',
         PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES))),
     )

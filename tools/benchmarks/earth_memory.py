@@ -32,8 +32,9 @@ def _measure(side: int, patch: int, fused: bool, training: bool) -> None:
     """Print the peak memory and the processor time of one step as JSON."""
     import torch
 
-    from mapsage.extras.earth import OlmoEarth, attention
+    from mapsage.extras.earth import OlmoEarth
     from mapsage.geo.stacks import StackLayout
+    from mapsage.models.backbones import attention
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

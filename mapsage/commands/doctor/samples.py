@@ -8,6 +8,7 @@ generators is restored afterwards.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 import warnings
@@ -31,7 +32,10 @@ from mapsage.engine.loading.data_checks import (
     explain_error,
     head_differences,
 )
+from mapsage.engine.loading.passports import compare_with_passport
+from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.host.dataset_parts import innermost, lists_samples, loads_images, loads_masks
+from mapsage.maps.model import read_checkpoint
 
 from .finding import Finding
 from .scene_copies import check_fast_copies, without_fast_copies
@@ -80,6 +84,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
             for importance, text in notes_on_scenes(dataset)
         ]
         findings += check_fast_copies(loader, datasets_of_scenes(dataset), settings)
+        findings += _compare_with_checkpoint(cfg, loader, dataset)
     # A user's dataset may raise anything; a training would end with it.
     except Exception as error:
         return [Finding(level, f'{loader}: {error_text(explain_config_error(error))}')]
@@ -125,6 +130,20 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
             ),
         ]
     return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
+
+
+def _compare_with_checkpoint(cfg: Config, loader: str, dataset: Any) -> List[Finding]:
+    """Compare the images of a split with the passport of the checkpoint that the run starts from."""
+    path = cfg.get('load_from')
+    if not path or not os.path.exists(path):
+        return []
+    passport, problem = passport_of_checkpoint(read_checkpoint(path).get('meta'), path)
+    if passport is None:
+        return [Finding('note', problem)]
+    return [
+        Finding('note', f'{loader}: {finding.text}')
+        for finding in compare_with_passport(dataset, passport)
+    ]
 
 
 def _chosen_samples(dataset: Any) -> List[int]:

@@ -15,13 +15,8 @@ Checks that compare a model with data are no checks of a config, see ``extension
 file is read is in `file.py`, what the log says of it in `report.py`.
 """
 
-from typing import Any, Mapping
-
-from mapsage.engine.env_cfg import ConfigError
-
 from .mistakes import (
     check_clipping,
-    check_settings,
     check_trackers,
     explain_config_error,
     missing_trackers,
@@ -31,7 +26,7 @@ from .mistakes import (
     saving_mistake,
     unknown_arguments,
 )
-from .values import datasets_in, value_mistakes
+from .values import check_config, datasets_in, value_mistakes
 
 __all__ = [
     'check_clipping',
@@ -47,19 +42,3 @@ __all__ = [
     'unknown_arguments',
     'value_mistakes',
 ]
-
-
-def check_config(cfg: Mapping[str, Any], values: bool = False) -> None:
-    """Check a config before anything is built.
-
-    Args:
-        cfg: Config of a run.
-        values: Whether to check the values too, as tools/train.py does; a Runner checks the keys.
-
-    Raises:
-        ConfigError: With every wrong value, a line each; else with the first setting that is missing.
-    """
-    mistakes = list(value_mistakes(cfg)) if values else []
-    if mistakes:
-        raise ConfigError('\n'.join(mistakes))
-    check_settings(cfg)

@@ -15,7 +15,9 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 from mmengine.registry import DATASETS, TRANSFORMS
 from mmseg.datasets import BaseSegDataset
 
-from .mistakes import look_up
+from mapsage.engine.env_cfg import ConfigError
+
+from .mistakes import check_settings, look_up
 
 # More workers than this, and than eight for each core, start for minutes and fill the memory.
 _MOST_WORKERS = 64
@@ -125,6 +127,22 @@ _RULES: Sequence[_Rule] = (
         'DEBUG, INFO, WARNING or ERROR',
     ),
 )
+
+
+def check_config(cfg: Mapping[str, Any], values: bool = False) -> None:
+    """Check a config before anything is built.
+
+    Args:
+        cfg: Config of a run.
+        values: Whether to check the values too, as tools/train.py does; a Runner checks the keys.
+
+    Raises:
+        ConfigError: With every wrong value, a line each; else with the first setting that is missing.
+    """
+    mistakes = list(value_mistakes(cfg)) if values else []
+    if mistakes:
+        raise ConfigError('\n'.join(mistakes))
+    check_settings(cfg)
 
 
 def value_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:

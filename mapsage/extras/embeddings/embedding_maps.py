@@ -12,8 +12,9 @@ import argparse
 import functools
 import json
 import time
+import uuid
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
@@ -25,7 +26,6 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from mapsage.base.files import atomic_write, parse_json
-from mapsage.base.folder_claims import claimed
 from mapsage.base.progress import ProgressLine
 from mapsage.commands.checkpoint_model import (
     choose_batch,
@@ -44,12 +44,15 @@ from mapsage.maps.assembly import has_transform
 from mapsage.maps.description import Classes
 from mapsage.maps.door import Door, as_in_training, choose_gsd
 from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
-from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan, divide_among_ranks
+from mapsage.maps.ledger import Worker
+from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan
 from mapsage.maps.model import find_bands, load_weights, place_settings, settings_of
 from mapsage.maps.outputs import Outputs, is_done, remove_outdated, write_report, writing
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
+from mapsage.maps.sharing import run_length, share, shared_plan
 from mapsage.maps.strip_store import StripStore, key_of
+from mapsage.maps.strips import count_windows
 from mapsage.models.frozen_weights import digest_of, pretrained_source
 from mapsage.version import __version__
 
@@ -96,8 +99,8 @@ class EmbedJob(MapJob):
 
     _setup: EmbedSetup
 
-    def __init__(self, plan: ScenePlan, setup: EmbedSetup) -> None:
-        super().__init__(plan, setup)
+    def __init__(self, plan: ScenePlan, setup: EmbedSetup, run_length: int = 1) -> None:
+        super().__init__(plan, setup, run_length)
         size = plan.height, plan.width
         self.grid: AlignedGrid = AlignedGrid(
             *size, setup.window, setup.overlap, step=setup.stride // setup.cell
@@ -111,11 +114,13 @@ class EmbedJob(MapJob):
         scene = super()._open(tuple(self.plan.settings['size']))
         return CellScene(scene, self._setup.cell, self._setup.margin)
 
-    def assemble(self) -> None:
+    def assemble(self, check: Callable[[], None]) -> None:
         """Write the embedding and its report from the strips, and remove them."""
         outputs, setup, grid = self.outputs, self._setup, self.grid
         height, width = self.plan.settings['size']
-        working, seams, known = self.strips.folder / 'embedding.tif', SeamIndex(grid), 0
+        # A worker that lost its claim while it slept may still write its own working file.
+        working = self.strips.folder / f'embedding-{uuid.uuid4().hex[:8]}.tif'
+        seams, known = SeamIndex(grid), 0
         damage: List[str] = []
         with self._open().raster as raster:
             transform = raster.transform * raster.transform.scale(
@@ -139,8 +144,10 @@ class EmbedJob(MapJob):
                 seams.add(vectors)
                 damage += strip.damage
                 known += int(np.count_nonzero(strip.classes))
+        check()
         remove_outdated(outputs)
         write_cog(working, outputs.map)
+        check()
         write_report(
             outputs.report,
             dict(
@@ -177,11 +184,12 @@ class EmbedRun:
         with self._fail_together('preparing the embeddings'), ExitStack() as stack:
             self._inputs = self._find_inputs()
             if self._rank == 0:
-                self._claim_files(stack)
+                self._worker = stack.enter_context(self._enter())
             self._load()
             if self._rank == 0:
-                shared = self._plan()
-            self._claims = stack.pop_all()
+                with self._worker.alone(self._say):
+                    shared = self._plan()
+            self._entry = stack.pop_all()
         shared = json.loads(self._channel.gather_texts(json.dumps(shared))[0])
         facts = shared['facts']
         pca = None if facts['pca'] is None else Pca.from_dict(facts['pca'], 'the plan of rank 0')
@@ -194,14 +202,16 @@ class EmbedRun:
             shared['overlap'],
         )
         self._setup = self._make_setup(shared)
-        plans = [ScenePlan(**plan) for plan in shared['scenes']]
+        self._windows = shared['windows']
         self._jobs = [
-            EmbedJob(job.plan, self._setup)
-            for job in divide_among_ranks(plans, self._setup, self._world_size)
+            EmbedJob(ScenePlan(**plan), self._setup, shared['run_length'])
+            for plan in shared['scenes']
         ]
         for job in self._jobs:
-            if job.strips_of(self._rank) or job.assembling_rank == self._rank:
-                job.note_input_files()
+            job.note_input_files()
+        if self._rank > 0:
+            self._worker = Worker(Path(args.out), shared['job'], self._rank)
+            self._entry.enter_context(self._worker)
 
     def _fail_together(self, task: str) -> Any:
         return all_ranks_or_none(task, timeout=_TIMEOUT_SECONDS)
@@ -220,17 +230,14 @@ class EmbedRun:
         }
         return find_places(self._places, args.inputs, unused)
 
-    def _claim_files(self, stack: ExitStack) -> None:
+    def _enter(self) -> Worker:
+        """Return the entry of rank 0 in the ledger, once the folder is known to be writable."""
         folder = Path(self._args.out)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            names = [_PCA_FILE, *(f'{name}.tif' for name in self._inputs)]
-            advice = 'Wait for its end, stop it, or choose another --out.'
-            warning = stack.enter_context(claimed(folder, names, advice))
         except OSError as error:
             raise EmbeddingError(f'--out {folder} cannot be made or written: {error}.') from error
-        if warning:
-            self._say(f'note: {warning}')
+        return Worker(folder)
 
     def _load(self) -> None:
         """Build the encoder on the device of this rank."""
@@ -365,7 +372,9 @@ class EmbedRun:
         start = time.monotonic()
         encoder(first[None])
         seconds = time.monotonic() - start
-        return dict(plan, scenes=self._plan_scenes(scenes, setup, plan, seconds))
+        shared = self._plan_scenes(scenes, setup, plan, seconds)
+        self._worker.publish(shared)
+        return dict(plan, **shared, job=self._worker.job)
 
     def _plan_scenes(
         self,
@@ -373,17 +382,25 @@ class EmbedRun:
         setup: EmbedSetup,
         plan: Mapping[str, Any],
         window_seconds: float,
-    ) -> List[Dict[str, Any]]:
-        """Return the embeddings that are left to compute, and tell the user what they take."""
-        planned, cells, windows, widest = [], 0, 0, 0
+    ) -> Dict[str, Any]:
+        """Return what this job shares with others, and tell the user what is left to compute."""
+        names = list(scenes)
+        required = dict(device=self._accelerator.name, batch_size=self._batch_size)
+        common = dict(
+            mapsage=__version__,
+            identity=plan['facts']['identity'],
+            window=list(self._window),
+            bands=list(self._bands.chosen or ()),
+            **{key: plan[key] for key in ('cell', 'margin', 'overlap')},
+        )
+        peers = shared_plan(
+            self._worker.plans(), names, common, required, bool(self._args.overwrite)
+        )
+        planned, cells, windows, widest, strips_left = [], 0, 0, 0, 0
         for name, (scene, size) in scenes.items():
             with scene.raster as raster:
                 settings = dict(
-                    mapsage=__version__,
-                    identity=plan['facts']['identity'],
-                    window=list(self._window),
-                    bands=list(self._bands.chosen or ()),
-                    **{key: plan[key] for key in ('cell', 'margin', 'overlap')},
+                    common,
                     input=[stamp(file) for file in raster.files()],
                     size=list(size),
                     **raster.facts(),
@@ -401,17 +418,22 @@ class EmbedRun:
                 )
                 continue
             height, width = (-(-side // setup.cell) for side in size)
-            job = EmbedJob(ScenePlan(name, scene.path, height, width, settings, [], []), setup)
-            finished = set(job.strips.finished())
-            strips = [number for number in range(len(job.grid.rows)) if number not in finished]
-            if finished:
-                total = len(finished) + len(strips)
+            report = outputs.report
+            outdated = stamp(str(report)) if report.exists() else None
+            job = EmbedJob(
+                ScenePlan(name, scene.path, height, width, settings, outdated=outdated), setup
+            )
+            if not peers:
+                job.strips.finished()
+            strips, total = job.missing(), job.grid.strip_count
+            if len(strips) < total:
                 self._say(
-                    f'{scene.path}: continues, {len(finished)} of {total} strips are finished'
+                    f'{scene.path}: continues, {total - len(strips)} of {total} strips are finished'
                 )
-            planned.append(asdict(replace(job.plan, strips=strips)))
+            planned.append(asdict(job.plan))
+            strips_left += len(strips)
             cells += height * width
-            windows += sum(len(job.grid.columns_of(row)) for row in strips)
+            windows += count_windows(job.grid, strips)
             widest = max(widest, width)
         if planned:
             dims = len(setup.classes.names)
@@ -422,7 +444,14 @@ class EmbedRun:
                 f'{minutes:.1f} min by the first one on {self._world_size} rank(s); '
                 f'{5 * dims * rows * widest / 1e6:,.0f} MB of memory a rank for the widest scene'
             )
-        return planned
+        return dict(
+            names=names,
+            settings=common,
+            decisions=required,
+            run_length=peers.get('run_length', run_length(strips_left, self._world_size)),
+            scenes=planned,
+            windows=windows,
+        )
 
     def _sample(self, scenes: Mapping[str, Tuple[Scene, Tuple[int, int]]]) -> Iterator[np.ndarray]:
         """Yield windows with data from random places of the inputs, always the same ones."""
@@ -475,32 +504,37 @@ class EmbedRun:
 
     def run(self) -> int:
         """Compute and write the embeddings; return the exit status."""
-        with self._claims:
+        with self._entry:
             seconds = self._compute()
-            with self._fail_together('writing the embeddings'):
-                for job in self._jobs:
-                    if job.is_shared and job.assembling_rank == self._rank:
-                        job.assemble()
-        return self._summarize(seconds) if self._rank == 0 else 0
+            texts = self._channel.gather_texts(str(self._worker.windows))
+            if self._rank > 0:
+                return 0
+            with self._worker.alone(self._say):
+                self._worker.leave()
+            return self._summarize(seconds, sum(map(int, texts)))
 
     def _compute(self) -> float:
-        """Compute this rank's strips, and assemble what is not shared; return the seconds."""
-        windows = sum(job.count_windows(self._rank) for job in self._jobs)
-        encoder = self._encoder
+        """Work on the embeddings until all are finished; return the seconds."""
+        encoder, worker = self._encoder, self._worker
         if self._accelerator.device(local_rank()).type == 'cpu':
             encoder.use_threads(torch.get_num_threads())
         start = time.monotonic()
         with self._fail_together('computing the embeddings'), ProgressLine(
-            windows, 'embedding', self._say, self._rank == 0
+            self._windows, 'embedding', self._say, self._rank == 0
         ) as progress:
-            for job in self._jobs:
-                if job.strips_of(self._rank):
-                    job.predict(self._rank, encoder, self._batch_size, progress.advance)
-                if not job.is_shared and job.assembling_rank == self._rank:
-                    job.assemble()
+
+            def advance(count: int = 0) -> None:
+                worker.windows += count
+                progress.done = min(worker.windows_of_all(), self._windows)
+                progress.show()
+
+            def predict(job: MapJob, strips: List[int]) -> None:
+                job.predict(strips, encoder, self._batch_size, advance, worker.check)
+
+            share(self._jobs, worker, self._rank / self._world_size, predict, advance)
         return time.monotonic() - start
 
-    def _summarize(self, seconds: float) -> int:
+    def _summarize(self, seconds: float, windows: int) -> int:
         """Tell the user about every embedding; return the exit status."""
         is_partial = False
         for name in self._inputs:
@@ -524,8 +558,6 @@ class EmbedRun:
             is_partial = is_partial or bool(report['damage'])
             if not report['cells']:
                 self._say(f'  warning: {outputs.map.name} has no data anywhere')
-        world = range(self._world_size)
-        windows = sum(job.count_windows(rank) for job in self._jobs for rank in world)
         if windows and seconds:
             self._say(f'{windows} windows in {seconds:.1f} s: {windows / seconds:.1f} windows/s')
         if is_partial:

@@ -28,6 +28,7 @@ from support import ROOT
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
+from mapsage.commands import passport as print_passport  # noqa: E402
 from mapsage.commands.predict import (  # noqa: E402
     PARTIAL,
     map_options,
@@ -39,6 +40,9 @@ from mapsage.extras.export.errors import ExportError  # noqa: E402
 from mapsage.extras.export.graph import most_opset  # noqa: E402
 from mapsage.extras.export.proof import Proof  # noqa: E402
 from mapsage.extras.export.quantize import is_close  # noqa: E402
+from mapsage.geo import facts_of, open_scene  # noqa: E402
+from mapsage.geo.passport import VERSION, describe_part  # noqa: E402
+from mapsage.geo.scene_facts import sample_quantiles  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
 from mapsage.maps.exported import ExportedModel  # noqa: E402
 from mapsage.maps.prediction import Prediction  # noqa: E402
@@ -91,6 +95,26 @@ def export(model: Tuple[Path, Path], out: Path, *arguments: Any) -> int:
 
 def run(exported: Path, *arguments: Any) -> int:
     return predict.main(['--model', str(exported), *map(str, arguments)])
+
+
+def test_a_file_has_the_passport_of_its_checkpoint(model, tmp_path, capsys) -> None:
+    scene = tmp_path / 'trained.tif'
+    write_scene(scene, paint(80, 90), **UTM)
+    raster = open_scene(scene)
+    images = describe_part([facts_of(raster)], [sample_quantiles(raster)], 'stored')
+    checkpoint = torch.load(model[1], map_location='cpu')
+    passport = dict(version=VERSION, parts={'': images}, classes={})
+    checkpoint.setdefault('meta', {})['data'] = dict(passport=passport)
+    torch.save(checkpoint, tmp_path / 'trained.pth')
+    file = tmp_path / 'color.onnx'
+    assert export((model[0], tmp_path / 'trained.pth'), file) == 0
+    capsys.readouterr()
+    assert print_passport.main([str(file)]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(passport))
+    assert run(file, scene, '--out', tmp_path / 'own') == 0
+    write_scene(scene, paint(80, 90), **dict(UTM, transform=UTM['transform'] * Affine.scale(3)))
+    with pytest.raises(PredictError, match=r'pixels of 1.5 m, and training had 0.5 m'):
+        run(file, scene, '--out', tmp_path / 'maps')
 
 
 def test_a_file_proves_itself_and_says_what_it_is(model, tmp_path, capsys) -> None:

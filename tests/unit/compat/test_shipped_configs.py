@@ -9,8 +9,8 @@ from mmengine.config import Config
 from support import ROOT
 
 from mapsage.commands import list_configs
-from mapsage.engine.config_file import read_config_file
-from mapsage.engine.config_report import config_differences
+from mapsage.engine.config.file import read_config_file
+from mapsage.engine.config.report import config_differences
 from mapsage.engine.env_cfg import ConfigError
 
 DEMO = 'demo/efficientnet_lite0_fpn_demo.py'

@@ -187,53 +187,55 @@ launcher = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(launcher)
 
 
-def work(ready, seconds):
+def work(ready, seconds, state):
     time.sleep(seconds)
     launcher.die_with_parent()
     ready.set()
-    if sys.argv[3] == 'stopped':
+    if state == 'stopped':
         os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         time.sleep(60)
 
 
-def start():  # as a loader is that is read in the background
+def start(child, ready, seconds):  # as a loader is that is read in the background
     child.start()
-    if sys.argv[2] == '0':
+    if not seconds:
         ready.wait()
 
 
-ready = multiprocessing.Event()
-child = multiprocessing.Process(target=work, args=(ready, float(sys.argv[2])))
-starter = threading.Thread(target=start)
-starter.start()
-starter.join()
-time.sleep(0.2)
-print(child.pid, child.is_alive(), flush=True)
-time.sleep(60)
+for seconds, state in ((0, 'runs'), (0.5, 'runs'), (0, 'stopped')):
+    if os.fork():
+        continue
+    ready = multiprocessing.Event()
+    child = multiprocessing.Process(target=work, args=(ready, seconds, state))
+    starter = threading.Thread(target=start, args=(child, ready, seconds))
+    starter.start()
+    starter.join()
+    time.sleep(0.2)
+    print(os.getpid(), child.pid, child.is_alive(), flush=True)
+    time.sleep(60)
 """
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='prctl is Linux only')
-@pytest.mark.parametrize('seconds, state', [('0', 'runs'), ('0.5', 'runs'), ('0', 'stopped')])
-def test_a_worker_outlives_the_thread_that_started_it_and_dies_with_the_process(
-    seconds: str, state: str
-) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, '-c', PARENT, launcher.__file__, seconds, state], stdout=subprocess.PIPE
-    )
-    assert parent.stdout is not None
-    pid, alive = parent.stdout.readline().decode().split()
-    assert alive == 'True'
-    parent.send_signal(signal.SIGKILL)  # with 0.5 s before the worker asks for its death
-    parent.wait()
-    deadline = time.monotonic() + 60
-    while _runs(int(pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = _runs(int(pid))
-    if left:
-        os.kill(int(pid), signal.SIGKILL)
-    assert not left
+def test_a_worker_outlives_the_thread_that_started_it_and_dies_with_the_process() -> None:
+    """Of three processes, one dies before its worker asks for that, and one worker is stopped."""
+    with subprocess.Popen(
+        [sys.executable, '-c', PARENT, launcher.__file__], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        lines = [program.stdout.readline().split() for _ in range(3)]
+        workers = [int(worker) for _, worker, _ in lines]
+        for process, _, _ in lines:
+            os.kill(int(process), signal.SIGKILL)
+        program.wait()
+        deadline = time.monotonic() + 60
+        while any(map(_runs, workers)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = list(filter(_runs, workers))
+        for worker in left:
+            os.kill(worker, signal.SIGKILL)
+    assert not left and [alive for _, _, alive in lines] == ['True'] * 3
 
 
 def _runs(pid: int) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mapsage.engine.config_file import read_config_file
+from mapsage.engine.config.file import read_config_file
 
 
 def test_variables_of_a_config_are_not_printed_by_every_rank(

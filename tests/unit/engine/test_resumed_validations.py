@@ -72,13 +72,35 @@ class Interrupt(Hook):
         setattr(self, point, interrupt)
 
 
-def cut_and_resumed(folder: Path, points: Sequence[Hook], changes: Dict[str, Any]) -> Any:
-    """Train without interruption, and again with an interruption at each of ``points``."""
-    whole, seen = toy_train(folder / 'whole', **dict(changes))
+@pytest.fixture(scope='module')
+def train_whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that trains without interruption, once for the same changes."""
+    runs: Dict[str, Any] = {}
+
+    def train(changes: Dict[str, Any]) -> Any:
+        key = repr(changes)
+        if key not in runs:
+            runs[key] = toy_train(tmp_path_factory.mktemp('whole'), **dict(changes))
+        return runs[key]
+
+    return train
+
+
+@pytest.fixture
+def cut_and_resumed(train_whole: Any, tmp_path: Path) -> Any:
+    """Return a function that compares a run with one that is interrupted and resumed."""
+    return lambda *arguments: _cut_and_resumed(train_whole, tmp_path, *arguments)
+
+
+def _cut_and_resumed(
+    train_whole: Any, tmp_path: Path, points: Sequence[Hook], changes: Dict[str, Any]
+) -> Any:
+    whole, seen = train_whole(changes)
+    folder = tmp_path / f'cut{len(list(tmp_path.iterdir()))}'
     for number, hook in enumerate(points):
         with pytest.raises(Interrupted):
-            toy_train(folder / 'cut', hooks=[hook], resume=number > 0, **dict(changes))
-    rest, left = toy_train(folder / 'cut', resume='must', **dict(changes))
+            toy_train(folder, hooks=[hook], resume=number > 0, **dict(changes))
+    rest, left = toy_train(folder, resume='must', **dict(changes))
     assert (rest.iter, rest.epoch) == (whole.iter, whole.epoch)
     assert left.losses == seen.losses[len(seen.losses) - len(left.losses) :]
     assert left.rates == seen.rates[len(seen.rates) - len(left.rates) :]
@@ -87,11 +109,11 @@ def cut_and_resumed(folder: Path, points: Sequence[Hook], changes: Dict[str, Any
     for one, other in zip(whole.param_schedulers or [], rest.param_schedulers or []):
         assert one.state_dict() == other.state_dict()
     # Beyond its intervals, an uninterrupted run saves after a best score, as under MMEngine.
-    paths = list((folder / 'cut').glob('*.pth'))
-    assert {path.name for path in paths} <= {path.name for path in (folder / 'whole').iterdir()}
+    paths = list(folder.glob('*.pth'))
+    assert {path.name for path in paths} <= {path.name for path in Path(whole.work_dir).iterdir()}
     last = f'epoch_{whole.epoch}.pth' if whole.epoch else f'iter_{whole.iter}.pth'
     for path in paths:
-        one, other = (torch.load(str(folder / run / path.name), **LOAD) for run in ('whole', 'cut'))
+        one, other = (torch.load(f'{run}/{path.name}', **LOAD) for run in (whole.work_dir, folder))
         assert same_weights(one['state_dict'], other['state_dict'])
         assert one['meta']['validations'] == other['meta']['validations']
         assert one.get('param_schedulers') == other.get('param_schedulers')
@@ -104,7 +126,7 @@ def cut_and_resumed(folder: Path, points: Sequence[Hook], changes: Dict[str, Any
             for checkpoint in (one, other)
         ]
         assert infos[0] == infos[1]
-    assert [path.name for path in (folder / 'whole').glob('best*')] == [
+    assert [path.name for path in Path(whole.work_dir).glob('best*')] == [
         path.name for path in paths if path.name.startswith('best')
     ]
     return whole, rest, left
@@ -123,7 +145,7 @@ def cut_and_resumed(folder: Path, points: Sequence[Hook], changes: Dict[str, Any
 )
 @pytest.mark.parametrize('groups', [1, 2])
 def test_a_rate_that_follows_the_score_at_epochs(
-    groups: int, point: str, iteration: int, tmp_path: Path
+    groups: int, point: str, iteration: int, cut_and_resumed: Any
 ) -> None:
     paramwise = (
         {'optim_wrapper.paramwise_cfg': dict(custom_keys={'layers.0': dict(lr_mult=0.1)})}
@@ -131,7 +153,6 @@ def test_a_rate_that_follows_the_score_at_epochs(
         else {}
     )
     cut_and_resumed(
-        tmp_path,
         [Interrupt(point, iteration)],
         {
             **EPOCHS,
@@ -155,22 +176,22 @@ def test_a_rate_that_follows_the_score_at_epochs(
     ],
     ids=str,
 )
-def test_a_run_that_stops_early_stops_after_the_same_iteration(points: Any, tmp_path: Path) -> None:
+def test_a_run_that_stops_early_stops_after_the_same_iteration(
+    points: Any, cut_and_resumed: Any
+) -> None:
     stop = dict(
         type='EarlyStoppingHook', monitor='value', rule='greater', min_delta=0.01, patience=3
     )
     whole, _, _ = cut_and_resumed(
-        tmp_path,
         [Interrupt(*point) for point in points],
         {**ITERATIONS, **BEST, 'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]},
     )
     assert whole.iter == 12
 
 
-def test_a_run_that_a_best_score_ends_does_not_go_on(tmp_path: Path) -> None:
+def test_a_run_that_a_best_score_ends_does_not_go_on(cut_and_resumed: Any) -> None:
     stop = dict(type='EarlyStoppingHook', monitor='value', rule='greater', stopping_threshold=0.55)
     whole, _, left = cut_and_resumed(
-        tmp_path,
         [Interrupt('after_train', 6)],
         {**ITERATIONS, **BEST, 'custom_hooks': [dict(type='PlantedScores', scores=SCORES), stop]},
     )
@@ -188,20 +209,17 @@ def test_a_run_that_a_best_score_ends_does_not_go_on(tmp_path: Path) -> None:
     ids=str,
 )
 def test_only_validations_that_were_due_are_made_up_for(
-    changes: Dict[str, Any], tmp_path: Path
+    changes: Dict[str, Any], cut_and_resumed: Any
 ) -> None:
     for cut in (2, 4, 6, 14):
         cut_and_resumed(
-            tmp_path / str(cut),
             [Interrupt('after_train' if cut == 14 else 'before_train_iter', cut)],
             {**ITERATIONS, **changes},
         )
 
 
-def test_a_validation_that_raised_runs_first_at_the_resume(tmp_path: Path) -> None:
-    _, rest, left = cut_and_resumed(
-        tmp_path, [Interrupt('after_val_iter', 4)], {**ITERATIONS, **BEST}
-    )
+def test_a_validation_that_raised_runs_first_at_the_resume(cut_and_resumed: Any) -> None:
+    _, rest, left = cut_and_resumed([Interrupt('after_val_iter', 4)], {**ITERATIONS, **BEST})
     assert len(left.figures) == 6
     assert 'the validation after iteration 4 was not completed and runs first' in log_of(rest)
 

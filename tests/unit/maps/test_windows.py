@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.maps.windows import Grid, assign_ranks, blend_weights, consecutive_runs, window_starts
+from mapsage.maps.windows import Grid, blend_weights, consecutive_runs, window_starts
 
 LENGTHS = st.integers(1, 400)
 
@@ -99,12 +99,3 @@ def test_runs_of_consecutive_strips() -> None:
     assert consecutive_runs([5, 0, 1, 2, 7, 6], 9) == [(0, 2), (5, 7)]
     assert consecutive_runs([5, 0, 1, 2, 7, 6], 2) == [(0, 1), (2, 2), (5, 5), (6, 7)]
     assert consecutive_runs([], 9) == []
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9))
-def test_owners_take_turns_and_share_the_cost(costs: list, world_size: int) -> None:
-    found = assign_ranks(costs, world_size)
-    assert found == sorted(found) and 0 <= found[0] and found[-1] < world_size
-    for rank in range(world_size):
-        mine = sum(cost for cost, owner in zip(costs, found) if owner == rank)
-        assert mine <= sum(costs) / world_size + max(costs)

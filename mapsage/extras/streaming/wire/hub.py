@@ -26,8 +26,8 @@ Call = Callable[[], None]
 class Hub:
     """Runs callbacks of ready sockets, of timers and of :meth:`call`, in one thread.
 
-    A process has this thread and the one of :class:`Liveness`, however many links it has. A link
-    costs one file descriptor.
+    A process has this thread and the one of :class:`Liveness`, however many links it has; a head that
+    connects has one more until its peer has proved itself. A link costs one file descriptor.
 
     Args:
         peer_timeout: Seconds without any message after which a peer counts as lost.

@@ -1,6 +1,6 @@
 """A connection of two processes for messages, which is opened again when it breaks.
 
-States of a link: connecting (``_dialing``), connected but unconfirmed (``_connection``), greeted,
+States of a link: connecting, connected but unconfirmed (``_connection``), greeted,
 when both ends know that they are connected and messages can be sent, and done. Messages of a broken
 connection are lost; the receiver hears of it and asks again. Nearly everything runs in the hub's
 thread, see the comment in :class:`Link`.
@@ -9,21 +9,19 @@ thread, see the comment in :class:`Link`.
 from __future__ import annotations
 
 import abc
-import os
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, Optional, Tuple
+from typing import Callable, Deque, NamedTuple, Optional, Tuple
 
 import torch
 
 from mapsage.extras.streaming.source import StreamingError
-from mapsage_launcher.trust.handshake import HandshakeError
+from mapsage_launcher.trust.handshake import ClientHandshake, HandshakeError, connect
 
 from .connection import Connection
-from .dial import Dial
 from .header import Header, Kind
 from .hub import Hub
 
@@ -36,6 +34,22 @@ _FIRST_ANSWER = 10.0
 
 class LinkError(StreamingError):
     """The peer of a link did not come, fell silent, ended or sent something unreadable."""
+
+
+class Dial(NamedTuple):
+    """The address of a peer, and the first bytes of every connection to it.
+
+    Attributes:
+        address: Host and port.
+        secret, purpose, listener: Arguments of :class:`ClientHandshake`.
+        hello: Bytes that the peer expects after the handshake, uint8 (n,).
+    """
+
+    address: Tuple[str, int]
+    secret: bytes
+    purpose: str
+    listener: bytes
+    hello: torch.Tensor
 
 
 class Receiver(abc.ABC):
@@ -98,7 +112,6 @@ class Link:
         self._hub, self._dial = hub, dial
         self._receiver: Optional[Receiver] = None
         self._connection: Optional[Connection] = None
-        self._dialing: Optional[socket.socket] = None
         self._outbox: Deque[Tuple[Header, torch.Tensor]] = deque()
         self._lock = threading.Lock()
         # Set while messages can be sent.
@@ -186,7 +199,7 @@ class Link:
             era = self._era
         self._hub.call(lambda: self._disconnect(reason) if era == self._era else None)
 
-    # All methods below run in the hub's thread, except _beat and _silent.
+    # All methods below run in the hub's thread, except _connect, _beat and _silent.
 
     def adopt(self, sock: socket.socket) -> None:
         """Replace the current connection by one that the peer has opened."""
@@ -204,67 +217,57 @@ class Link:
         """Open the connection."""
         if self._done.is_set() or self._connection is not None or self._dial is None:
             return
-        self._drop_sockets()
+        self._drop_socket()
         self._era += 1
         era = self._era
-        try:
-            sock = self._dialing = self._dial.begin()
-        except OSError as error:
-            # For example an unknown host, or no route.
-            self._dial_failed(error)
-            return
-        self._hub.watch(sock, selectors.EVENT_WRITE, lambda events: self._on_dialed(sock))
         patience = self.peer_timeout if self._known else min(self.peer_timeout, _FIRST_ANSWER)
-        self._hub.later(patience, lambda: self._on_overdue(era, patience))
 
-    def _on_dialed(self, sock: socket.socket) -> None:
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self._dial_failed(OSError(code, os.strerror(code)))
-            return
-        assert self._dial is not None
-        try:
-            self._dial.greet(sock)
-        except OSError as error:
-            self._dial_failed(error)
-            return
-        self._hub.watch(sock, selectors.EVENT_READ, lambda events: self._on_answer(sock))
+        def give_up() -> None:
+            if era == self._era and not self._greeted:
+                self._dial_failed(TimeoutError(f'no answer for {patience:g} s'))
 
-    def _on_answer(self, sock: socket.socket) -> None:
-        assert self._dial is not None
+        threading.Thread(
+            target=self._connect, args=(self._dial, era, patience), name='feature-dial', daemon=True
+        ).start()
+        self._hub.later(patience, give_up)
+
+    def _connect(self, dial: Dial, era: int, patience: float) -> None:
+        """Connect to the peer; runs in a thread of its own, since it waits for the peer's proof."""
         try:
-            if not self._dial.prove(sock):
-                return
+            handshake = ClientHandshake(dial.secret, dial.purpose, dial.listener)
+            sock = connect(dial.address, handshake, patience)
         except OSError as error:
-            self._dial_failed(error)
+            # The name is bound until the end of this block only.
+            failure = error
+            self._hub.call(lambda: self._dial_failed(failure) if era == self._era else None)
+        else:
+            sock.setblocking(False)
+            self._hub.call(lambda: self._on_connected(sock, dial, era))
+
+    def _on_connected(self, sock: socket.socket, dial: Dial, era: int) -> None:
+        if era != self._era:
+            self._hub.drop(sock)
             return
-        self._dialing = None
         self._connection = Connection(sock, self._allocate, self._deliver)
-        self._connection.put_bytes(self._dial.hello)
+        self._connection.put_bytes(dial.hello)
         # The first heartbeat of the peer confirms the hello.
         self._watch()
 
-    def _on_overdue(self, era: int, patience: float) -> None:
-        if era == self._era and not self._greeted:
-            self._dial_failed(TimeoutError(f'no answer for {patience:g} s'))
-
     def _dial_failed(self, error: OSError) -> None:
-        assert self._dial is not None
-        self._drop_sockets()
+        self._drop_socket()
         if isinstance(error, HandshakeError):
             self._reason = str(error)
         self._reason = self._reason or f'it cannot be reached ({error})'
-        if self._dial.is_hopeless(error):
+        # The process has ended, or another one listens in its place.
+        if isinstance(error, (ConnectionRefusedError, HandshakeError)):
             self._give_up()
         else:
             self._redial()
 
-    def _drop_sockets(self) -> None:
-        if self._dialing is not None:
-            self._hub.drop(self._dialing)
+    def _drop_socket(self) -> None:
         if self._connection is not None:
             self._hub.drop(self._connection.sock)
-        self._dialing = self._connection = None
+        self._connection = None
 
     def _redial(self) -> None:
         self._era += 1
@@ -437,7 +440,7 @@ class Link:
         self._hub.liveness.forget(self)
         self._era += 1
         connection, was_greeted, self._greeted = self._connection, self._greeted, False
-        self._drop_sockets()
+        self._drop_socket()
         if (
             connection is not None
             and was_greeted

@@ -25,9 +25,8 @@ from mapsage_launcher.trust.guard import Guard, bind_listener
 from mapsage_launcher.trust.handshake import ListenerHandshake, new_listener
 from mapsage_launcher.trust.job_secret import job_secret
 
-from .dial import Dial
 from .hub import Hub
-from .link import Link, LinkError
+from .link import Dial, Link, LinkError
 
 # The rank of the head.
 _HELLO = struct.Struct('<q')

@@ -23,7 +23,7 @@ from mapsage.evaluation import reward_variance
 from mapsage.sampling import ShortfallError
 from mapsage.sampling.hooks import DynamicSamplingHook, LoaderError, ModelScore
 from mapsage.sampling.hooks.sample_weights import PixelWeights, check_asked, weigh_heads
-from mapsage.sampling.hooks.tile_gallery import TileGallery
+from mapsage.sampling.hooks.sampling_report import TileGallery
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 LOAD: dict = {'weights_only': False} if torch.__version__ >= '2' else {}

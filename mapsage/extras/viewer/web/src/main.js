@@ -5,7 +5,11 @@ import View from 'ol/View.js';
 import ScaleLine from 'ol/control/ScaleLine.js';
 import Zoom from 'ol/control/Zoom.js';
 import {getCenter} from 'ol/extent.js';
+<<<<<<< HEAD
+import {defaults} from 'ol/interaction/defaults.js';
+=======
 import DoubleClickZoom from 'ol/interaction/DoubleClickZoom.js';
+>>>>>>> main
 import {checkParts, readCatalog, readPolygons} from './files.js';
 import {classLayer, classStyle, polygonLayer, projectionOf, sceneLayer} from './layers.js';
 import {Labels, labelLayer, pixelView} from './labels.js';
@@ -44,7 +48,8 @@ async function start() {
     throw new Error('This browser has no WebGL, by which the maps are drawn. Switch on hardware ' +
       'acceleration in its settings, or open the maps in QGIS: their styles lie beside them.');
   }
-  map = new Map({target: 'map', controls: [new Zoom(), new ScaleLine()]});
+  // By default the wheel does nothing until the map has the focus.
+  map = new Map({target: 'map', controls: [new Zoom(), new ScaleLine()], interactions: defaults()});
   swipe = new Swipe(document.getElementById('handle'), map, () => map.render());
   map.on('click', (event) => (labels ? labels.click(event.coordinate) : describe(event)));
   map.on('pointermove', (event) => event.dragging || describe(event));

@@ -15,6 +15,11 @@ export class Swipe {
       handle.addEventListener('pointermove', drag);
     });
     handle.addEventListener('pointerup', () => handle.removeEventListener('pointermove', drag));
+    // The handle covers a strip of the map, in which the wheel zooms as beside it.
+    handle.addEventListener('wheel', (event) => {
+      event.preventDefault();
+      map.getViewport().dispatchEvent(new WheelEvent(event.type, event));
+    }, {passive: false});
     map.on('postrender', () => this.draw());
   }
 
