@@ -265,6 +265,8 @@ class EmbedRun:
             args.batch_size, self._window, 1, self._accelerator, self._bands.count
         )
         self._identity = identify(cfg, model, args.layer, self._amp)
+        if self._passport is not None:
+            self._identity['passport'] = key_of(self._passport)
         self._say(
             f'{len(self._inputs)} input(s); {self._identity["encoder"]}, layer {args.layer}; windows '
             f'of {self._window[1]}x{self._window[0]} pixels ({origin}), {self._batch_size} at a '

@@ -5,11 +5,8 @@ import View from 'ol/View.js';
 import ScaleLine from 'ol/control/ScaleLine.js';
 import Zoom from 'ol/control/Zoom.js';
 import {getCenter} from 'ol/extent.js';
-<<<<<<< HEAD
 import {defaults} from 'ol/interaction/defaults.js';
-=======
 import DoubleClickZoom from 'ol/interaction/DoubleClickZoom.js';
->>>>>>> main
 import {checkParts, readCatalog, readPolygons} from './files.js';
 import {classLayer, classStyle, polygonLayer, projectionOf, sceneLayer} from './layers.js';
 import {Labels, labelLayer, pixelView} from './labels.js';
