@@ -77,6 +77,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def _search_boost(page: str) -> float:
     """Return the factor of a page in the order of search results: what one follows comes first."""
+    if page.startswith('tutorials/notebooks/'):
+        # Their outputs hold many words, which no reader looks for.
+        return 0.3
     if page.startswith(('tutorials/', 'how-to/')) and '.zh-CN' not in page:
         return 2
     return 1 if page.startswith('reference/') else 0.5

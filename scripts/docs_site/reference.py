@@ -140,7 +140,7 @@ class _ParserReady(BaseException):
 
 
 # First words of a command line that choose another parser, by program.
-_OTHER_PARSERS = {'prepare_data': ('scenes',)}
+_OTHER_PARSERS = {'prepare_data': ('coco', 'voc', 'scenes')}
 
 
 def read_parser(module: str, *arguments: str) -> argparse.ArgumentParser:
