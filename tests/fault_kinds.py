@@ -278,6 +278,7 @@ train_dataloader.update(num_workers={workers}, persistent_workers={persistent},
 val_evaluator['type'] = 'PlantedMetric'
 default_hooks['checkpoint'] = dict(type='CheckpointHook', **{checkpoint})
 default_hooks['device_check'] = dict(type='DeviceCheckHook', interval={every})
+default_hooks['report'] = dict(type='RunReportHook')
 custom_hooks = [*{sampling}, dict(type='PlantedFault'), dict(type='CheckpointWitness')]
 param_scheduler = None
 """

@@ -29,7 +29,7 @@ _PIXEL_FACTOR = 1.5
 _MONTH, _YEAR = 31, 366
 # Distance of quantiles from which on a scene is unlike the training, and from which on its bands
 # may be swapped, if another order explains so much of the distance.
-_FAR, _SWAPPED, _EXPLAINED = 2.6, 1.4, 0.5
+_FAR, _SWAPPED, _EXPLAINED = 2.6, 1.0, 0.5
 # Factor of values that no light and no ground explains.
 _OTHER_UNIT = 8
 # Share of a band's range that a quantile may differ from the mean of training without counting.

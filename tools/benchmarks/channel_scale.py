@@ -116,7 +116,7 @@ def be_rank(rank: int, world: int, port: int) -> None:
             f'| {world} | {name} | {messages:.0f} | {size:.0f} | {requests:.0f} | {ms:.1f} |',
             flush=True,
         )
-    links = torch.tensor([channel._roll.mesh.connections()])
+    links = torch.tensor([len(channel._roll.mesh._links)])
     channel.max(links)
     if not rank:
         print(

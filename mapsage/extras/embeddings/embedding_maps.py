@@ -187,7 +187,7 @@ class EmbedRun:
                 self._worker = stack.enter_context(self._enter())
             self._load()
             if self._rank == 0:
-                with self._worker.alone(self._say):
+                with self._worker.exclusive(self._say):
                     shared = self._plan()
             self._entry = stack.pop_all()
         shared = json.loads(self._channel.gather_texts(json.dumps(shared))[0])
@@ -507,7 +507,7 @@ class EmbedRun:
             texts = self._channel.gather_texts(str(self._worker.windows))
             if self._rank > 0:
                 return 0
-            with self._worker.alone(self._say):
+            with self._worker.exclusive(self._say):
                 self._worker.leave()
             return self._summarize(seconds, sum(map(int, texts)))
 
