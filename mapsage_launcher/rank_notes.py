@@ -1,13 +1,18 @@
 """Variables and files by which the launcher and its ranks inform each other.
 
-Only the launcher of an elastic job (`nodes/`, see the extra `elastic`) sets the variables and reads
-the files. Ranks look for the variables, and write the files, in every job.
+Ranks leave notes in a folder of the launcher (`write_note` of `stop_request.py`): why they failed
+(`mapsage/distributed/launcher_notes.py`, read by `ranks/failure_report.py`), requests to stop
+(`stop_request.py`), encoders that have no head left (`ranks/leftover_encoders.py`). The other
+variables and files concern elastic jobs alone (`nodes/`, see the extra `elastic`): ranks look for
+them, or write them, in every job.
 """
 
 from __future__ import annotations
 
 from typing import Mapping, Optional
 
+# Folder of the launcher's notes.
+FOLDER_VARIABLE = 'MAPSAGE_ERROR_NOTES'
 # MIN:MAX machines; only an elastic job has this variable.
 ELASTIC_VARIABLE = 'MAPSAGE_ELASTIC'
 # How often the machines have met; the same number on all machines.

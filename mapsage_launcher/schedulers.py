@@ -145,7 +145,7 @@ def _from_volcano(environ: Mapping[str, str]) -> Optional[Machines]:
             f'says which one this pod belongs to: set NNODES, NODE_RANK and MASTER_ADDR, or use '
             f'one task for all pods.'
         )
-    rank = environ.get('VC_TASK_INDEX') or environ.get('VK_TASK_INDEX') or '0'
+    rank = environ.get('VC_TASK_INDEX') or '0'
     return Machines(str(len(hosts) or 1), rank, hosts[0] if hosts else '', source=tasks[0])
 
 

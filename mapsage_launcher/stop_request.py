@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, Iterator, Optional
 
+from mapsage_launcher.rank_notes import FOLDER_VARIABLE
+
 # Exit status of a run that has saved a checkpoint and wants to be started again. No shell, signal
 # or entry of sysexits.h uses it; HTCondor's manual uses it for the same purpose.
 STATUS = 85
@@ -31,9 +33,8 @@ REPEATED_SECONDS = 1.0
 # The signal by which a launcher ends its ranks. Ranks keep its default action, which the kernel
 # carries out even if the rank hangs in a collective.
 END = signal.SIGUSR2
-# Variable with the folder of the launcher's notes.
-_FOLDER = 'MAPSAGE_ERROR_NOTES'
-# Files in it: a rank handles the signals; the launcher or a rank was asked; a rank has left.
+# Files in the folder of the launcher's notes: a rank handles the signals; the launcher or a rank was
+# asked; a rank has left.
 _LISTENS, ASKED, LEFT = 'listens', 'stop', 'left'
 
 # Signals that this process has received, and when.
@@ -57,7 +58,7 @@ def listening(wanted: bool = True) -> Iterator[None]:
     Args:
         wanted: Whether the run will look at requests; if False, nothing happens.
     """
-    plain_torchrun = 'TORCHELASTIC_RUN_ID' in os.environ and _FOLDER not in os.environ
+    plain_torchrun = 'TORCHELASTIC_RUN_ID' in os.environ and FOLDER_VARIABLE not in os.environ
     possible = wanted and threading.current_thread() is threading.main_thread()
     handled = [
         number
@@ -69,7 +70,7 @@ def listening(wanted: bool = True) -> Iterator[None]:
     for number in handled:
         signal.signal(number, _receive)
     if handled:
-        _write_note(_LISTENS)
+        write_note(_LISTENS)
     try:
         yield
     finally:
@@ -98,7 +99,7 @@ def asked_launcher() -> str:
     A rank that receives a signal passes the request to its launcher, so this covers all ranks of
     the machine.
     """
-    folder = os.environ.get(_FOLDER)
+    folder = os.environ.get(FOLDER_VARIABLE)
     try:
         text = Path(folder, ASKED).read_text(encoding='utf-8') if folder else ''
     except OSError:  # there is no request
@@ -117,9 +118,9 @@ def leave() -> StoppedEarly:
     for number in SIGNALS:
         if signal.getsignal(number) is _receive:
             signal.signal(number, signal.SIG_IGN)
-    folder = os.environ.get(_FOLDER, '')
+    folder = os.environ.get(FOLDER_VARIABLE, '')
     on_other_machine = bool(folder) and not os.path.isdir(folder)
-    return StoppedEarly(0 if _write_note(LEFT) or on_other_machine else STATUS)
+    return StoppedEarly(0 if write_note(LEFT) or on_other_machine else STATUS)
 
 
 def spare_worker() -> None:
@@ -137,7 +138,7 @@ def _receive(number: int, _: Optional[FrameType]) -> None:
     if now - _received.setdefault(number, now) >= REPEATED_SECONDS:
         _end_by(number)
     # Through the launcher the request reaches encoders, which take no part in the ranks' agreement.
-    _write_note(ASKED, signal.Signals(number).name)
+    write_note(ASKED, signal.Signals(number).name)
 
 
 def _receive_in_worker(number: int, _: Optional[FrameType]) -> None:
@@ -165,16 +166,25 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _write_note(name: str, text: str = '') -> bool:
-    """Write a file into the folder of the launcher's notes; return whether it is there."""
-    folder = os.environ.get(_FOLDER)
+def write_note(name: str, text: str = '') -> bool:
+    """Write a file into the folder of the launcher's notes; return whether it is there.
+
+    Args:
+        name: Name of the file, or a folder and a name with ``/`` between.
+        text: Content.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return False
+    path = Path(folder, name)
     try:
-        Path(folder, name).write_text(text, encoding='utf-8')
-        return True
-    except OSError:  # the folder is on another machine, its disk is full, or the launcher has gone
+        if '/' in name:
+            path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding='utf-8')
+    # The folder is on another machine, its disk is full, or the launcher has gone.
+    except OSError:
         return False
+    return True
 
 
 # --- in the launcher

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Try everything that MapSage does on a machine of a make that is new to you: the first hour on an
-# S60, T20 or CUDA machine. It goes on after a failure and leaves one text file to send.
+# S60, T20 or CUDA machine. It continues after a failure and leaves one text file to send.
 #
 #   ACCELERATOR=gcu bash scripts/accept_machine.sh [STEP ...]
 #

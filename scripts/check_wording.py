@@ -1,5 +1,8 @@
 #!/usr/bin/env python
-"""Check how names and texts of each room of mapsage/ and the launcher read: vague names, dialect.
+"""Check how names and texts of each room read: vague names, dialect.
+
+Rooms are the folders of mapsage/, the launcher, and what is not the product: tests/, tools/, scripts/,
+configs/, examples/ and the pages of docs/.
 
     python scripts/check_wording.py               # what run_tests.sh runs; status 1 above a budget
     python scripts/check_wording.py --show geo    # where one room's words and names are
@@ -28,6 +31,10 @@ ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = Path(__file__).with_name('wording_budget.json')
 # The package of the launcher counts as one room.
 LAUNCHER = 'mapsage_launcher'
+# What is not the product: a room each. Pages have no names.
+OTHERS = ('configs', 'docs', 'examples', 'scripts', 'tests', 'tools')
+# Blocks of code, and code in a line.
+_CODE = re.compile(r'^```.*?^```|`[^`\n]*`', re.DOTALL | re.MULTILINE)
 # What a room may have without an entry: names per 1,000, phrases per 10,000 words.
 LIMIT = 8.0
 
@@ -81,6 +88,16 @@ class Wording:
             if token.type == tokenize.COMMENT:
                 self._add_text(token.string, path, token.start[0])
 
+    def add_page(self, text: str, path: str) -> None:
+        """Count a page of Markdown, without its code.
+
+        Args:
+            text: The page.
+            path: Name of the file for the list of phrases.
+        """
+        for number, line in enumerate(_CODE.sub(_blank, text).splitlines(), 1):
+            self._add_text(line, path, number)
+
     def _add_text(self, text: str, path: str, line: int) -> None:
         self.words += len(text.split())
         for match in DIALECT.finditer(text):
@@ -93,6 +110,23 @@ class Wording:
             round(1e3 * sum(self.vague.values()) / max(1, self.names), 1),
             round(1e4 * len(self.phrases) / max(1, self.words), 1),
         )
+
+
+def _blank(match: re.Match) -> str:
+    """Return the line ends of a match."""
+    return '\n' * match[0].count('\n')
+
+
+def read_other_rooms() -> Dict[str, Wording]:
+    """Return the counts of the folders that are not the product."""
+    rooms: Dict[str, Wording] = {}
+    for name in OTHERS:
+        room = rooms[name] = Wording()
+        for path in sorted((ROOT / name).rglob('*.py')):
+            room.add(path.read_text(encoding='utf-8'), str(path.relative_to(ROOT)))
+        for path in sorted((ROOT / name).rglob('*.md')):
+            room.add_page(path.read_text(encoding='utf-8'), str(path.relative_to(ROOT)))
+    return rooms
 
 
 def read_rooms(package: Path) -> Dict[str, Wording]:
@@ -146,6 +180,7 @@ def main() -> int:
     for path in sorted((ROOT / LAUNCHER).rglob('*.py')):
         launcher.add(path.read_text(encoding='utf-8'), str(path.relative_to(ROOT)))
     rooms[LAUNCHER] = launcher
+    rooms.update(read_other_rooms())
     if args.show:
         if args.show not in rooms:
             parser.error(f'--show {args.show}: expected one of {", ".join(rooms)}')

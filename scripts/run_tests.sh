@@ -94,7 +94,7 @@ for leg in "${legs[@]}"; do
         continue
     fi
     [ $status -eq 0 ] || { failed+=("$leg: environment"); continue; }
-    # the devices of the process of pytest; a test sets those of the processes that it starts
+    # the devices of the process of pytest; a test sets the devices of the processes that it starts
     [ "$leg" != cuda ] || export CUDA_DOUBLE_DEVICES=${CUDA_DOUBLE_DEVICES:-2}
     [ $# -gt 0 ] || choose_paths "$leg"
     SECONDS=0  # bash counts up from here, so that a leg's time does not include its environment

@@ -7,13 +7,13 @@
 #   srun   --nodes 2 --ntasks-per-node 8 --gres gpu:8 bash scripts/slurm_train.sh CONFIG [options]
 #
 # CONFIG is relative to the folder of the submission; a shipped config is found from any folder.
-# Options are those of tools/train.py. By default the ranks use the first node's address and a port
+# It takes the options of tools/train.py. By default the ranks use the first node's address and a port
 # derived from the job id. The script reads MASTER_ADDR, MASTER_PORT, ACCELERATOR, WORK_DIR,
 # MAPSAGE_PYTHON, MAPSAGE_LEG, and MAPSAGE_ENVS, a folder on storage that all nodes share. sbatch
 # runs a copy of this file: submitted from another folder than the project's, it asks scontrol where
 # the original is; MAPSAGE_ROOT, the project's folder, says so where there is no scontrol.
 #
-# A job of sbatch saves and queues itself again 120 s before its time limit; it goes on by itself.
+# A job of sbatch saves and queues itself again 120 s before its time limit; it continues by itself.
 # sbatch --signal=B:USR1@600 gives it more time, where a step or a validation takes longer;
 # sbatch --no-requeue lets it end with status 85 instead.
 set -euo pipefail

@@ -4,7 +4,7 @@
 #   bash scripts/start_8card_training.sh [CONFIG] [options of tools/train.py]
 #
 # Without CONFIG it trains the demo config. In a checkout it sets up its environment itself;
-# installed, it runs in that of the command mapsage. For the configs in configs/demo that come with
+# installed, it runs in the environment of the command mapsage. For the configs in configs/demo that come with
 # MapSage it makes the demo data, and at the end a map of the demo's scene in WORK_DIR/map.
 #
 #   NPROC_PER_NODE   number of ranks on this machine (default: one for each visible card; 8 where
@@ -19,7 +19,7 @@
 #                    NNODES=2:4: 2 to 4 machines, which come and go (docs/how-to/clusters.md). Then
 #   RENDEZVOUS       HOST:PORT that tools/rendezvous.py prints, in place of the three above
 #   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu, or the device of a plugin of PyTorch, such as
-#                    npu (default: that of the config, else auto); sim: a rehearsal on simulated
+#                    npu (default: the config's, else auto); sim: a rehearsal on simulated
 #                    cards gcu:N, which needs only a C++ compiler
 #   ENCODERS         number of ranks, out of all ranks, that compute the features of the frozen
 #                    backbone; the others train the head (default 0; docs/how-to/feature-sources.md)

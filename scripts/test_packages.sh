@@ -7,7 +7,7 @@
 #
 #   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs)
 #
-# PyTorch, NumPy and huggingface_hub are those of the main leg.
+# PyTorch, NumPy and huggingface_hub have the versions of the main leg.
 # Exit status 2: another name. 5: the packages cannot be had on this machine.
 set -euo pipefail
 

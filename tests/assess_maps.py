@@ -20,7 +20,7 @@ class KnownMap(NamedTuple):
     """A map on disk, and what is known of it.
 
     Attributes:
-        path: Path of the map; confidence and probabilities lie beside it.
+        path: Path of the map; confidence and probabilities lie next to it.
         truth: True class of each pixel.
         mapped: Class on the map, 255 without data.
         probability: Stored probabilities ``(3, height, width)``.

@@ -48,7 +48,7 @@ class Kind:
         actions: What happens, one of them.
         places: Where it happens, one of them.
         end: How the run must end, or the resumed run if the fault strikes at rest.
-        says: Pattern of what the last error says beside the rank; ``{file}`` stands for the file
+        says: Pattern of what the last error says next to the rank; ``{file}`` stands for the file
             (or address) that was struck.
         workers: Workers of the loader; None for any number.
         role: Who is struck: 'any' head rank, 'writer' (rank 0), or an 'encoder'.
@@ -116,7 +116,7 @@ _PROCESS_KINDS: Dict[str, Kind] = {
     ),
     'NaN weight': Kind(('nan',), ('weight',), says=r'\bnan\b|not finite|non-finite'),
     'changed weight': Kind(('add',), ('weight',), says='not equal', pair=True),
-    # a process does not go on
+    # a process does not continue
     'stopped': Kind(('SIGSTOP',), ('start', *STEP, 'forward', 'validation', 'moment')),
     'stopped, continued late': Kind(('SIGSTOP, continued late',), (*STEP, 'validation')),
     'hang': Kind(('hang',), ('start', *STEP, 'forward', 'optimizer', 'validation')),
@@ -137,7 +137,7 @@ _PROCESS_KINDS: Dict[str, Kind] = {
         says='File too large|directory|checkpoint',
         role='writer',
     ),
-    # the run goes on
+    # the run continues
     'slow rank': Kind(('sleep', 'SIGSTOP, continued'), (*STEP, 'forward', 'validation'), GOES_ON),
     'slow item': Kind(('sleep',), ('transform',), GOES_ON),
     'asked to leave': Kind(
@@ -278,6 +278,7 @@ train_dataloader.update(num_workers={workers}, persistent_workers={persistent},
 val_evaluator['type'] = 'PlantedMetric'
 default_hooks['checkpoint'] = dict(type='CheckpointHook', **{checkpoint})
 default_hooks['device_check'] = dict(type='DeviceCheckHook', interval={every})
+default_hooks['report'] = dict(type='RunReportHook')
 custom_hooks = [*{sampling}, dict(type='PlantedFault'), dict(type='CheckpointWitness')]
 param_scheduler = None
 """

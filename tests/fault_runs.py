@@ -581,7 +581,7 @@ def _judge_refusal(fault: Fault, finished: Finished, outcome: Outcome) -> List[T
 
 
 def patterns_of(fault: Fault, outcome: Outcome) -> List[str]:
-    """Return the patterns that the last error must have, beside the rank."""
+    """Return the patterns that the last error must have, next to the rank."""
     if fault.action == 'exception':
         return [PLANTED]
     says = KINDS[fault.kind].says.replace('{file}', re.escape(outcome.struck[0]['file']))

@@ -2,7 +2,7 @@
 
 - A dataset collects garbage when it is made, over the hundreds of thousands of objects of a test
   session, 0.1 s each time. Python's own collections do for a dataset of a few tiles.
-- Where a loader begins anew within an iteration-based loop, the loop sleeps for 2 s.
+- Where a loader begins again within an iteration-based loop, the loop sleeps for 2 s.
 - The text of a config is formatted by yapf, 0.3 s a run. Without that it is one long line.
 - PyTorch waits 5 s for each worker of a loader that is garbage, since in a cycle of references the
   queue that would tell the worker to end is finalized before the loader. After that it is killed.

@@ -107,7 +107,7 @@ val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=1, log_metric_by_epoch=False),
-    preview=None,
+    preview=None, report=None,  # which take half of the time of such a run
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=5))
 log_processor = dict(by_epoch=False)
 '''

@@ -2,7 +2,7 @@
 
 Command:  bash scripts/start_8card_training.sh      # stage one, 200 steps
           bash scripts/start_8card_training.sh configs/demo/efficientnet_lite0_fpn_demo_reward.py
-          MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
+          MAPSAGE_STAGE_ONE=<checkpoint> begins from another checkpoint than the first command's.
 Hardware: 8 CPU ranks on 2 cores of a shared AMD EPYC, 60 steps, two validations and the map in
           6 min beside other work, of 4 min CPU time (torch 2.13.0, 2026-11-23)
 Score:    before -> after, one run: UnbrokenLength 88.5 -> 89.4, ComponentsFound 84.7 -> 87.6, mIoU

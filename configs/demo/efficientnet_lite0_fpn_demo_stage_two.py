@@ -3,12 +3,12 @@
 Command:  bash scripts/start_8card_training.sh      # stage one, 200 steps
           bash scripts/start_8card_training.sh \
               configs/demo/efficientnet_lite0_fpn_demo_stage_two.py
-          MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
+          MAPSAGE_STAGE_ONE=<checkpoint> begins from another checkpoint than the first command's.
 Hardware: 8 CPU ranks on 2 cores of a shared AMD EPYC, 100 steps, three validations and the map in
           2 min 28 s (torch 2.13.0, 2026-11-23)
 Score:    before -> after, and after 100 such steps of cross-entropy alone (one run each): mIoU
           82.4 -> 83.1 (83.0), boundary IoU 56.7 -> 58.0 (57.9), recall of the rare classes
-          76.1 -> 77.7 (76.4), ECE 0.3 -> 2.6 (0.6): most of the gain is that of more steps
+          76.1 -> 77.7 (76.4), ECE 0.3 -> 2.6 (0.6): most of the gain comes from more steps
 """
 
 _base_ = './efficientnet_lite0_fpn_demo.py'

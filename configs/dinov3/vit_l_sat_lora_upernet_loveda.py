@@ -8,7 +8,7 @@ Score:    not yet run. Expected: above the frozen encoder's 52.0 mIoU on val (wh
 
 Rank 16 on queries and values trains 1.57 of the backbone's 303 million parameters. Adapters begin
 at zero and have weights of their own, so that they take a higher rate than a pretrained encoder;
-that of the head, 6e-5, is used for both. At 1e-4 adapters have collapsed a DINOv2-L
+the head's rate, 6e-5, is used for both. At 1e-4 adapters have collapsed a DINOv2-L
 (Earth-Adapter). Checkpoints hold the adapters, the neck and the heads alone. Nothing was tuned on
 LoveDA.
 """

@@ -6,11 +6,11 @@ Hardware: 8 accelerators, 2 crops each. If memory is short, set model.backbone.w
 Score:    not yet run. Expected: above the frozen backbone's 53.7 mIoU on val; fine-tuned ViT-L of
           remote sensing reach 54.2 (MTP) and 55.7 (S5) there
 
-Learning rate 2e-5, layer decay 0.95, weight decay 0.05 and drop path 0.2 are those of MMSeg's
+Learning rate 2e-5, layer decay 0.95, weight decay 0.05 and drop path 0.2 are taken from MMSeg's
 BEiT-L + UPerNet (beit-large_upernet_8xb1-amp-160k_ade20k-640x640.py), also a ViT of 24 blocks that
 is fine-tuned as a whole; its first block learns at 0.29 of the rate. Those of BEiT-B (3e-5, 0.9,
 0.1) would leave the first of 24 blocks 0.08. Batch 16, 80k steps, poly, 1,500 steps of warm-up and
-crops of 512 are those of the frozen recipe, to compare with it. bfloat16 has the range of float32
+crops of 512 are the frozen recipe's, to compare with it. bfloat16 has the range of float32
 and needs no loss scaling. Nothing was tuned on LoveDA.
 """
 

@@ -3,7 +3,7 @@
 Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/nwpu/efficientnet_lite0_fpn_nwpu.py
           MAPSAGE_NWPU=<folder> python tools/train.py \
               configs/nwpu/efficientnet_lite0_fpn_nwpu_reward.py
-          MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
+          MAPSAGE_STAGE_ONE=<checkpoint> begins from another checkpoint than the first command's.
 Hardware: one CPU process on a 2-core AMD EPYC beside other work, 60 steps and two validations in
           3 min 40 s (torch 2.13.0, 2026-11-23)
 Score:    before -> after, one run: PolygonCount 61.9 -> 66.5, ComponentsFound 43.0 -> 41.4, mIoU

@@ -3,7 +3,7 @@
 Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/nwpu/efficientnet_lite0_fpn_nwpu.py
           MAPSAGE_NWPU=<folder> python tools/train.py \
               configs/nwpu/efficientnet_lite0_fpn_nwpu_stage_two.py
-          MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
+          MAPSAGE_STAGE_ONE=<checkpoint> begins from another checkpoint than the first command's.
 Hardware: one CPU process on a 2-core AMD EPYC with other work, 100 steps and two validations in
           2 min 40 s (torch 2.13.0, 2026-11-23)
 Score:    before -> after, one run: mIoU 54.2 -> 52.7, boundary IoU 47.3 -> 45.6, recall of the rare

@@ -2,7 +2,8 @@
 
 A process claims names in a folder with a small locked file there, ``.claim-<8 hex digits>``. The
 kernel releases the lock when the process ends (`file_locks.py`), so the claim of a dead process
-blocks nobody; the next process removes its file. Clocks are never compared.
+blocks nobody; the next process removes its file. Clocks are never compared here; maps that jobs of
+several machines share have leases (`mapsage/maps/ledger.py`).
 
 The lock can fail in three ways:
 
@@ -31,7 +32,7 @@ from mapsage.base.files import parse_json
 
 _PREFIX = '.claim-'
 # Number of characters of a claim that are read.
-_LONGEST = 1 << 16
+_LONGEST = 1 << 24
 # Seconds to wait for the end of another process, which may have been killed a moment ago.
 _PATIENCE = 5.0
 # Mean seconds between two attempts; random, so that two processes do not collide again.

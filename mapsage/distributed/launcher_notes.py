@@ -14,7 +14,9 @@ from mapsage.base.errors import UserError
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
 from mapsage.distributed.channels.open_channels import tell_why
+from mapsage_launcher.rank_notes import FOLDER_VARIABLE
 from mapsage_launcher.ranks.failure_report import NOBODY
+from mapsage_launcher.stop_request import write_note
 
 _JOINING = 'joining.'  # with the rank: names of the signs of ranks that come to the meeting
 _kept: List[int] = []
@@ -22,7 +24,7 @@ _kept: List[int] = []
 
 def keep_descriptor() -> None:
     """Keep a descriptor for the note of this rank, which may fail because it has no other left."""
-    if os.environ.get('MAPSAGE_ERROR_NOTES') and not _kept:
+    if os.environ.get(FOLDER_VARIABLE) and not _kept:
         with contextlib.suppress(OSError):
             _kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -36,18 +38,12 @@ def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> 
             the devices of this machine are at fault.
         blamed: Ranks that the error blames, see :func:`blamed_ranks`.
     """
-    folder = os.environ.get('MAPSAGE_ERROR_NOTES')
-    if not folder:
-        return
     while _kept:
         os.close(_kept.pop())
     name = f'{time.time_ns()}-{os.environ.get("RANK", "0")}-{",".join(map(str, blamed[:32]))}'
-    try:
-        Path(folder, name).write_text(printable(text), encoding='utf-8')
-        if kind:
-            Path(folder, kind).touch()
-    except OSError:  # the disk is full, or the launcher has gone: stderr has the error as well
-        pass
+    # Where the note cannot be written, stderr has the error as well.
+    if write_note(name, printable(text)) and kind:
+        write_note(kind)
 
 
 def blamed_ranks(error: BaseException) -> Sequence[Any]:
@@ -77,10 +73,7 @@ def end_process(error: RankLostError) -> NoReturn:
 
 def note_joining() -> None:
     """Leave a sign that this rank comes to the meeting of all ranks."""
-    folder = os.environ.get('MAPSAGE_ERROR_NOTES')
-    if folder:
-        with contextlib.suppress(OSError):
-            Path(folder, f'{_JOINING}{os.environ.get("RANK", "0")}').touch()
+    write_note(f'{_JOINING}{os.environ.get("RANK", "0")}')
 
 
 def absent_ranks() -> List[int]:
@@ -88,7 +81,7 @@ def absent_ranks() -> List[int]:
 
     Empty if all have, and where the launcher's folder or the ranks of the machine are not known.
     """
-    folder, environ = Path(os.environ.get('MAPSAGE_ERROR_NOTES', '')), os.environ
+    folder, environ = Path(os.environ.get(FOLDER_VARIABLE, '')), os.environ
     names = ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
     if not (
         folder.is_dir()

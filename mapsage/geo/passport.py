@@ -29,9 +29,9 @@ _PIXEL_FACTOR = 1.5
 _MONTH, _YEAR = 31, 366
 # Distance of quantiles from which on a scene is unlike the training, and from which on its bands
 # may be swapped, if another order explains so much of the distance.
-_FAR, _SWAPPED, _EXPLAINED = 2.6, 1.4, 0.5
-# Factor of values that no light and no ground explains.
-_OTHER_UNIT = 8
+_FAR, _SWAPPED, _EXPLAINED = 2.6, 1.0, 0.5
+# Factor of values that light and ground hardly explain, and factor that they never explain.
+_OTHER_UNIT, _CERTAIN_UNIT = 8, 100
 # Share of a band's range that a quantile may differ from the mean of training without counting.
 _SLACK = 0.35
 _MOST_PERMUTED = 4
@@ -324,10 +324,11 @@ def _compare_quantiles(
         )
         return
     ratio = _ratio(rows, mean)
-    if not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
+    if rows.any() and not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
         yield Finding(
             'unit',
-            True,
+            # Open water is 10 to 30 times darker than a desert.
+            not 1 / _CERTAIN_UNIT < ratio < _CERTAIN_UNIT,
             f'{name} has values {ratio:.3g} times those of training (medians '
             f'{_format(rows[:, 4])}, training {_format(mean[:, 4])}): another unit. Set --units, '
             f'or scale the file.',

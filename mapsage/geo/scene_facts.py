@@ -446,5 +446,5 @@ def _crs_kind(crs: CRS) -> Tuple[str, float]:
         return 'degrees', math.degrees(crs.units_factor[1])
     if not crs.is_projected:
         return 'unknown', 1.0
-    is_mercator = crs.to_dict().get('proj') in ('merc', 'webmerc')
+    is_mercator = 'PROJECTION["Mercator' in crs.to_wkt()
     return 'mercator' if is_mercator else 'meters', crs.linear_units_factor[1]

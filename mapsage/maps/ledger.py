@@ -162,7 +162,7 @@ class Worker:
             claim.unlink()
 
     @contextmanager
-    def alone(self, say: Callable[[str], None]) -> Iterator[None]:
+    def exclusive(self, say: Callable[[str], None]) -> Iterator[None]:
         """Hold the claim under which jobs begin and end one after the other.
 
         Args:
@@ -199,7 +199,7 @@ class Worker:
     def plans(self) -> Dict[str, Any]:
         """Return the plans of the other living jobs by a description of the job.
 
-        Files of dead workers are removed. A plan that cannot be read is None.
+        Files of dead workers are removed. An unreadable plan is None.
         """
         plans: Dict[str, Any] = {}
         for path in sorted(self._folder.glob('worker-*')):
@@ -225,7 +225,7 @@ class Worker:
     def leave(self) -> bool:
         """Remove the ledger unless other workers live; return whether it was removed.
 
-        Use it inside :meth:`alone`.
+        The caller is in a block of :meth:`exclusive`.
         """
         # It removes the files of the dead.
         self.plans()
@@ -250,8 +250,8 @@ class Worker:
         current = {}
         for path in self._folder.glob('worker-*'):
             if path.name != self._name:
-                windows = _read_facts(path).get('windows')
-                current[path.name] = int(windows) if isinstance(windows, (int, str)) else 0
+                windows = str(_read_facts(path).get('windows'))
+                current[path.name] = int(windows) if windows.isdecimal() else 0
         self._counts.update(current)
         return current
 

@@ -1,9 +1,9 @@
-"""The prediction of all maps on this rank: plan, predict, assemble, summarize.
+"""The prediction of all maps on this rank: plan, share, summarize.
 
-Every rank runs the same `Prediction`. Rank 0 plans and broadcasts the plan; then each rank takes what
-is free in the folder's ledger, beside the ranks of the other jobs (`sharing.py`), until all maps are
-finished. An error of one rank ends the others of its job once the rest of the maps is finished. The
-work on one map is in `map_job.py`.
+Every rank runs the same `Prediction`. Rank 0 plans and broadcasts the plan. Then each rank claims
+strips in the folder's ledger, like the ranks of other jobs (`sharing.py`), until all maps are
+finished. An error of one rank ends its job once the rest of the maps is finished. The work on one
+map is in `map_job.py`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Prediction:
                 planner = MapPlanner(
                     options, self.setup, self._inputs, model.settings(), self._say, door
                 )
-                with self._worker.alone(self._say):
+                with self._worker.exclusive(self._say):
                     shared = self._plan_maps(planner)
             self._entry = stack.pop_all()
         # The plan of rank 0; the others have sent an empty one. Every rank computes as rank 0 has
@@ -210,7 +210,7 @@ class Prediction:
             self._plan.broken.update(ChainMap(*(rank['broken'] for rank in ranks)))
             if self._rank > 0:
                 return []
-            with self._worker.alone(self._say):
+            with self._worker.exclusive(self._say):
                 if self._worker.leave():
                     for job in self._jobs:
                         if job.plan.name in self._plan.broken:

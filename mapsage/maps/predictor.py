@@ -76,6 +76,14 @@ class TorchPredictor(Predictor):
         replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
         return replica
 
+    def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
+        """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
+        # From an empty array, because PyTorch takes no view that is mirrored.
+        dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
+        batch = current_accelerator().host_buffer((len(windows), *windows[0].shape), dtype)
+        np.stack(windows, out=batch.numpy())
+        return batch
+
     def __call__(self, windows: Scores) -> Any:
         """Return the weighted scores of a batch, computed by a replica that no thread uses."""
         if isinstance(windows, np.ndarray):
@@ -195,14 +203,6 @@ class WindowPredictor(TorchPredictor):
         if getattr(preprocessor, 'channel_conversion', False):
             mean, std = mean.flip(0), std.flip(0)
         return mean + std * torch.from_numpy(random.standard_normal(shape).astype(np.float32))
-
-    def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
-        """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
-        # From an empty array, because PyTorch takes no view that is mirrored.
-        dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
-        batch = current_accelerator().host_buffer((len(windows), *windows[0].shape), dtype)
-        np.stack(windows, out=batch.numpy())
-        return batch
 
     def blender(
         self, window: Tuple[int, int], width: int, shared_rows: int, **planes: bool

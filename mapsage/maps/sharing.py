@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from mapsage.geo import GeoError
 
@@ -64,9 +64,9 @@ def shared_plan(
         if overwrite:
             raise PredictError(f'--overwrite makes maps again that others work on: {advice}')
         refuse_differences(settings, plan['settings'], advice)
-        refuse_differences(
-            {**required, **shared.get('decisions', {})}, plan['decisions'], advice, required
-        )
+        decided = {**required, **shared.get('decisions', {})}
+        decisions = {name: plan['decisions'].get(name) for name in decided}
+        refuse_differences(decided, decisions, advice)
         shared.setdefault('decisions', plan['decisions'])
         shared.setdefault('run_length', plan['run_length'])
         scenes = {scene['name']: scene for scene in plan['scenes']}
@@ -78,18 +78,16 @@ def refuse_differences(
     this: Mapping[str, Any],
     other: Mapping[str, Any],
     advice: str,
-    names: Optional[Mapping[str, Any]] = None,
 ) -> None:
     """Raise an error that names what two jobs would do differently, with both values.
 
     Args:
         this, other: Settings of this job and of another job.
         advice: End of the error's text.
-        names: Settings to compare; None for all.
     """
     different = [
         f'{name} {_shorten(this.get(name))} here and {_shorten(other.get(name))} there'
-        for name in names or {**this, **other}
+        for name in {**this, **other}
         if this.get(name) != other.get(name)
     ]
     if different:
@@ -208,7 +206,8 @@ def _claim_runs(
     """Claim this worker's share of a map: unfinished runs that follow each other, or one."""
     claims: List[Path] = []
     runs: List[Sequence[int]] = []
-    most = len(job.runs) // max(2, worker.worker_count()) if len(job.runs) > 1 else 1
+    # Half of a large map stays free for a later job even without other workers.
+    most = -(-len(job.runs) // max(2, worker.worker_count())) if len(job.runs) > 1 else 1
     for run in rotate(job.runs, begin):
         claim = None
         if job.missing(run):

@@ -14,23 +14,23 @@ import threading
 from pathlib import Path
 from typing import List, Set, Tuple
 
+from mapsage_launcher.stop_request import write_note
+
 # How long an encoder may run after its heads have finished, in seconds. It needs less than one
 # second, unless it is encoding an item.
 PATIENCE = 30.0
 _POLL_SECONDS = 1.0
-# Environment variable with the folder of the launcher.
-_FOLDER = 'MAPSAGE_ERROR_NOTES'
 _ENCODERS, _FINISHED = 'encoders', 'finished'
 
 
 def note_encoder() -> None:
     """Leave a note that this rank is an encoder. Never raises."""
-    _write_note(_ENCODERS)
+    _note_process(_ENCODERS)
 
 
 def note_finished() -> None:
     """Leave a note that this rank has finished its work. Never raises."""
-    _write_note(_FINISHED)
+    _note_process(_FINISHED)
 
 
 class EncoderWatch:
@@ -115,15 +115,6 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _write_note(name: str) -> None:
-    folder = os.environ.get(_FOLDER)
-    if not folder:
-        return
-    try:
-        notes = Path(folder, name)
-        notes.mkdir(exist_ok=True)
-        start = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
-        (notes / f'{start}-{os.getpid()}').touch()
-    except OSError:
-        # The disk is full, or the launcher and its folder are gone.
-        pass
+def _note_process(folder: str) -> None:
+    start = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
+    write_note(f'{folder}/{start}-{os.getpid()}')

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / 'docs' / 'tutorials' / 'notebooks'
 WIDTH = 640  # pixels
-SECONDS = 600  # a cell may take that long beside other work
+SECONDS = 600  # a cell may take that long next to other work
 
 
 def execute(notebook: Path, target: Path) -> float:

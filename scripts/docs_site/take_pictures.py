@@ -4,7 +4,7 @@
 
 ``scripts/make_gallery.sh`` makes the work dirs first. The viewer and the report are photographed in
 Debian's Chromium. Every picture is at most 1,200 pixels wide, of at most 256 colors.
-``gallery.json`` beside them has the headings of what was photographed:
+``gallery.json`` next to them has the headings of what was photographed:
 tests/browser/test_gallery.py compares those of the kept pictures with the code of today.
 """
 

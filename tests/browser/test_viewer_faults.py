@@ -209,7 +209,7 @@ def test_a_folder_on_a_host_without_parts(browser: Any, site: Path) -> None:
 def test_a_folder_on_a_host_with_parts(browser: Any, two: Folders, site: Path, server: Any) -> None:
     site.rename(two.maps.parent / 'served' / 'site')
     page = Page(browser, f'{server.url}/ok/site/index.html', name=None)
-    page.foreign.clear()  # its own files lie beside index.html
+    page.foreign.clear()  # its own files lie next to index.html
     page.wait_for('a')
     page.press('d')
     assert 'are right' in page.panel() and page.page.is_hidden('#sentence')

@@ -99,7 +99,7 @@ class Struck(Job):
 
         Args:
             happened: Words for the table.
-            world: Number of ranks that go on; 0 for any.
+            world: Number of ranks that continue; 0 for any.
             but: Machines whose words do not count.
             timeout: Seconds until then.
         """

@@ -29,7 +29,7 @@ from users_parts import RecordHook
 from mapsage.engine import MapSageRunner
 
 RUNNERS = {'stock': Runner, 'ours': MapSageRunner}
-# What MapSage writes beside MMEngine's files; docs/reference/conformance.md says why.
+# What MapSage writes next to MMEngine's files; docs/reference/conformance.md says why.
 OUR_FILES = ('preview.png', 'report.html', 'run.json')
 OUR_CHECKPOINT_KEYS = ('gradients', 'accumulative_counts')
 OUR_META_KEYS = ('data', 'reproducibility', 'validations', 'virtual_ranks')

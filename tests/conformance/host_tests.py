@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def run_file(tests: Path, file: Path, arguments: List[str]) -> Dict[str, str]:
-    """Run a test file in a process of its own and return the outcome of each test."""
+    """Run a test file in a separate process and return the outcome of each test."""
     results = tests / 'results.xml'
     paths = [str(ROOT), str(ROOT / 'tests' / 'conformance'), os.environ.get('PYTHONPATH', '')]
     if arguments[:2] == IN_RUNNERS_PLACE:  # for the ranks, which know nothing of pytest's plugins

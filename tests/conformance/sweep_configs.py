@@ -2,8 +2,8 @@
 
     python tests/conformance/sweep_configs.py RESULTS.jsonl [part of a name ...]
 
-Each config runs in a process of its own, and its result is a line of the file. The same command
-goes on where a file ends. What is not equal must stand in docs/reference/conformance.md with its
+Each config runs in a separate process, and its result is a line of the file. The same command
+continues where a file ends. What is not equal must stand in docs/reference/conformance.md with its
 reason; the exit status is 1 if something does not, or if something that stands there is equal.
 """
 

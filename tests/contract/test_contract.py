@@ -1,4 +1,4 @@
-"""One suite, every accelerator: the checks of checks.py in processes of their own."""
+"""One suite, every accelerator: the checks of checks.py in separate processes."""
 
 from __future__ import annotations
 

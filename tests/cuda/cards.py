@@ -88,7 +88,7 @@ def load(path: Union[str, Path]) -> Dict[str, Any]:
 
 
 def write_start(config: Path) -> Path:
-    """Write initial weights of a config's model beside it, drawn on the CPU; return their path.
+    """Write initial weights of a config's model next to it, drawn on the CPU; return their path.
 
     A device draws other weights from the same seed. Runs on several kinds of devices are equal
     from the first step only if they begin with ``load_from=<this path>``.

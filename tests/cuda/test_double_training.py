@@ -105,6 +105,6 @@ def test_grad_scaler_skips_the_step_that_overflows(options: Any) -> None:
     result = train(CUDA, dtype=torch.float16, overflow_in_step=2, **options)
     expected = train(CPU, dtype=torch.float16, overflow_in_step=2, **options)
     assert result.scales == expected.scales == [65536, 65536, 32768, 32768]
-    # running means go on, and nothing has become infinite
+    # running means continue, and nothing has become infinite
     assert all(bool(tensor.isfinite().all()) for tensor in result.state.values())
     assert result.state['1.num_batches_tracked'] == 4

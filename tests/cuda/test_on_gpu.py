@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from support import check_finished
 from mapsage.extras.demo import DemoParams, write_demo_data
 
 STAGES = [
-    'tests/contract',
-    'tests/unit/distributed/wrappers',
-    'all_devices',
+    'card_maps.py',
+    'segmentors_gpu.py',
     'one_device',
     'step_overhead.py',
-    'dinov3_training.py',
+    'tests/contract',
+    'tests/unit/distributed/wrappers',
     'segmentors_gpu.py',
+    'all_devices',
+    'dinov3_training.py',
     'feature_sources.py',
     'feature_sources.py',
     'feature_cache.py',
@@ -48,7 +51,24 @@ def test_each_stage_runs_on_two_devices(tmp_path: Path) -> None:
     for stage, block in zip(STAGES, blocks):
         assert stage in block.splitlines()[0], block[:200]
     # Stages that only look for a device may pass without one.
-    assert all(re.search(r'\d+ passed', block) for block in blocks[:2])
-    assert 'world size 2, backend cpu:gloo,cuda:nccl' in blocks[2]
-    assert 'accelerator cuda ' in blocks[3] and 'world size 1' in blocks[3]
-    assert all('| ours |' in block for block in blocks[5:7])
+    assert all(re.search(r'\d+ passed', block) for block in blocks[4:6])
+    assert 'world size 2, backend cpu:gloo,cuda:nccl' in blocks[7]
+    assert 'accelerator cuda ' in blocks[2] and 'world size 1' in blocks[2]
+    assert all('| ours |' in block for block in (blocks[1], blocks[6], blocks[8]))
+    ratios = (tmp_path / 'runs' / 'ratios.md').read_text()
+    assert '| a map / bare |' in ratios and '| stock / this |' in ratios
+
+
+def test_it_ends_in_the_time_that_it_is_given(tmp_path: Path) -> None:
+    start = time.monotonic()
+    finished = launch_on_cards(
+        '--seconds',
+        30,
+        '--toy',
+        command=['bash', 'tools/benchmarks/on_gpu.sh'],
+        environ={'WORK_DIR': str(tmp_path / 'runs'), 'MAPSAGE_NWPU': ''},
+    )
+    check_finished(finished)
+    assert time.monotonic() - start < 60
+    assert '=== left out, no time: ' in finished.output
+    assert '=== failed' not in finished.output

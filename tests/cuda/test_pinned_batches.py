@@ -1,4 +1,4 @@
-"""Batches reach the card as bytes from pinned memory while the host goes on."""
+"""Batches reach the card as bytes from pinned memory while the host continues."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ default_hooks['preview'] = None
 default_hooks['checkpoint']['interval'] = 2
 optim_wrapper.update(clip_grad=dict(max_norm=1.0))
 """
-# Weights, gradients and momentum take 36 MiB; the activations of 32x32 pixels little beside that.
+# Weights, gradients and momentum take 36 MiB; the activations of 32x32 pixels little next to that.
 FAT = """
 model['backbone'].update(base_channels=128)
 model['decode_head'].update(in_channels=128)

@@ -206,7 +206,7 @@ def fail() -> None:
 
 
 def train_and_be_lost(folder: Path) -> Any:
-    """Rank 0 saves twice while the run goes on; then all end without a word."""
+    """Rank 0 saves twice while the run continues; then all end without a word."""
     here = Here(folder)
     copies, log = here.copies(), logging.getLogger('run')
     records: List[str] = []

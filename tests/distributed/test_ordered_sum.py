@@ -39,7 +39,7 @@ WORLDS = [(8, 1), (8, 2), (8, 3), (8, 5), (8, 8), (12, 5), (3, 3)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LENGTHS = [0, 1, 7, 40, 1001]  # shorter than the processes, with and without a rest
 STEPS = 4
-# Small buckets, which DDP lays out anew after the first step.
+# Small buckets, which DDP lays out again after the first step.
 SMALL: Dict[str, Any] = dict(bucket_cap_mb=0.0005)
 OPTIONS: Dict[str, Dict[str, Any]] = {
     'plain': SMALL,
@@ -307,6 +307,6 @@ def test_a_rank_that_is_lost_is_named(answers: Answers) -> None:
 
 
 def test_a_resumed_run_has_the_bits_of_a_whole_one(answers: Answers) -> None:
-    """DDP lays its buckets out anew after the first step, of a resumed run as well."""
+    """DDP lays its buckets out again after the first step, of a resumed run as well."""
     assert answers.of(('resumed', None)) == [(True, True)] * 3
     assert answers.of(('resumed', 'native')) != [(True, True)] * 3

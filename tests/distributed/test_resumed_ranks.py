@@ -39,7 +39,7 @@ def whole_and_resumed(folder: Path, world: int) -> Any:
         iters=(whole.iter, rest.iter),
         losses=(seen.losses[CUT:], left.losses),
         samples=(seen.samples[CUT:], left.samples),
-        # rank 0 goes on with its own buffers, the others with those of the checkpoint
+        # rank 0 continues with its own buffers, the others with those of the checkpoint
         same=same_weights(
             dict(whole.model.module.named_parameters()), dict(rest.model.module.named_parameters())
         ),

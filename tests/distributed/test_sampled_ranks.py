@@ -58,7 +58,7 @@ def quarters(samples: Sequence[dict]) -> List[float]:
     return [float(each['data_samples'].number % 4) for each in samples]
 
 
-# Five virtual ranks on these numbers of processes; on two of them the runs of CUT go on.
+# Five virtual ranks on these numbers of processes; on two of them the runs of CUT continue.
 FIVE, SIZES, REST = 5, (5, 3, 1), 2
 VIRTUAL: Dict[str, Any] = {
     'quantile': (

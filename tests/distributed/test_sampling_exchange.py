@@ -164,7 +164,7 @@ def exchange_often(rounds: int) -> Any:
         ]
         planned += sum(map(size_of, sent))
         sizes = [size for name, size in entered if name == 'all_to_all']
-        # what is sent beside headers is the samples' tensors to the byte
+        # what is sent next to headers is the samples' tensors to the byte
         headers = traffic.header_bytes - headers_before
         assert (sizes[0] if plan.moves else 0) == sum(map(size_of, sent)) + headers
         assert len(entered) == (3 if plan.moves else 0)

@@ -125,7 +125,7 @@ def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
 
 
 def account_through_faults(steps: int, policy: str) -> Any:
-    """Walk steps in which any rank may fail anywhere, and go on after each error."""
+    """Walk steps in which any rank may fail anywhere, and continue after each error."""
     rank = start()
     draw, fetched, used = random.Random(100 + rank), [], []
 
@@ -377,7 +377,7 @@ def test_a_rank_later_than_the_timeout_is_named_while_it_is_away(
     for kind, text in others:
         assert kind == 'RankLostError'
         assert f'rank(s) [{world - 1}] did not come' in text
-    assert late[0] == 'RankLostError'  # nor does it go on alone
+    assert late[0] == 'RankLostError'  # nor does it continue alone
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ranks that are asked to stop save together and leave, and go on with the bits of a whole run."""
+"""Ranks that are asked to stop save together and leave, and continue with the bits of a whole run."""
 
 from __future__ import annotations
 

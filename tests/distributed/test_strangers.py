@@ -182,7 +182,7 @@ def test_another_secret_is_named_on_every_rank(answers: Answers, whose: int) -> 
 
 
 def meet_a_port_of_another_job(folder: Path) -> Any:
-    """A port that was given anew, to another job of this user with the same secret."""
+    """A port that was given again, to another job of this user with the same secret."""
     rank = start()
     mesh = roll_call().mesh
     if rank == 1:

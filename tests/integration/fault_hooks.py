@@ -49,7 +49,7 @@ class StopBeforeIteration(Hook):
 
     Args:
         iteration: Number of iterations that are done.
-        variable: Environment variable without which a run goes on; none with ''.
+        variable: Environment variable without which a run continues; none with ''.
     """
 
     def __init__(self, iteration: int, variable: str = '') -> None:
@@ -63,7 +63,7 @@ class StopBeforeIteration(Hook):
 
 @HOOKS.register_module()
 class PauseBeforeIteration(Hook):
-    """Announces that an iteration is reached, and waits there until a file says to go on."""
+    """Announces that an iteration is reached, and waits there until a file says to continue."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration

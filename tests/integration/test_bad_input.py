@@ -195,6 +195,7 @@ def test_resume_falls_back_from_a_truncated_checkpoint(tiny_config: Path, tmp_pa
 RAISE_ON_RANK_1 = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='{hook}')]
+default_hooks['report'] = dict(type='RunReportHook')
 """
 
 

@@ -1,6 +1,6 @@
 """The tiny config's losses on CPU, leg by leg: a change that should not change numbers does not.
 
-Write a leg's file anew, when numbers are meant to change, with
+Write a leg's file again, when numbers are meant to change, with
 
     MAPSAGE_WRITE_GOLDEN=1 bash scripts/run_tests.sh --leg main tests -k golden
 """

@@ -46,12 +46,12 @@ def test_a_second_training_in_the_work_dir(ranks: int, tiny_config: Path, tmp_pa
         second.final_error,
     )
     assert holder is not None and int(holder.group(1)) in first.running(), second.output[-4000:]
-    # the first goes on, and its claim stays
+    # the first continues, and its claim stays
     assert first.process.poll() is None and claims(tmp_path / 'work') == 1
     for process in first.running():
         os.kill(process, signal.SIGKILL)
     first.finish()
-    # what was killed stops nobody, and the run goes on
+    # what was killed stops nobody, and the run continues
     done = int((tmp_path / 'work' / 'last_checkpoint').read_text().rpartition('_')[2][:-4])
     check_finished(
         launch(

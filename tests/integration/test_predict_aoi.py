@@ -1,4 +1,4 @@
-"""tools/predict.py --aoi: only windows that touch the area, and no data beside it."""
+"""tools/predict.py --aoi: only windows that touch the area, and no data next to it."""
 
 from __future__ import annotations
 

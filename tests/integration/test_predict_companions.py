@@ -1,4 +1,4 @@
-"""A finished map is made again when a file beside its scene changes what the scene says."""
+"""A finished map is made again when a file next to its scene changes what the scene says."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_forgotten_launcher_option(tiny_config: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob('**/*.pth'))
 
 
-# Weights, gradients and momentum take 36 MiB; activations of 32x32 pixels are small beside that.
+# Weights, gradients and momentum take 36 MiB; activations of 32x32 pixels are small next to that.
 FAT = """
 model['backbone'].update(base_channels=128)
 model['decode_head'].update(in_channels=128)

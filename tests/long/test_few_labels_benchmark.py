@@ -1,4 +1,4 @@
-"""The comparison of few labels goes on where it was killed, and compares what it says."""
+"""The comparison of few labels continues where it was killed, and compares what it says."""
 
 import csv
 import os

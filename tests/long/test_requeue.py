@@ -1,4 +1,4 @@
-"""A launched run that gets SIGTERM or SIGUSR1 saves, leaves with its own status, and goes on."""
+"""A launched run that gets SIGTERM or SIGUSR1 saves, leaves with its own status, and continues."""
 
 from __future__ import annotations
 

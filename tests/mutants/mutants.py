@@ -826,8 +826,8 @@ MUTANTS = (
         'window_axes',
         'mapsage/datasets/geotiff/transforms.py',
         'a window of a scene is read at its row for its column',
-        '            column, row, side, side\n        )\n        image',
-        '            row, column, side, side\n        )\n        image',
+        ').read(column, row, side, side)\n        image',
+        ').read(row, column, side, side)\n        image',
         (
             'tests/unit/datasets/geotiff/test_geotiff.py'
             '::test_windows_cover_the_scene_and_carry_its_pixels',

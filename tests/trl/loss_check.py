@@ -1,4 +1,4 @@
-"""Ranks of test_trl_losses.py: the gradient of a step beside one that is written out.
+"""Ranks of test_trl_losses.py: the gradient of a step next to one that is written out.
 
 Every setting trains one step of the tiny model at a learning rate of 0. The gradient before the
 optimizer is compared with a gradient of the same completions, without padding and without TRL.

@@ -83,7 +83,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_item_of_a_list_stands_twice(page: Path) -> None:
-    """A merge that goes wrong leaves an old item beside its new wording."""
+    """A merge that goes wrong leaves an old item next to its new wording."""
     items = re.findall(r'^ *- .{30,}', without_code(page.read_text()), re.MULTILINE)
     starts = [item[:40] for item in items if page.name != 'CHANGELOG.md']
     assert sorted(starts) == sorted(set(starts))

@@ -1,4 +1,4 @@
-"""The comparison of segmentors goes on where it was killed, and its table says what it holds."""
+"""The comparison of segmentors continues where it was killed, and its table says what it holds."""
 
 import json
 import os

@@ -118,7 +118,7 @@ def _write_polygons(root: Path, side: int, count: int = 36_000) -> None:
 
 
 def mapsage_loader(root: Path, kind: str, **arguments: Any) -> Iterator[Any]:
-    """Return MapSage's batches; ``arguments`` are those of ``GeoTiffDataset``."""
+    """Return MapSage's batches; ``arguments`` are arguments of ``GeoTiffDataset``."""
     folder = root / str(_number(kind))
     labels = root / 'polygons/labels.gpkg' if kind == POLYGONS else folder / 'labels'
     if arguments.pop('fast', False):

@@ -1,4 +1,4 @@
-"""Wrong kernels for simulated cards: Python kernels that replace those of the simulator.
+"""Wrong kernels for simulated cards: Python kernels that replace the simulator's.
 
 A planted kernel lets the CPU compute the right result and then makes the mistake that its kind
 names. `wrong_kernels.py` plants fifty of them; the tests plant a few.

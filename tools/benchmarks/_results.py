@@ -1,4 +1,4 @@
-"""Results of long benchmarks: kept line by line, so that a killed one goes on where it was."""
+"""Results of long benchmarks: kept line by line, so that a killed benchmark continues where it was."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def rows(self) -> List[Row]:
-        """Return the rows; a last line that was cut off by a kill is none."""
+        """Return the rows; a last line that was cut off by a kill does not count."""
         if not self.path.exists():
             return []
         whole = self.path.read_text().split('\n')[:-1]

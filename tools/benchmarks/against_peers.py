@@ -1,4 +1,4 @@
-"""MapSage beside what a user would pick: loading, evaluation, prediction, exchange of samples.
+"""MapSage next to what a user would pick: loading, evaluation, prediction, exchange of samples.
 
     OMP_NUM_THREADS=1 python tools/benchmarks/against_peers.py
 

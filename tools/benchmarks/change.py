@@ -7,7 +7,7 @@
         --without ShiftDate
     python tools/benchmarks/change.py --table
 
-Each row is one training, in a process of its own with one thread. The number of steps is the
+Each row is one training, in a separate process with one thread. The number of steps is the
 processor time divided by the time of a step, which is measured first, once for each config; loading
 and augmentation count, start and evaluation do not. The second date of the validation pairs is
 shifted to the right by whole pixels; the labels stay with the first date.

@@ -7,7 +7,7 @@ tools/predict.py in other processes, with a siamese model of one EfficientNet st
 strong differences change. The bound is stated before the map: the formula of
 docs/how-to/scene-stacks.md, and what a forward pass of the model adds to a process. The peak is the
 largest resident set of any process, as the kernel counts it. While the map is made, the peak is
-noted beside the number of finished strips: memory that grows with the scene would show there. Maps
+noted next to the number of finished strips: memory that grows with the scene would show there. Maps
 of all numbers of ranks must have the same bytes.
 """
 

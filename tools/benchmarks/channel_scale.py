@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python tools/benchmarks/channel_scale.py 2 8 32 128 256
 
 Forks ranks without a model. Messages, bytes (headers included) and requests to the rendezvous store
-are those of the rank with the most; they are counted, and do not depend on the machine. Seconds are
+are the highest of all ranks; they are counted, and do not depend on the machine. Seconds are
 the slowest rank's, the median over repetitions; with more ranks than cores they are the
 scheduler's. For gloo's all-reduce the kernel counts writes (``/proc/self/io``). In the last row one
 rank stays away, and the others name it; its seconds begin when they stop waiting.
@@ -116,7 +116,7 @@ def be_rank(rank: int, world: int, port: int) -> None:
             f'| {world} | {name} | {messages:.0f} | {size:.0f} | {requests:.0f} | {ms:.1f} |',
             flush=True,
         )
-    links = torch.tensor([channel._roll.mesh.connections()])
+    links = torch.tensor([len(channel._roll.mesh._links)])
     channel.max(links)
     if not rank:
         print(

@@ -9,7 +9,7 @@ iteration and lasts until a check has raised its error or the time is over. Then
 before, and the next fault begins. A fault counts as found if all ranks raise the error within an
 interval, and as named if the error names the faulty rank alone (of two ranks: both). The clean run
 checks every step. The overhead is the processor time of a checked step of FCN on ResNet-18 (4
-images of 128x128) above that of the others, divided by 200 steps. The exit status is 1 if a fault
+images of 128x128) above the other ranks', divided by 200 steps. The exit status is 1 if a fault
 that must be found was not, if there was a false alarm, or if the overhead is above 1 %.
 """
 
@@ -182,7 +182,7 @@ class Trials(CrossCheckHook):
         return self._recomputed[-1]
 
     def _numbers_are_right(self) -> bool:
-        """Return whether the gradients of the last check are those of a sound card."""
+        """Return whether the gradients of the last check are a sound card's."""
         assert self._capture is not None
         inputs, before_step, checked = self._recomputed
         with self.card.mended():

@@ -1,11 +1,11 @@
-"""A block of DINOv3ViT against those of transformers and timm: time and memory by SDPA's backend.
+"""A block of DINOv3ViT against the blocks of transformers and timm: time and memory by SDPA's backend.
 
     OMP_NUM_THREADS=1 python tools/benchmarks/dinov3_attention.py [--arch small] [--sides 512 1024]
 
 Each block gets the tokens that its own backbone gives it, with the same random weights, on the
 CPU, batch 1, float32 (--dtype bfloat16 for another). Times are medians of rounds in turns. Memory
 is what the process takes at most beyond what it had before its first call, forward and backward,
-each in a process of its own. --whole takes the backbone in place of a block.
+each in a separate process. --whole takes the backbone in place of a block.
 """
 
 import argparse
@@ -95,13 +95,13 @@ def only(backend: Optional[SDPBackend]) -> Any:
 
 
 def peak_mib(function: Callable[[Call], None], call: Call) -> float:
-    """Return the memory, in MiB, that a first call takes at most in a process of its own."""
+    """Return the memory, in MiB, that a first call takes at most in a separate process."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(read)
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not be taken for nothing
-        Path('/proc/self/clear_refs').write_text('5')  # the peak begins anew
+        Path('/proc/self/clear_refs').write_text('5')  # the peak begins again
         before = _status('VmRSS')
         function(call)
         os.write(write, str((_status('VmHWM') - before) / 1024).encode())

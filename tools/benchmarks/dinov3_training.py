@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument(
         '--modes', nargs='+', default=['eager', 'compile'], choices=['eager', 'compile']
     )
-    parser.add_argument('--one', help='one row alone, in a process of its own: ours,frozen,eager')
+    parser.add_argument('--one', help='only one row, in a separate process: ours,frozen,eager')
     args = parser.parse_args()
     accelerator = resolve_accelerator('auto')
     if not args.one:

@@ -4,7 +4,7 @@
 
 Prints, for an evaluation and a training step, with PyTorch's fused attention and with the explicit
 form of versions before 2.0, by how much the largest memory of a process exceeds the memory before
-the step. Every figure is of a process of its own. One date is missing, so that attention is masked.
+the step. Every figure is of a separate process. One date is missing, so that attention is masked.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from mapsage.extras.demo.crop_places import CROP_CLASSES, CropParams, write_crop
 from mapsage.extras.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 from mapsage.extras.embeddings import embed  # noqa: E402
 from mapsage.extras.embeddings.classifiers import METHODS, Classifier  # noqa: E402
-from mapsage.extras.embeddings.embedding_file import EmbeddingWriter, write_cog  # noqa: E402
+from mapsage.extras.embeddings.embedding_file import EmbeddingWriter  # noqa: E402
 from mapsage.extras.embeddings.encoder import Encoder  # noqa: E402
 from mapsage.extras.embeddings.labeling import ClickedMap  # noqa: E402
 from mapsage.extras.embeddings.vectors import (  # noqa: E402
@@ -489,13 +489,13 @@ def clicks(folder: Path, repeats: int = 3) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     side, tile, cores = 2048, 256, len(os.sched_getaffinity(0))
+    # Without compression, which random vectors do not have anyway.
     random, path = np.random.RandomState(0), folder / 'clicks.tif'
     facts = dict(identity=dict(encoder='random'), dequantize=SCHEME)
-    with EmbeddingWriter(folder / 'w.tif', side, side, DIMS, None, None, facts) as writer:
+    with EmbeddingWriter(path, side, side, DIMS, None, None, facts) as writer:
         for row in range(0, side, tile):
             vectors = random.standard_normal((DIMS, tile, side)).astype(np.float32)
             writer.write(row, quantize(to_unit(vectors)))
-    write_cog(folder / 'w.tif', path)
     clicked = ClickedMap([str(path)])
     tiles = [(row, column) for row in range(side // tile) for column in range(side // tile)]
     names = [f'class {number}' for number in range(6)]
@@ -608,7 +608,7 @@ def seams(folder: Path) -> None:
 
 
 def throughput(folder: Path, repeats: int = 3) -> None:
-    """Print windows a second of mapsage embed beside those of the bare encoder, by turns."""
+    """Print windows a second of mapsage embed next to those of the bare encoder, by turns."""
     scene, config = write_scene(folder, 1024), str(ROOT / FPN)
     cfg = Config.fromfile(config)
     model = build_model(cfg).eval()

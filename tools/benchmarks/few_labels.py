@@ -9,8 +9,8 @@ On the demo, 16 labels and 16 more that tools/suggest_labels.py chose are compar
 random. A seed chooses the labeled images too, the same ones for all.
 
 Equal time is equal processor time of the process that trains: loading is in it (no loader workers),
-start and validation are not. Of pseudo-labels it is that of both trainings, each half of what the
-prediction between them leaves. A few steps of each method say how many fit.
+start and validation are not. For pseudo-labels, both trainings and the prediction between them share
+this time: each training gets half of what the prediction leaves. A few steps of each method say how many fit.
 
 Every result is a line of results.jsonl in ``--work-dir``. Lines that are there are not run again,
 so the script can be killed at any time and called again; ``--table`` prints what there is.

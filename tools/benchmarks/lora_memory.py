@@ -2,7 +2,7 @@
 
     python tools/benchmarks/lora_memory.py [--arch base] [--rank 16] [--targets q v]
 
-Bytes are those of the tensors that exist after one step. Activations come on top.
+Bytes are counted over the tensors that exist after one step. Activations come on top.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python tools/benchmarks/map_polygons.py [--width 4096] [--heights 4096 16384 65536]
 
 The map is made of round regions of five classes on a background that connects everything. Each
-height runs in a process of its own; its largest resident set, as the kernel counts it, is given
-above that of the process before it began.
+height runs in a separate process; its largest resident set, as the kernel counts it, is given
+above the size before it began.
 """
 
 import argparse

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# What is measured on a CUDA machine: the contract of accelerators, a model split over the card and
-# the CPU, the demo on all devices over NCCL, the demo and nwpu configs on one with AMP in bfloat16,
-# the overhead over MMEngine's Runner, training steps of DINOv3, PMT, EoMT and UPerNet, and a ViT-L
-# encoder on the card: for heads on the CPU and on cards, and for a cache.
+# What is measured on a CUDA machine, in the order of worth: maps as a share of the bare model,
+# training steps with each fast option, a real training, the host's time in a step, the contract of
+# accelerators and a model split over the card and the CPU, the demo on all devices over NCCL, the
+# nwpu config, DINOv3 against transformers, and a ViT-L encoder on the card: for heads on the CPU
+# and on cards, and for a cache.
 # Each stage runs to its end whatever the others do, and the exit status is 0 only if all passed.
-# Write what it prints into docs/benchmarks.md.
+# The tables are also in $WORK_DIR/ratios.md; write them into docs/benchmarks.md.
 #
-#   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh [--toy]
+#   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh [--seconds N] [--toy]
 #
+#   --seconds N      end after N seconds: a stage gets 60 s at most, what is left is left out, and a
+#                    stage that was cut off counts as passed; its rows are in the tables
 #   --toy            a few steps of small models, not compiled: shows that each stage runs, before
 #                    hours are spent on it, and measures nothing
 #   MAPSAGE_NWPU     without it the nwpu config is left out
@@ -26,37 +29,83 @@ dinov3=(--arch large)
 segmentors=(--arch large)
 features=(--arch large)
 cache=(--arch large)
-case "${1:-}" in
-    '') ;;
-    --toy)
-        settings+=(train_cfg.max_iters=2 train_cfg.val_interval=2)
-        overhead=(--steps 24 --cases eff-128-2)  # of three cases, which differ in the model
-        dinov3=(--arch small --side 64 --batch 2 --steps 1 --matrix 64 --modes eager)
-        segmentors=(--arch tiny --side 64 --batch 2 --steps 1 --matrix 64 --loops stock ours
-                    --models 'frozen PMT' EoMT)
-        features=(--arch small --tiles 8 --rounds 1)
-        cache=(--arch small --tiles 4 --rounds 1)
-        ;;
-    *) echo "error: unknown argument '$1': expected --toy or nothing" >&2; exit 2 ;;
-esac
+seconds=
+toy=
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --toy) toy=1; shift ;;
+        --seconds)
+            seconds=${2:-}
+            [[ $seconds =~ ^[1-9][0-9]*$ ]] ||
+                { echo "error: --seconds '$seconds': expected a whole number from 1 on" >&2; exit 2; }
+            shift 2 ;;
+        *) echo "error: unknown argument '$1': expected --seconds N or --toy" >&2; exit 2 ;;
+    esac
+done
+maps=()
+first=('frozen UPerNet' 'ResNet-50 UPerNet')
+later=(UPerNet EoMT SegFormer-B2 'EfficientNet-Lite0 FPN' 'frozen PMT')
+if [ -n "$toy" ]; then
+    maps=(--arch tiny --side 64 --batch 2 --batches 1)
+    settings+=(train_cfg.max_iters=2 train_cfg.val_interval=2)
+    overhead=(--steps 24 --cases eff-128-2)  # of three cases, which differ in the model
+    dinov3=(--arch small --side 64 --batch 2 --steps 1 --matrix 64 --modes eager)
+    segmentors=(--arch tiny --side 64 --batch 2 --steps 1 --matrix 64 --loops stock ours)
+    first=('frozen UPerNet')
+    later=(EoMT)
+    features=(--arch small --tiles 8 --rounds 1)
+    cache=(--arch small --tiles 4 --rounds 1)
+fi
 
 failed=()
+mkdir -p "$work"
+: >"$work/ratios.md"
+# Run a command, with --seconds for as long as is left. Its tables go to ratios.md, too.
 stage() {
-    local start=$SECONDS
+    local start=$SECONDS left=0 status
+    if [ -n "$seconds" ]; then
+        # 5 s are for the end of the last stage.
+        left=$((seconds - SECONDS - 5))
+        [ $left -le 60 ] || left=60
+        [ $left -ge 5 ] || { echo "=== left out, no time: $*"; return; }
+    fi
     echo "=== $*"
-    "$@" || failed+=("$*")
+    limited "$left" "$@" | tee "$work/stage.log"
+    status=${PIPESTATUS[0]}
+    grep '^|' "$work/stage.log" >"$work/rows.md" &&
+        { echo "# $*"; echo; cat "$work/rows.md"; echo; } >>"$work/ratios.md"
+    rm -f "$work/stage.log" "$work/rows.md"
+    case $seconds,$status in
+        *,0) ;;
+        [1-9]*,124 | [1-9]*,137) echo "=== cut off" ;;
+        *) failed+=("$*") ;;
+    esac
     echo "=== took $((SECONDS - start)) s"
+}
+# Run a command for $1 seconds at most; 0: without a limit.
+limited() {
+    local left=$1
+    shift
+    if [ "$left" -eq 0 ]; then "$@"; else timeout --kill-after=3 "$left" "$@"; fi
 }
 
 # Train. $1: folder of the run, $2: config, and settings. NPROC_PER_NODE: by default a rank a device.
 train() {
     local name=$1 config=$2
     shift 2
-    bash scripts/start_8card_training.sh "$config" --work-dir "$work/$name" \
+    stage bash scripts/start_8card_training.sh "$config" --work-dir "$work/$name" \
         --cfg-options "${settings[@]}" "$@"
 }
 train_on_one() {
     NPROC_PER_NODE=1 train "$@" optim_wrapper.type=AmpOptimWrapper optim_wrapper.dtype=bfloat16
+}
+
+# Time training steps of models, each in a stage.
+steps() {
+    local kind
+    for kind in "$@"; do
+        stage "$python" tools/benchmarks/segmentors_gpu.py "${segmentors[@]}" --models "$kind"
+    done
 }
 
 devices=$("$python" - <<'EOF'
@@ -71,21 +120,22 @@ EOF
 echo "$devices"
 count=$(grep -c '^cuda:' <<<"$devices")
 
-# the contract first: what fails there explains the rest
+demo=configs/demo/efficientnet_lite0_fpn_demo.py
+stage "$python" tools/benchmarks/card_maps.py ${maps[@]+"${maps[@]}"}
+steps "${first[@]}"
+# one device takes the demo's global batch of 16
+train_on_one one_device $demo env_cfg.virtual_ranks=None train_dataloader.batch_size=16
+stage "$python" tools/benchmarks/step_overhead.py "${overhead[@]}"
 stage "$python" -m pytest -rs tests/contract -k cuda
 stage "$python" -m pytest -rs tests/unit/distributed/wrappers -k cuda
-demo=configs/demo/efficientnet_lite0_fpn_demo.py
-stage train all_devices $demo
-# one device takes the demo's global batch of 16
-stage train_on_one one_device $demo env_cfg.virtual_ranks=None train_dataloader.batch_size=16
+steps "${later[@]}"
+train all_devices $demo
 if [ -n "${MAPSAGE_NWPU:-}" ]; then
-    stage train_on_one nwpu configs/nwpu/efficientnet_lite0_fpn_nwpu.py
+    train_on_one nwpu configs/nwpu/efficientnet_lite0_fpn_nwpu.py
 else
     echo "=== left out: the nwpu config (MAPSAGE_NWPU is not set)"
 fi
-stage "$python" tools/benchmarks/step_overhead.py "${overhead[@]}"
 stage "$python" tools/benchmarks/dinov3_training.py "${dinov3[@]}"
-stage "$python" tools/benchmarks/segmentors_gpu.py "${segmentors[@]}"
 # heads on the CPU; and one head on a card of its own beside the encoder's
 stage "$python" tools/benchmarks/feature_sources.py "${features[@]}" --encoder-accelerator cuda \
     --encoders 1

@@ -4,7 +4,7 @@
 
 A scene of 8,192 pixels of 0.5 m, windows of 512 on its grid in random order, and polygons with a
 radius of 1 to 8 m. All polygons lie in the scene, so that a window has more of them the more there
-are; or only the first number does, and the others lie beside the scene: then every window has the
+are; or only the first number does, and the others lie next to the scene: then every window has the
 same polygons, and only the search for them can take longer. The numbers take turns. To measure
 another checkout, name it in MEASURED_CHECKOUT.
 """
@@ -61,7 +61,7 @@ def write_scene(path: Path) -> None:
 
 
 def write_polygons(path: Path, inside: int, beside: int) -> None:
-    """Write polygons of random places, sizes and classes, in the scene and beside it."""
+    """Write polygons of random places, sizes and classes, in the scene and next to it."""
     random = np.random.RandomState(1)
     count, extent = inside + beside, SIDE * PIXEL
     x = random.uniform(LEFT, LEFT + extent, count)

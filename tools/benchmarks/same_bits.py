@@ -33,7 +33,7 @@ from checkpoint_bits import checkpoint_bits  # noqa: E402
 
 
 def start(args, work: Path, processes: int, *options: str) -> subprocess.Popen:
-    """Start a run in a session of its own."""
+    """Start a run in a new session."""
     settings = [
         f'env_cfg.virtual_ranks={args.virtual_ranks}',
         f'train_cfg.max_iters={args.steps}',

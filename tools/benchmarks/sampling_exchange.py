@@ -124,7 +124,7 @@ def plan_and_move(
 
 
 def measured(way: Callable[..., Any], rounds: List[List[dict]]) -> Tuple[Dict[str, float], Any]:
-    """Return the slowest rank's seconds in all and by part, and what the way told beside them."""
+    """Return the slowest rank's seconds in all and by part, and what the way told next to them."""
     dist.barrier()
     clock, start = Clock(), time.perf_counter()
     batch, told = way(rounds, clock)

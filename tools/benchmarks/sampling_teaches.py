@@ -193,7 +193,7 @@ def confusion(runner: Any, loader: Any) -> Any:
 def run_missing(
     out: Path, task: str, method: str, seed: int, steps: int, data: str
 ) -> Dict[str, Any]:
-    """Run in a process of its own, unless the results are there."""
+    """Run in a separate process, unless the results are there."""
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     for row in known:
         if (row['task'], row['method'], row['seed'], row['steps']) == (task, method, seed, steps):

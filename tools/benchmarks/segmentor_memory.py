@@ -103,7 +103,7 @@ def main() -> None:
     print('| | trained, M | parameters with their state, MiB | activations an image, MiB |')
     print('|---|---|---|---|', flush=True)
     for name, kind, frozen in ROWS:
-        # A process of its own gives back what it took.
+        # A separate process gives back what it took.
         row = in_fork(lambda kind=kind, frozen=frozen: measure(kind, frozen, args.arch, args.side))
         print(
             f'| {name} | {row["trained"]:.1f} | {row["state"]:,.0f} | {row["activations"]:,.0f} |',

@@ -156,9 +156,9 @@ class Comparison:
         return self._measured('run', data, variant, seed, self.rate(variant), self.seconds[data])
 
     def rate(self, variant: str) -> float:
-        """Return the learning rate: of two that with the higher mIoU in a pilot on the demo.
+        """Return the learning rate with the higher mIoU of two in a pilot on the demo.
 
-        Both ways of matching take that of the fixed one.
+        Both ways of matching take the rate of fixed matching.
         """
         if variant.startswith('lite0'):
             return PRETRAINED_RATE

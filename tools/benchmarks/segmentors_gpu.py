@@ -1,15 +1,18 @@
-"""Training steps of PMT, EoMT and UPerNet on DINOv3, compiled and not, against the stock loop.
+"""Training steps of segmentors: stock, ours, with each fast option, and compiled.
 
     python tools/benchmarks/segmentors_gpu.py [--arch large] [--side 512] [--batch 8] [--steps 20]
     python tools/benchmarks/segmentors_gpu.py --arch tiny --side 64 --batch 2 --steps 3   # any CPU
 
-Random weights and images in memory, bfloat16, AdamW. Frozen PMT and UPerNet, EoMT, and UPerNet
-trained as a whole; `stock` is MMEngine's own AmpOptimWrapper on the same model. Each row runs in a
-process of its own. MFU is the share of the device's matmul rate, measured here (bfloat16, square),
-that the products of forward and backward pass reach.
+Random weights and images in memory, bfloat16, AdamW. Frozen PMT and UPerNet, EoMT, UPerNet trained
+as a whole, ResNet-50 + UPerNet, SegFormer-B2, EfficientNet-Lite0 + FPN. `stock` is MMEngine's own
+AmpOptimWrapper on the same model, and the last column compares with its time; `stock float32` is
+its OptimWrapper, and `fast` is channels last and fused. Each row runs in a process of its own. MFU
+is the share of the device's matmul rate, measured here (bfloat16, square), that the products of
+forward and backward pass reach.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -19,12 +22,15 @@ from typing import Any, Dict
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
+import mmseg  # noqa: E402
 import torch  # noqa: E402
 from _common import describe_machine  # noqa: E402
+from _segmentors import model_of  # noqa: E402
 from dinov3_training import matmul_rate  # noqa: E402
-from mmengine.config import ConfigDict  # noqa: E402
+from mmengine.config import Config, ConfigDict  # noqa: E402
 from mmengine.model import revert_sync_batchnorm  # noqa: E402
 from mmengine.optim import AmpOptimWrapper as StockAmp  # noqa: E402
+from mmengine.optim import OptimWrapper  # noqa: E402
 from mmengine.registry import MODELS, DefaultScope  # noqa: E402
 from mmengine.structures import PixelData  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
@@ -34,18 +40,51 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import mapsage  # noqa: E402, F401
 from mapsage.accelerator import Accelerator, resolve_accelerator  # noqa: E402
 from mapsage.distributed.wrappers import place_module  # noqa: E402
+from mapsage.distributed.wrappers.memory_layout import put_channels_last  # noqa: E402
 from mapsage.distributed.wrappers.optim_wrapper import AmpOptimWrapper  # noqa: E402
 from mapsage.engine.compiled_parts import compile_parts  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 
 CLASSES = 7
 TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
-LOOPS = ('stock', 'ours', 'compiled')
-MODEL_KINDS = ('frozen PMT', 'frozen UPerNet', 'UPerNet', 'EoMT')
+LOOPS = ('stock float32', 'stock', 'ours', 'channels last', 'fused', 'fast', 'compiled')
+MODEL_KINDS = (
+    'frozen UPerNet',
+    'UPerNet',
+    'EoMT',
+    'ResNet-50 UPerNet',
+    'SegFormer-B2',
+    'EfficientNet-Lite0 FPN',
+    'frozen PMT',
+)
+# Models of MMSegmentation's configs.
+_STOCK = {'ResNet-50 UPerNet': 'upernet_r50.py', 'SegFormer-B2': 'segformer_mit-b0.py'}
+
+
+def _stock_config(kind: str, side: int) -> Dict[str, Any]:
+    """Return the config of a model that MMSegmentation ships."""
+    folder = Path(mmseg.__file__).parent / '.mim' / 'configs' / '_base_' / 'models'
+    model = Config.fromfile(str(folder / _STOCK[kind])).model.to_dict()
+    if kind == 'SegFormer-B2':
+        model['backbone'].update(embed_dims=64, num_layers=[3, 4, 6, 3])
+        model['decode_head']['in_channels'] = [64, 128, 320, 512]
+    model['backbone'].pop('pretrained', None)
+    for name in ('decode_head', 'auxiliary_head'):
+        if name in model:
+            model[name]['num_classes'] = CLASSES
+    return dict(model, pretrained=None)
 
 
 def config_of(kind: str, name: str, side: int) -> Dict[str, Any]:
     """Return the config of a segmentor."""
+    size = dict(size=(side, side), bgr_to_rgb=True, pad_val=0, seg_pad_val=255)
+    if kind in _STOCK or kind.startswith('EfficientNet'):
+        if kind in _STOCK:
+            model = _stock_config(kind, side)
+        else:
+            model = model_of('lite0 fpn', CLASSES, side)
+            del model['backbone']['init_cfg']
+        return dict(model, data_preprocessor=dict(type='SegDataPreProcessor', **size))
     arch: Any = TINY if name == 'tiny' else ARCHS[name]._asdict()
     dims, layers, heads = (arch[key] for key in ('embed_dims', 'num_layers', 'num_heads'))
     joint = 2 if name == 'tiny' else 3 if name in ('small', 'base') else 4
@@ -56,13 +95,7 @@ def config_of(kind: str, name: str, side: int) -> Dict[str, Any]:
         backbone=backbone,
         train_cfg=dict(),
         test_cfg=dict(mode='whole'),
-        data_preprocessor=dict(
-            type='SegDataPreProcessor',
-            size=(side, side),
-            bgr_to_rgb=True,
-            pad_val=0,
-            seg_pad_val=255,
-        ),
+        data_preprocessor=dict(type='SegDataPreProcessor', **size),
     )
     if kind == 'EoMT':
         model['type'] = 'EoMT'
@@ -115,7 +148,11 @@ def batch_of(count: int, side: int) -> Dict[str, Any]:
 
 def wrapper_of(loop: str, model: Any) -> Any:
     """Return the optimizer wrapper of MMEngine or ours."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+    fused = dict(fused=True) if loop in ('fused', 'fast', 'compiled') else {}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, **fused)
+    if loop == 'stock float32':
+        return OptimWrapper(optimizer=optimizer)
     if loop == 'stock':
         return StockAmp(dtype='bfloat16', optimizer=optimizer)
     return AmpOptimWrapper(dtype='bfloat16', optimizer=optimizer)
@@ -129,6 +166,8 @@ def measure(accelerator: Accelerator, kind: str, loop: str, args: argparse.Names
             MODELS.build(ConfigDict(config_of(kind, args.arch, args.side)))
         )
     model = place_module(model, accelerator, 0).train()
+    if loop in ('channels last', 'fast', 'compiled'):
+        put_channels_last(model)
     optim_wrapper = wrapper_of(loop, model)
     batch = batch_of(args.batch, args.side)
 
@@ -181,21 +220,31 @@ def main() -> None:
     print(
         f'{describe_machine()}, {accelerator.name}; {args.arch}, {args.side}x{args.side}, '
         f'batch {args.batch}, bfloat16, {args.steps} steps\n\n'
-        '| model | loop | step | MiB at most | MFU | compiled |\n|---|---|---|---|---|---|',
+        '| model | loop | step | MiB at most | MFU | compiled | stock / this |\n'
+        '|---|---|---|---|---|---|---|',
         flush=True,
     )
     failed = 0
     for kind in args.models:
+        stock = 0.0
         # The memory of one must not count for the next; MMEngine's AMP is for cards alone.
         for loop in args.loops:
             if loop == 'stock' and accelerator.device_type == 'cpu':
                 continue
-            failed += (
-                subprocess.run(
-                    [sys.executable, *sys.argv, '--one', f'{kind},{loop}'], check=False
-                ).returncode
-                != 0
+            finished = subprocess.run(
+                [sys.executable, *sys.argv, '--one', f'{kind},{loop}'],
+                check=False,
+                stdout=subprocess.PIPE,
+                text=True,
             )
+            failed += finished.returncode != 0
+            found = re.search(r'\| ([0-9.]+) ms \|', finished.stdout)
+            if found is None:
+                print(finished.stdout, end='', flush=True)
+                continue
+            stock = float(found[1]) if loop == 'stock' else stock
+            ratio = f'{stock / float(found[1]):.2f}' if stock and loop in LOOPS[1:] else ''
+            print(finished.stdout.rstrip() + f' {ratio} |', flush=True)
     sys.exit(failed and f'{failed} row(s) failed')
 
 

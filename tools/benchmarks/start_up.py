@@ -2,7 +2,7 @@
 
     python tools/benchmarks/start_up.py [--repeats 5]
 
-Every command and every import runs in a process of its own, in turns; the figures are the median
+Every command and every import runs in a separate process, in turns; the figures are the median
 and the range of user and system time, so other work on the machine counts little.
 """
 

@@ -1,4 +1,4 @@
-"""What is known of the pixels of a dataset's images: facts of all, quantiles of at most 64 of them.
+"""What is known of the pixels of a dataset's images: facts of all, quantiles of at most 32 of them.
 
 Quantiles are read at the first start only (`shared_scan.py`), and only where they are asked for.
 """
@@ -15,7 +15,7 @@ from mapsage.geo.scene_facts import sample_quantiles
 
 from .shared_scan import scan_scenes
 
-_SAMPLED = 64
+_SAMPLED = 32
 
 
 @dataclass

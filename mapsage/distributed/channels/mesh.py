@@ -267,10 +267,6 @@ class Mesh:
         ranks, reason = json.loads(text)
         return ranks, reason
 
-    def connections(self) -> int:
-        """Return the number of ranks that this process is connected to."""
-        return len(self._links)
-
     def drop(self, lane: int) -> None:
         """Drop the frames that have arrived for a channel that has failed."""
         with self.news:

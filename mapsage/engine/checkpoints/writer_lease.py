@@ -1,10 +1,10 @@
-"""At most one part of a job writes into the work dir: the one that has started last.
+"""At most one part of a job writes into the work dir: the part that started last.
 
-A node that was frozen during a save may wake up when the others have gone on without it, and would
-then write an old checkpoint over a newer one. So the process that writes leaves a word in the work
-dir when it starts, and before a file takes its place it looks whether the word is still its own. No
-clock is involved. Only where a process freezes between this look and the rename, the next moment,
-may one file of its own appear once more; it is whole, and newer ones stay.
+A node that was frozen during a save may wake up when the other nodes have continued without it, and
+would then write an old checkpoint over a newer one. So the writing process leaves a token in the work
+dir when it starts, and before it renames a file it checks that the token is still there. No clock is
+involved. If a process freezes between this check and the rename, one old file may still appear: it
+is whole, and newer files stay.
 """
 
 from __future__ import annotations

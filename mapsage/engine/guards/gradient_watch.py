@@ -79,7 +79,8 @@ class GradientWatch:
         positions = {round(number * last / (_WATCHED - 1)) for number in range(_WATCHED)}
         for position in sorted(positions) if trained else ():
             name, parameter = trained[position]
-            self._handles.append(parameter.register_hook(self._make_reader(name)))
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            self._handles.append(parameter.register_hook(self._make_reader(name, dtype)))
 
     def detach(self) -> None:
         """Stop watching parameters."""
@@ -124,14 +125,12 @@ class GradientWatch:
             image for step in self._steps if step.iteration == iteration for image in step.images
         ]
 
-    def _make_reader(self, name: str) -> Callable[[torch.Tensor], None]:
+    def _make_reader(self, name: str, dtype: torch.dtype) -> Callable[[torch.Tensor], None]:
         def read(gradient: torch.Tensor) -> None:
             # Gradients of a head that is split over ranks have another type: their sum would be
             # a collective.
             is_local = type(gradient) in (torch.Tensor, nn.Parameter)
             if self._steps and is_local and gradient.layout == torch.strided:
-                self._steps[-1].sums[name] = gradient.detach().sum(
-                    dtype=torch.promote_types(gradient.dtype, torch.float32)
-                )
+                self._steps[-1].sums[name] = gradient.detach().sum(dtype=dtype)
 
         return read

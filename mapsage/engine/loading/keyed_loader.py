@@ -12,7 +12,7 @@ import copy
 import os
 import signal
 import weakref
-from typing import Any, Callable, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -78,15 +78,19 @@ class KeyedDataset(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitem__(self, key: Hashable) -> Any:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[Hashable]) -> List[Any]:
+        """Return the samples of a batch; torch's loaders call this since 2.0."""
         if get_worker_info() is None:
             # What is drawn later in this process, such as weights, must not follow from a sample.
             with generators_restored():
-                return self._load(key)
+                return [self._load(key) for key in keys]
         if not self._tied_to_parent:
             # torch's workers check only every five seconds whether their rank is alive.
             die_with_parent()
             self._tied_to_parent = True
-        return self._load(key)
+        return [self._load(key) for key in keys]
 
     def _load(self, key: Hashable) -> Any:
         index, seed = without_seed(key)

@@ -32,7 +32,8 @@ from mapsage_launcher.trust.job_secret import job_secret
 GRACE_SECONDS = 10.0
 
 
-_watches: List[subprocess.Popen] = []  # kept: one that is forgotten is waited for in vain
+# A Popen object without a reference can no longer be waited for.
+_watches: List[subprocess.Popen] = []
 
 
 class NodePlace(NamedTuple):

@@ -24,7 +24,7 @@ from rasterio.windows import Window
 from mapsage.base.files import parse_json
 from mapsage.geo import Raster
 from mapsage.geo.cog import StripWriter, disk_errors, temporary_beside
-from mapsage.geo.errors import GeoError, PathName
+from mapsage.geo.errors import PathName
 from mapsage.geo.gdal_files import open_file
 
 from .errors import EmbeddingError
@@ -214,17 +214,12 @@ class EmbeddingFile:
                 variant=tags.get('TESSERA_DATASET_VARIANT', ''),
                 bands=[name[len(_TESSERA) :] for name in names],
             )
-        elif self._is_alpha_earth(names):
+        elif (self.raster.dtype, self.raster.nodata) == (np.int8, NO_DATA) and (
+            names == band_names(_ALPHA_EARTH)
+        ):
             self.kind, self.identity = 'alphaearth', dict(dataset='AlphaEarth Foundations')
         else:
             raise EmbeddingError(self._describe_stranger(names))
-
-    def _is_alpha_earth(self, names: Sequence[str]) -> bool:
-        return (
-            self.raster.dtype == np.int8
-            and self.raster.nodata == NO_DATA
-            and list(names) == band_names(_ALPHA_EARTH)
-        )
 
     def _parse(self, text: str) -> Dict[str, Any]:
         try:
@@ -337,14 +332,3 @@ def check_one_identity(files: Sequence[EmbeddingFile]) -> None:
                 f'{file.identity.get(name)}). Classify them one by one, or embed the scenes again '
                 f'with the same config, checkpoint, --layer and --pca.'
             )
-
-
-__all__ = [
-    'EmbeddingFile',
-    'EmbeddingWriter',
-    'GeoError',
-    'check_one_identity',
-    'read_embeddings',
-    'tiles',
-    'write_cog',
-]

@@ -187,7 +187,7 @@ class EmbedRun:
                 self._worker = stack.enter_context(self._enter())
             self._load()
             if self._rank == 0:
-                with self._worker.alone(self._say):
+                with self._worker.exclusive(self._say):
                     shared = self._plan()
             self._entry = stack.pop_all()
         shared = json.loads(self._channel.gather_texts(json.dumps(shared))[0])
@@ -265,6 +265,8 @@ class EmbedRun:
             args.batch_size, self._window, 1, self._accelerator, self._bands.count
         )
         self._identity = identify(cfg, model, args.layer, self._amp)
+        if self._passport is not None:
+            self._identity['passport'] = key_of(self._passport)
         self._say(
             f'{len(self._inputs)} input(s); {self._identity["encoder"]}, layer {args.layer}; windows '
             f'of {self._window[1]}x{self._window[0]} pixels ({origin}), {self._batch_size} at a '
@@ -507,7 +509,7 @@ class EmbedRun:
             texts = self._channel.gather_texts(str(self._worker.windows))
             if self._rank > 0:
                 return 0
-            with self._worker.alone(self._say):
+            with self._worker.exclusive(self._say):
                 self._worker.leave()
             return self._summarize(seconds, sum(map(int, texts)))
 

@@ -115,8 +115,7 @@ class Encoder(TorchPredictor):
             EmbeddingError: If the layer gives no feature map, or its size does not divide that of
                 the window.
         """
-        with torch.no_grad():
-            features = self._levels(torch.from_numpy(np.ascontiguousarray(windows)))
+        features = self.vectors(windows)
         height, width = features.shape[2:]
         stride = self._window[0] // height
         if (stride * height, stride * width) != self._window:
@@ -173,11 +172,6 @@ class Encoder(TorchPredictor):
     ) -> VectorBlender:
         """Return what blends the vectors, on the host."""
         return VectorBlender(self.scores, window, width, shared_rows, **planes)
-
-    def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
-        """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
-        batch = torch.from_numpy(np.stack(windows))
-        return batch.pin_memory() if self._device.type == 'cuda' else batch
 
     def _predict(self, windows: torch.Tensor) -> np.ndarray:
         """Return the weighted vectors of a batch's cores.

@@ -50,14 +50,15 @@ class ClickedMap:
         self._stored = functools.lru_cache(_TILES)(self._read)
         self._probe: Optional[Tuple[np.ndarray, np.ndarray]] = None
         self._picture = self._fit_picture()
+        # scikit-learn, which takes seconds to import, or is missing.
+        Classifier('probe', np.eye(2), np.arange(2), 2)
 
     def commands(self, points: Path) -> List[str]:
         """Return what to type for a map of everything, and for its accuracy."""
         maps, out = ' '.join(map(str, self.paths)), points.with_suffix('')
-        first = out / f'{self.paths[0].stem}.tif'
         return [
             f'{program("classify")} {maps} --labels {points} --out {out}',
-            f'{program("assess")} plan {first} --points 200 --out {out}_check.gpkg',
+            f'{program("assess")} plan {out / self.paths[0].stem}.tif --points 200 --out {out}_check.gpkg',
         ]
 
     def has_data(self, file: int, x: float, y: float) -> bool:
@@ -65,14 +66,13 @@ class ClickedMap:
         raster = self._files[file].raster
         if not (0 <= x < raster.width and 0 <= y < raster.height):
             return False
-        column, row = int(x), int(y)
-        valid = self._stored(file, 0, column // TILE, row // TILE)[1]
-        return bool(valid[row % TILE, column % TILE])
+        return bool(self._cell(file, x, y)[1])
 
-    def _vector(self, file: int, x: float, y: float) -> np.ndarray:
+    def _cell(self, file: int, x: float, y: float) -> Tuple[np.ndarray, np.ndarray]:
         column, row = int(x), int(y)
-        values = self._stored(file, 0, column // TILE, row // TILE)[0]
-        return self._files[file].decode(values[:, row % TILE, column % TILE])
+        values, valid = self._stored(file, 0, column // TILE, row // TILE)
+        at = row % TILE, column % TILE
+        return self._files[file].decode(values[(slice(None), *at)]), valid[at]
 
     def tile(self, file: int, kind: str, level: int, column: int, row: int) -> bytes:
         """Return a tile of 256 x 256 cells, row by row.
@@ -148,7 +148,7 @@ class ClickedMap:
         used, self._probe = np.unique(labels), None
         if len(used) < 2:
             return
-        vectors = to_unit(np.stack([self._vector(p.file, p.x, p.y) for p in points], 1)).T
+        vectors = to_unit(np.stack([self._cell(p.file, p.x, p.y)[0] for p in points], 1)).T
         weights = np.zeros((len(names), vectors.shape[1]), np.float32)
         # A class without a point, as after a color was chosen, is never the best.
         biases = np.full(len(names), -np.inf, np.float32)

@@ -31,7 +31,7 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         return
     if Path(args.points).suffix.lower() != '.gpkg':
         parser.error(f'--points {args.points}: expected a name that ends in .gpkg')
-    for option in ('scenes', 'truth', 'review', 'static'):
+    for option in ('scenes', 'truth', 'review', 'static', 'bands'):
         if getattr(args, option) is not None:
             parser.error(f'--{option} is of maps, and --points shows embeddings: leave one out')
 

@@ -76,7 +76,7 @@ class Launcher:
 
 
 class Place:
-    """A rendezvous store, which can be started anew at the same address."""
+    """A rendezvous store, which can be started again at the same address."""
 
     def __init__(self) -> None:
         self.settings = elastic.Settings((2, 3), '127.0.0.1', free_port(), 'job')

@@ -92,7 +92,7 @@ def test_a_copy_belongs_to_its_work_dir(place: Place, tmp_path: Path) -> None:
     other.mkdir()
     CopyStore(str(other), place.memory).clear()
     assert place.store().copies() == [kept]
-    # Who empties the work dir does not want to go on from what was in it.
+    # Who empties the work dir does not want to continue from what was in it.
     (place.disk / FOLDER / 'memory').unlink()
     assert place.store().copies() == []
     place.store().remove_stale()

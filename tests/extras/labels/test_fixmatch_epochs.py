@@ -1,4 +1,4 @@
-"""FixMatch by epochs in mixed precision: a run that loses rank 1 goes on to the same bits."""
+"""FixMatch by epochs in mixed precision: a run that loses rank 1 continues to the same bits."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def train_with_plain_mmengine(config: str, work: str) -> str:
     resolve_accelerator('sim').set_device(dist.get_rank())
     cfg = Config.fromfile(config)
     cfg.launcher, cfg.work_dir = 'pytorch', work
-    for key in ('runner_type', 'env_cfg'):
+    for key in ('runner_type', 'env_cfg', 'default_hooks'):
         cfg.pop(key)
     try:
         Runner.from_cfg(cfg).train()

@@ -112,7 +112,7 @@ def test_the_number_of_encoders_on_the_command_line() -> None:
     'rank, heads, launched, status',
     [
         (3, 3, True, None),
-        (3, 3, False, None),  # beside heads, which say themselves how they ended
+        (3, 3, False, None),  # next to heads, which say themselves how they ended
         (5, 2, True, 0),
         (5, 2, False, None),
     ],

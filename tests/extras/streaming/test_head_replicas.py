@@ -80,7 +80,7 @@ class Scripted:
 
 
 class Again(Scripted):
-    """An item that begins anew on another encoder, with other bytes, when half of it arrived."""
+    """An item that begins again on another encoder, with other bytes, when half of it arrived."""
 
     def wait(self, timeout: float) -> None:
         if not self.attempt:

@@ -43,7 +43,7 @@ def test_more_and_fewer_encoders_than_heads(heads, encoders, tmp_path):
 
 
 def test_a_pool_smaller_than_several_items(tmp_path):
-    # 14 blocks, of which an item needs up to 13: it comes in parts and goes on where it stopped
+    # 14 blocks, of which an item needs up to 13: it comes in parts and continues where it stopped
     report, served = run_job(stream_items, serve_well, 1, 1, tmp_path, 10, 14 * BLOCK)
     assert report['partial'] > 0 and report['items from encoder rank 1'] == 10
     assert report['bytes'] == served['bytes']  # nothing was sent twice

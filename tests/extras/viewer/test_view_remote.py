@@ -134,7 +134,7 @@ def test_predict_asks_for_what_the_command_names(where: Folders, server: RangeSe
 
 
 def test_the_command_asks_no_server(where: Folders, server: RangeServer) -> None:
-    """Nor for what lies beside a file that holds nothing but pixels."""
+    """Nor for what lies next to a file that holds nothing but pixels."""
     for suffix in ('', '_confidence'):
         Path(f'{where.maps}/a{suffix}.tif.aux.xml').write_text(
             '<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">/vsicurl/'

@@ -1,4 +1,4 @@
-"""Which accelerator is chosen, and what is said about the others: each in a process of its own."""
+"""Which accelerator is chosen, and what is said about the others: each in a separate process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ for name in ('auto', 'gcu', 'gcu_t20', 'xla', 'cpu'):
 def say(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Return a function: what a process with a fake vendor package says about a name.
 
-    The process has imported nothing before where importing mapsage beside a broken package is
+    The process has imported nothing before where importing mapsage next to a broken package is
     tested, and where torch may have loaded the real package on its own.
     """
 

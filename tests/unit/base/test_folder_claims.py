@@ -150,7 +150,7 @@ def test_the_end_of_a_child_takes_nothing_from_its_parent(tmp_path: Path) -> Non
 
 
 def test_processes_of_one_job_do_not_stop_each_other(tmp_path: Path) -> None:
-    """A machine that was frozen holds its claim while the others go on."""
+    """A machine that was frozen holds its claim while the others continue."""
     holder = Holder(tmp_path, 'the training', job='job 7')
     os.kill(holder.process.pid or 0, signal.SIGSTOP)
     with claimed(tmp_path, ['the training'], '', 'job 7'):

@@ -1,4 +1,4 @@
-"""A group norm trains on channels-last maps that need no gradient, in a process of its own."""
+"""A group norm trains on channels-last maps that need no gradient, in a separate process."""
 
 from __future__ import annotations
 

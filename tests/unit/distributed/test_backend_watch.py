@@ -1,6 +1,6 @@
 """Which process groups are watched, and what a roll call reads off them.
 
-tests/cuda/test_hung_ranks.py has ranks that hang beside ranks that wait in NCCL.
+tests/cuda/test_hung_ranks.py has ranks that hang next to ranks that wait in NCCL.
 """
 
 from __future__ import annotations

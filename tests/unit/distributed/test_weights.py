@@ -196,7 +196,7 @@ def test_tensors_of_every_kind_come_from_rank_0(
     for equal, contiguous, devices in run_ranks(receive, 2, tmp_path, accelerator, message_bytes):
         assert all(equal.values()), equal
         assert contiguous.count(False) == 1
-        # The tensor on the CPU travels over gloo: with the others, or beside those on the cards.
+        # The tensor on the CPU travels over gloo: with the others, or next to those on the cards.
         on_cards = messages if accelerator == 'cuda' else 0
         assert devices.count('cuda') == on_cards
         assert devices.count('cpu') == (1 if on_cards else messages + (message_bytes == 1))

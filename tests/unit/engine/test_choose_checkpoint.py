@@ -272,7 +272,7 @@ def test_the_work_dir_comes_before_load_from(load_from: str, mode: Any, tmp_path
     assert (Path(str(choice.path)).name, choice.seed) == ('iter_3.pth', 7)
     assert named in choice.notes[0] and 'not read again' in choice.notes[0]
     damage(str(tmp_path / 'work' / 'iter_3.pth'))
-    with pytest.raises(ResumeError, match='none of the 1'):  # and does not begin anew
+    with pytest.raises(ResumeError, match='none of the 1'):  # and does not begin again
         choose_checkpoint(str(tmp_path / 'work'), named, mode)
 
 

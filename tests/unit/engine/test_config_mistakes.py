@@ -168,7 +168,7 @@ def test_a_key_close_to_a_known_one(key: str, meant: str) -> None:
     'path', sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'configs').rglob('*.py'))
 )
 def test_no_key_of_a_shipped_config_is_taken_for_a_typo(path: str) -> None:
-    """A user's own variables stand beside the settings at the top level."""
+    """A user's own variables stand next to the settings at the top level."""
     assert misspelt_keys(Config.fromfile(str(ROOT / path))) == {}
 
 

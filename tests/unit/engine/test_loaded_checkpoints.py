@@ -1,4 +1,4 @@
-"""A run refuses a checkpoint of another model, where MMEngine logs it and goes on."""
+"""A run refuses a checkpoint of another model, where MMEngine logs it and continues."""
 
 from __future__ import annotations
 

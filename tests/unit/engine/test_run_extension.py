@@ -16,8 +16,15 @@ from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 
 # A run of one process with one virtual rank has no wrapper, and advises no replay. The hook of the toy
 # runs asks for no copies of its checkpoints (tests/unit/engine/checkpoints/test_saving.py), and only a
-# cross-check asks what it cannot live with (tests/extras/forensics/test_cross_check_obstacles.py).
-_ELSEWHERE = {'wrap_model', 'prepare_replay', 'copy_checkpoint', 'cross_check_obstacle'}
+# cross-check asks what it cannot live with (tests/extras/forensics/test_cross_check_obstacles.py). Only
+# a fast card asks who fixes the memory layout.
+_ELSEWHERE = {
+    'wrap_model',
+    'prepare_replay',
+    'copy_checkpoint',
+    'cross_check_obstacle',
+    'fixes_layout',
+}
 _NO_MOMENTS = {'acts_first'}
 _MOMENTS = {name for name in vars(RunExtension) if not name.startswith('_')} - {
     *_ELSEWHERE,

@@ -18,6 +18,7 @@ from toy_runs import log_of, same_weights, toy_runner, toy_train
 
 from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.run_extension import RunExtension
 
 LAST: Dict[str, Any] = {'env_cfg.channels_last': True}
 FUSED: Dict[str, Any] = {
@@ -118,7 +119,7 @@ def test_a_resumed_run_has_the_same_bits(virtual_ranks: int, tmp_path: Path) -> 
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_another_layout(tmp_path: Path) -> None:
-    """Its averages lie beside weights of another order: a fused step must not mix them up."""
+    """Its averages lie next to weights of another order: a fused step must not mix them up."""
     _, plain = train(tmp_path / 'first', FUSED)
     (tmp_path / 'last').mkdir()
     shutil.copy(str(tmp_path / 'first' / 'iter_4.pth'), str(tmp_path / 'last'))
@@ -183,6 +184,15 @@ def test_a_card_is_fast_unless_the_config_says_otherwise(
     finally:
         torch.use_deterministic_algorithms(False)
     assert is_fast(runner) == expected
+
+
+@pytest.mark.usefixtures('card')
+def test_other_processes_may_fix_the_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunExtension, 'fixes_layout', lambda self, cfg: True)
+    runner, _ = train(tmp_path, ADAM)
+    assert is_fast(runner) == dict(FAST, last=False, said=False)
 
 
 def test_a_cpu_is_not_fast(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_checkpoint_that_others_cannot_carry_out_goes_on_as_before(tmp_path: P
     assert len(record.losses) == 4 and 'It continues with 1 virtual ranks' in log
     assert 'the run had 4 rank(s) and has 1: the pool is dealt out again' in log
     told = (tmp_path / 'dynamic_sampling' / 'steps.jsonl').read_text().splitlines()
-    # Four ranks had four each; they count where the run goes on.
+    # Four ranks had four each; they count where the run continues.
     assert [json.loads(line)['carried'] for line in told][-4:][0] == 16
 
 

@@ -56,7 +56,7 @@ def test_alpha_and_no_data_both_hide(nodata: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('nodata', [None, 0, 255])
 def test_a_mask_and_no_data_both_hide(nodata: Optional[int], tmp_path: Path) -> None:
-    """A file beside the scene, ``.msk``, and a mask inside of it."""
+    """A file next to the scene, ``.msk``, and a mask inside of it."""
     values = scene()
     expected = np.ones((SIDE, SIDE), bool)
     expected[:, :7] = False

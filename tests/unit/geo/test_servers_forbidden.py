@@ -146,7 +146,7 @@ def test_no_server_is_asked_in_such_a_process(tmp_path: Path, server: RangeServe
     ):
         (tmp_path / name).write_text(text)
         names.append(str(tmp_path / name))
-    # of files that hold pixels alone, what lies beside them
+    # of files that hold pixels alone, what lies next to them
     overview = (
         '<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">/vsicurl/'
         f'{url}/14.tif</MDI></Metadata></PAMDataset>'

@@ -46,7 +46,7 @@ def test_a_peer_that_says_nothing_is_reported_once_and_others_go_on() -> None:
     assert beats.count('b') == 16 and beats.count('a') == 10
     liveness.watch('a', lambda: None, lambda seconds: silent.append('again'))
     pass_seconds(liveness, clock, 10)
-    assert silent == [('a', 11.0)]  # its time began anew
+    assert silent == [('a', 11.0)]  # its time began again
     liveness.forget('a')
     pass_seconds(liveness, clock, 20)
     assert [each[0] for each in silent] == ['a', 'b']

@@ -1,4 +1,4 @@
-"""``torch_gcu.distributed``: a world of its own beside ``torch.distributed``.
+"""``torch_gcu.distributed``: a world of its own next to ``torch.distributed``.
 
 Traps: it is empty on a machine with CUDA; ``torch.distributed.is_initialized()`` knows nothing of
 it; it has no object collectives; torch's ReduceOp and stores are not its own.

@@ -51,7 +51,7 @@ class DistributedDataParallel(nn.Module):
         elif device_ids is None:
             device_ids = list(range(torch_gcu.device_count()))
             if len(device_ids) > 1:
-                # The real one goes on to put a replica of the module on each of them.
+                # The real one continues to put a replica of the module on each of them.
                 raise RuntimeError(
                     f'device_ids=None: this process would take the cards '
                     f'{device_ids}, and it holds one'

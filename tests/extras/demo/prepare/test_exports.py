@@ -83,7 +83,7 @@ def box(left: int, top: int, right: int, bottom: int) -> List[float]:
 
 def test_polygons_holes_and_both_kinds_of_run_lengths(tmp_path: Path, capsys: Any) -> None:
     expected = np.zeros((20, 30), np.uint8)
-    # A roof with a courtyard, in which a pool lies; another pool beside, in two kinds of masks.
+    # A roof with a courtyard, in which a pool lies; another pool next to, in two kinds of masks.
     expected[2:16, 2:14], expected[5:12, 5:11], expected[7:9, 6:9] = 2, 0, 1
     one, two = np.zeros((2, 20, 30), bool)
     one[3:9, 20:24] = two[12:18, 25:30] = True

@@ -34,7 +34,7 @@ def test_boxes_are_drawn_as_often_and_as_large_as_they_should_be() -> None:
 
 
 def test_a_box_cuts_whole_cells_of_the_features() -> None:
-    """What a cell of features covers is in the box of the pixels, or none of it is."""
+    """A cell of features is pasted if and only if all pixels that it covers are pasted."""
     torch.manual_seed(0)
     boxes = draw_boxes(50, 1.0, (4, 8))
     cells, pixels = box_masks(boxes, (4, 8)), box_masks(boxes, (64, 128))

@@ -1,4 +1,4 @@
-"""Items as the rank that receives their data sees them, for the tests beside this file."""
+"""Items as the rank that receives their data sees them, for the tests next to this file."""
 
 from __future__ import annotations
 

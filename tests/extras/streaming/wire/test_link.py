@@ -221,7 +221,7 @@ def test_a_link_costs_one_descriptor_and_no_thread() -> None:
     many = open_job(4, 3)
     now = count()
     # 12 links have 24 ends here; the seven processes have two threads and four descriptors each
-    # beside them, encoders one more of each to listen.
+    # next to them, encoders one more of each to listen.
     assert now[0] - before[0] == 7 * 2 + 3
     assert now[1] - before[1] == 24 + 7 * 3 + 3
     for links in [*few, *many]:

@@ -279,7 +279,7 @@ def test_copies_of_a_sample_share_the_polygons(tmp_path: Path) -> None:
 
 def test_statistics_command(tmp_path: Path) -> None:
     values, _ = write_scene(tmp_path)
-    for name in ('a.tif.aux.xml', 'a.tif.ovr'):  # what a GIS leaves beside a scene
+    for name in ('a.tif.aux.xml', 'a.tif.ovr'):  # what a GIS leaves next to a scene
         (tmp_path / 'scenes' / name).write_text('no scene')
     write_raster(tmp_path / 'scenes/B.TIF', values)
     done = launch(

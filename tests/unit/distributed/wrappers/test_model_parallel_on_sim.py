@@ -47,7 +47,7 @@ def in_process(check: Callable[[], Any]) -> Callable[[], Any]:
     return check
 
 
-# --- what runs in a process of its own, on simulated devices ------------------------------------
+# --- what runs in a separate process, on simulated devices ------------------------------------
 
 
 def held() -> List[int]:
@@ -409,7 +409,7 @@ def run_all(kind: str) -> Dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def on_sim(kind: str) -> Any:
-    """Run all of a kind, once, in a process of its own."""
+    """Run all of a kind, once, in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             return run_ranks(run_all, 1, Path(folder), kind, timeout=300)[0]

@@ -1,4 +1,4 @@
-"""A checkpoint is written while the training goes on, and is what it was when it was saved."""
+"""A checkpoint is written while the training continues, and is what it was when it was saved."""
 
 from __future__ import annotations
 

@@ -91,6 +91,7 @@ def run(folder: Path, model: Any = None, **changes: Any) -> Any:
             'val_evaluator': dict(type='ConfusionMatrixMetric'),
             'custom_hooks': [],
             'default_hooks.preview': None,  # which takes half a second
+            'default_hooks.report': dict(type='RunReportHook'),
             'visualizer': dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
             'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0, _delete_=True),
             'train_cfg': dict(by_epoch=False, max_iters=8, val_interval=4),
@@ -343,6 +344,7 @@ def test_test_of_a_checkpoint_joins_the_run(tmp_path: Path) -> None:
             'test_evaluator': dict(type='ConfusionMatrixMetric'),
             'custom_hooks': [],
             'default_hooks.preview': None,
+            'default_hooks.report': dict(type='RunReportHook'),
             'train_dataloader': None,
             'train_cfg': None,
             'optim_wrapper': None,

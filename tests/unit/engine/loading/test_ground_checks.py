@@ -19,7 +19,7 @@ SPLIT = dict(by='blocks', size=25, share=0.4, margin=8)
 
 
 def at(right: float, down: float = 0, turned: float = 0) -> dict:
-    """Return the place of a scene of 0.5 m pixels, some meters beside UTM's, turned by degrees."""
+    """Return the place of a scene of 0.5 m pixels, some meters next to UTM's, turned by degrees."""
     return dict(
         UTM,
         transform=affine.Affine.translation(500000 + right, 4100000 - down)

@@ -93,7 +93,7 @@ def test_first_failure(exit_codes: dict, notes: dict, expected: str, tmp_path: P
             {'100-0-1,3': 'lost', '200-2-1,3': 'lost too'},
             'error: rank(s) [1, 3] were waited for in vain, rank 0 reports:\nlost',
         ),
-        # nor does one that a stopped rank blames once it goes on
+        # nor does one that a stopped rank blames once it continues
         (
             {'100-1-0': 'waited for 0', '200-0-1': 'waited for 1'},
             'rank(s) [0] was waited for in vain',

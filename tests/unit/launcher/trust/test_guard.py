@@ -1,4 +1,4 @@
-"""A guard under attack: what strangers cost, and that those of the job come in beside them."""
+"""A guard under attack: what strangers cost, and that those of the job come in next to them."""
 
 import os
 import queue

@@ -229,7 +229,7 @@ def test_who_hangs_up_was_full_and_who_refuses_has_ended():
 
 
 def test_the_time_is_that_of_the_whole_handshake():
-    """One byte now and then does not begin the time anew."""
+    """One byte now and then does not begin the time again."""
     enough = threading.Event()
 
     def serve_for_ever(connection: socket.socket) -> None:
