@@ -90,6 +90,10 @@ class SceneFacts:
             for unit in self.units
         )
 
+    def describe(self, unit: Unit) -> str:
+        """Return a unit of the scene, and its baseline, as text."""
+        return f'{unit}' + f' (baseline {self.baseline})' * bool(self.baseline)
+
 
 def open_scene(
     path: PathName,
@@ -126,15 +130,13 @@ def open_scene(
         facts, numbers = _facts(raster, item, raster.bands), raster.bands
         if names and facts.names != tuple(names):
             numbers = _find_bands(raster, facts, names, strict) or numbers
-            if numbers != raster.bands:
-                facts = _facts(raster, item, numbers)
+            facts = _facts(raster, item, numbers)
         conversion = _conversion(facts, units)
-        is_same = numbers == raster.bands and conversion is None
     finally:
         if not keep_open:
             raster.close()
     reordered = numbers != raster.bands
-    if not is_same:
+    if reordered or conversion is not None:
         raster = Raster(path, numbers, keep_open, conversion)
     raster.scene, raster.reordered = facts, reordered
     return raster
@@ -170,13 +172,12 @@ def _facts(raster: Raster, item: Optional[str], bands: Tuple[int, ...]) -> Scene
         )
         if units is not None
     ]
-    for units, source in statements[1:]:
-        first, first_source = statements[0]
-        if not _are_close(units, first):
-            doubts.append(
-                f'{raster.path}: {first_source} state {first[0]}, and {source} {units[0]}; the first counts'
-            )
-            break
+    others = [row for row in statements if not _are_close(row[0], statements[0][0])]
+    if others:
+        (first, first_source), (units, source) = statements[0], others[0]
+        doubts.append(
+            f'{raster.path}: {first_source} state {first[0]}, and {source} {units[0]}; the first counts'
+        )
     return SceneFacts(
         raster.path,
         _pixel(raster),
@@ -261,15 +262,12 @@ def check_one_unit(scenes: Iterable[SceneFacts], units: str) -> None:
     first: Optional[SceneFacts] = None
     for facts in scenes:
         known = facts.in_units(units)
-        if known is None:
-            continue
-        if first is None:
-            first = facts
-        expected = first.in_units(units) or ()
-        if not _are_close(known, expected):
+        first = first or (facts if known else None)
+        expected = (first and first.in_units(units)) or ()
+        if first and known and not _are_close(known, expected):
             raise GeoError(
-                f'{first.path} has {expected[0]}{_baseline(first)}, and {facts.path} {known[0]}'
-                f'{_baseline(facts)}, so the same ground has other values in them. Set '
+                f'{first.path} has {first.describe(expected[0])}, and {facts.path} '
+                f'{facts.describe(known[0])}, so the same ground has other values in them. Set '
                 f"units='reflectance' to apply scale and offset, or units='harmonized' to take the "
                 f'offset off that newer baselines of Sentinel-2 add (now units={units!r}).'
             )
@@ -284,10 +282,6 @@ def describe_conversion(rasters: Sequence[Raster], units: str) -> str:
             counts[text] = counts.get(text, 0) + 1
     applied = ', '.join(f'{text} in {count}' for text, count in counts.items()) or 'nothing'
     return '' if units == STORED else f'units={units!r}: {applied} of {len(rasters)} file(s)'
-
-
-def _baseline(facts: SceneFacts) -> str:
-    return f' (baseline {facts.baseline})' if facts.baseline else ''
 
 
 def _are_close(first: Sequence[Unit], second: Sequence[Unit]) -> bool:
