@@ -6,8 +6,8 @@ The optical half of configs/stacks/resnet18_attention_crops.py is trained in thi
 thread, on made places as they were before the offset. The images of the validated places then get
 1,000 added and the tags of the newer baseline. The checkpoint is scored on the places before the
 offset, on those with it as stored, which the passport refuses unless it is removed from the
-checkpoint, and with units='harmonized'. Group normalization (GN), as in the config, takes a good part
-of a constant off by itself; batch normalization (BN) does not.
+checkpoint, and with units='harmonized'. The encoder has the config's group
+normalization (GN) or batch normalization (BN).
 """
 
 import argparse
