@@ -380,13 +380,12 @@ def predict_map(folder: Path, side: int) -> None:
     import torch
     from mmengine.config import Config
 
-    from mapsage.commands import predict
+    from mapsage.commands import cli, predict
     from mapsage.geo import scene_facts
-    from mapsage.maps import model
 
     config = str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py')
     path = write_tile(folder / 'map/scene.tif', side)
-    network = model.build_model(Config.fromfile(config))
+    network = cli.build_model(Config.fromfile(config))
     passport = make_passport([str(path)])
     meta = dict(data=dict(passport=passport))
     torch.save(dict(state_dict=network.state_dict(), meta=meta), str(folder / 'model.pth'))
