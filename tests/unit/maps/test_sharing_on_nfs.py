@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 from map_jobs import count_windows, digests, read_log, run_job, write_scenes
@@ -75,6 +76,42 @@ def test_the_double_is_late(library: Path, tmp_path: Path) -> None:
     assert lines[:3] == ['([], False)', '([], False)', "(['a'], True)"]
     assert "'c'" in lines[3]
     assert lines[4] in ('1 1', '1 2')
+
+
+def test_clients_that_claim_at_the_same_moment(library: Path, tmp_path: Path) -> None:
+    program = (
+        'import sys, time; from pathlib import Path; from mapsage.maps import ledger\n'
+        'folder = Path(sys.argv[1]); ledger._machine = lambda: sys.argv[2]\n'
+        'with ledger.Worker(folder) as worker:\n'
+        '    print("ready", flush=True); begin = float(input())\n'
+        '    for number in range(40):\n'
+        '        time.sleep(max(0, begin + number / 20 - time.monotonic()))\n'
+        '        if worker.claim(folder / "strips", f"run{number}"): print(number)\n'
+        '    print("done", flush=True); input()'
+    )
+    clients = [
+        subprocess.Popen(
+            [sys.executable, '-c', program, str(tmp_path / 'out'), f'machine {number}'],
+            env=client(library, tmp_path / 'out', 0, number),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            universal_newlines=True,
+        )
+        for number in range(3)
+    ]
+    for process in clients:
+        assert process.stdout is not None and process.stdout.readline() == 'ready\n'
+    for process in clients:
+        assert process.stdin is not None
+        process.stdin.write(f'{time.monotonic() + 0.5}\n')
+        process.stdin.flush()
+    claimed: List[str] = []
+    for process in clients:
+        assert process.stdout is not None
+        claimed += iter(process.stdout.readline, 'done\n')
+    for process in clients:
+        process.communicate('\n', timeout=30)
+    assert sorted(map(int, claimed)) == list(range(40))
 
 
 def test_jobs_on_nfs_make_the_same_bytes(library: Path, tmp_path: Path) -> None:
