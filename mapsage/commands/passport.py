@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import sys
 from typing import Callable, Optional, Sequence
 
-from mapsage.base.console import accept_any_text, examples
+from mapsage.base.console import examples
 
 
 def main(
@@ -48,13 +47,6 @@ def main(
 
 def run() -> None:
     """Run the command line and exit with its status, or 1 after an error."""
-    from mapsage.geo import GeoError
-    from mapsage.maps.errors import PredictError
+    from mapsage.commands import cli
 
-    accept_any_text()
-    try:
-        status = main(None)
-    except (GeoError, PredictError) as error:
-        print(error, file=sys.stderr, flush=True)
-        status = 1
-    sys.exit(status)
+    cli.run(main)

@@ -15,12 +15,23 @@ import datetime
 import itertools
 import math
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
 from .scene_facts import QUANTILES, STORED, SceneFacts, Unit
-from .sensor_rules import SENTINEL2, SHIFT, is_shifted
+from .sensor_rules import SENTINEL2, SHIFT
 
 VERSION = 1
 # Pixels that are larger or smaller by this factor show other objects.
@@ -35,6 +46,7 @@ _OTHER_UNIT, _CERTAIN_UNIT = 8, 100
 # Share of a band's range that a quantile may differ from the mean of training without counting.
 _SLACK = 0.35
 _MOST_PERMUTED = 4
+_TEXTS = ('dtypes', 'sensors', 'levels', 'baselines')
 
 
 class Finding(NamedTuple):
@@ -72,25 +84,22 @@ def describe_part(
         units=units,
         unit=[list(unit) for unit in stated.pop() or ()] if len(stated) == 1 else None,
         **{
-            name: sorted({str(getattr(facts, key)) for facts in scenes if getattr(facts, key)})
-            for name, key in dict(
-                dtypes='dtype', sensors='sensor', levels='level', baselines='baseline'
-            ).items()
+            # The singular is the name of the fact.
+            name: sorted({getattr(facts, name[:-1]) for facts in scenes} - {None})
+            for name in _TEXTS
         },
         days=sorted({day for facts in scenes for day in [_day_of_year(facts.day)] if day}),
         quantiles=dict(
             shares=list(QUANTILES),
             scenes=len(stack),
-            mean=_rounded(stack.mean(0)),
-            spread=_rounded(stack.std(0)),
+            **{
+                name: [[float(f'{value:.6g}') for value in row] for row in rows]
+                for name, rows in (('mean', stack.mean(0)), ('spread', stack.std(0)))
+            },
         )
         if len(stack)
         else None,
     )
-
-
-def _rounded(rows: np.ndarray) -> List[List[float]]:
-    return [[float(f'{value:.6g}') for value in row] for row in rows]
 
 
 def passport_of_checkpoint(meta: object, path: str) -> Tuple[Optional[Dict[str, Any]], str]:
@@ -125,24 +134,18 @@ def read_passport(stored: object, source: str) -> Tuple[Optional[Dict[str, Any]]
 
 def _check_part(trained: Mapping[str, Any]) -> None:
     """Raise AssertionError, KeyError, TypeError or ValueError if a part has other values."""
-    quantiles = trained['quantiles']
+    quantiles, pixel = trained['quantiles'], trained['pixel']
     if quantiles is not None:
-        mean, spread = (np.array(quantiles[key], np.float64) for key in ('mean', 'spread'))
-        assert mean.shape == spread.shape == (len(mean), len(QUANTILES)) and len(mean)
-        assert np.isfinite(mean).all() and (spread >= 0).all() and int(quantiles['scenes']) > 0
-    assert trained['pixel'] is None or all(float(side) > 0 for side in trained['pixel'])
-    assert trained['pixel'] is None or len(trained['pixel']) == 3
-    assert trained['bands'] is None or all(isinstance(name, str) for name in trained['bands'])
-    assert trained['unit'] is None or all(
-        len(unit) == 2 and float(unit[0]) for unit in trained['unit']
-    )
-    assert all(isinstance(text, str) for key in _TEXTS for text in trained[key])
-    assert all(isinstance(day, int) for day in trained['days']) and isinstance(
-        trained['units'], str
-    )
-
-
-_TEXTS = ('dtypes', 'sensors', 'levels', 'baselines')
+        rows = np.array([quantiles['mean'], quantiles['spread']], np.float64)
+        assert rows.size and rows.shape[1:] == (len(rows[0]), len(QUANTILES))
+        assert np.isfinite(rows).all() and (rows[1] >= 0).all() and int(quantiles['scenes']) > 0
+    assert pixel is None or (len(pixel) == 3 and all(side > 0 for side in pixel))
+    assert all(len(unit) == 2 and abs(unit[0]) > 0 for unit in trained['unit'] or ())
+    texts = [trained['units'], *(trained['bands'] or ())]
+    for key in _TEXTS:
+        texts += trained[key]
+    assert all(isinstance(text, str) for text in texts)
+    assert all(isinstance(day, int) for day in trained['days'])
 
 
 def compare(
@@ -161,89 +164,67 @@ def compare(
         units: Unit in which the scene is read.
         compares_pixel: Whether the scene is seen in the size of its file.
     """
-    findings = list(_compare_pixels(trained, facts)) if compares_pixel else []
-    by_facts = list(_compare_units(trained, facts, units))
-    by_pixels: List[Finding] = []
+    stated = _compare_units(trained, facts, units)
+    findings = [_compare_pixels(trained, facts) if compares_pixel else None, stated]
     if quantiles is not None and np.isfinite(quantiles).all():
-        by_pixels = list(_compare_quantiles(trained, facts, quantiles))
-        seen = {finding.kind for finding in by_pixels}
-        if trained['quantiles'] is not None and not by_pixels:
-            # Scale or offset differ as stated, and the pixels do not: which is wrong is unknown.
-            by_facts = [
-                finding._replace(
-                    is_error=False,
-                    text=f'{finding.text} But its pixels are like those of training, so that the '
-                    f'statement may be wrong.',
-                )
-                for finding in by_facts
-            ]
-        by_pixels = [
-            finding
-            for finding in by_pixels
-            if finding.kind not in {known.kind for known in by_facts}
-            and not (by_facts and finding.kind in ('unlike', 'contrast', 'offset', 'unit'))
-        ]
-        if 'doubt' not in seen:
-            by_pixels += list(doubts_of_pixels(facts, quantiles, units))
-    findings += by_facts + by_pixels + list(_compare_origin(trained, facts))
+        shown = _compare_quantiles(trained, facts, quantiles)
+        if stated is not None and shown is None and trained['quantiles'] is not None:
+            # Which of the two is wrong is unknown.
+            doubt = (
+                ' But its pixels are like those of training, so that the statement may be wrong.'
+            )
+            findings[1] = stated._replace(is_error=False, text=stated.text + doubt)
+        elif stated is None or (shown is not None and shown.kind in ('depth', 'bands')):
+            findings.append(shown)
+        findings += doubts_of_pixels(facts, quantiles, units)
+    findings += _compare_origin(trained, facts)
     findings += [Finding('doubt', False, text + '.') for text in facts.doubts]
-    return sorted(findings, key=lambda finding: not finding.is_error)
+    return sorted(filter(None, findings), key=lambda finding: not finding.is_error)
 
 
-def _compare_pixels(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[Finding]:
+def _compare_pixels(trained: Mapping[str, Any], facts: SceneFacts) -> Optional[Finding]:
     if trained['pixel'] is None or facts.pixel is None:
-        return
+        return None
     low, middle, high = trained['pixel']
-    if facts.pixel > high * _PIXEL_FACTOR or facts.pixel * _PIXEL_FACTOR < low:
-        sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
-        yield Finding(
-            'pixel',
-            True,
-            f'{facts.path} has pixels of {facts.pixel:.3g} m, and training had {sizes}, so its '
-            f'objects have other sizes. Set --gsd auto to let the model see pixels of {middle:.3g} '
-            f'm, or --trust-scenes to map it as it is.',
-        )
+    if low <= facts.pixel * _PIXEL_FACTOR and facts.pixel <= high * _PIXEL_FACTOR:
+        return None
+    sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
+    return Finding(
+        'pixel',
+        True,
+        f'{facts.path} has pixels of {facts.pixel:.3g} m, and training had {sizes}, so its '
+        f'objects have other sizes. Set --gsd auto to let the model see pixels of {middle:.3g} '
+        f'm, or --trust-scenes to map it as it is.',
+    )
 
 
-def _compare_units(trained: Mapping[str, Any], facts: SceneFacts, units: str) -> Iterator[Finding]:
+def _compare_units(trained: Mapping[str, Any], facts: SceneFacts, units: str) -> Optional[Finding]:
     known = facts.in_units(units)
     if trained['unit'] is None or known is None or trained['units'] != units:
-        return
+        return None
     expected, actual = Unit(*trained['unit'][0]), known[0]
     if not math.isclose(expected.scale, actual.scale, rel_tol=1e-4):
-        kind = (
-            'level'
-            if trained['levels'] and facts.level not in (None, *trained['levels'])
-            else 'unit'
-        )
-    elif abs(expected.offset - actual.offset) > 1e-6 + 1e-4 * abs(expected.offset):
-        kind = 'offset'
+        other_level = trained['levels'] and facts.level not in (None, *trained['levels'])
+        kind = 'level' if other_level else 'unit'
+    elif math.isclose(expected.offset, actual.offset, rel_tol=1e-4, abs_tol=1e-6):
+        return None
     else:
-        return
-    yield Finding(
+        kind = 'offset'
+    return Finding(
         kind,
         True,
-        f'{facts.path} has {actual}{_of_baseline(facts)}, and training had {expected}: the same '
+        f'{facts.path} has {facts.describe(actual)}, and training had {expected}: the same '
         f'ground has other values. Set --units harmonized if it is the offset of newer baselines of '
         f"Sentinel-2; or train with units='reflectance'.",
     )
 
 
-def _of_baseline(facts: SceneFacts) -> str:
-    return f' (baseline {facts.baseline})' if facts.baseline else ''
-
-
 def _compare_origin(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[Finding]:
-    for kind, name, value, known in (
-        ('sensor', 'sensor', facts.sensor, trained['sensors']),
-        ('level', 'processing level', facts.level, trained['levels']),
-    ):
+    for kind in ('sensor', 'level'):
+        value, known = getattr(facts, kind), trained[f'{kind}s']
         if value is not None and known and value not in known:
-            yield Finding(
-                kind,
-                False,
-                f'{facts.path} has the {name} {value}, and training had {", ".join(known)}.',
-            )
+            text = f'{facts.path} has the {kind} {value}, and training had {", ".join(known)}.'
+            yield Finding(kind, False, text)
     day = _day_of_year(facts.day)
     if day and trained['days']:
         nearest = min(min(abs(day - other), _YEAR - abs(day - other)) for other in trained['days'])
@@ -292,40 +273,47 @@ def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray, units: str) -> It
 
 def _compare_quantiles(
     trained: Mapping[str, Any], facts: SceneFacts, rows: np.ndarray
-) -> Iterator[Finding]:
+) -> Optional[Finding]:
     stored = trained['quantiles']
     if stored is None or len(stored['mean']) != len(rows):
-        return
+        return None
     mean, spread = np.array(stored['mean']), np.array(stored['spread'])
-    distance = _Distance(mean, spread, int(stored['scenes']))
-    is_far = distance(rows) > _FAR
+    # A few scenes say little about how much scenes differ.
+    few = 1 / int(stored['scenes'])
+    ranges = np.maximum(mean[:, -2:-1] - mean[:, 1:2], 0.1 * np.abs(mean).max() + 1e-12)
+    usual = np.sqrt(spread**2 * (1 + 2 * few) + (_SLACK * (1 + few) * ranges) ** 2)
+
+    def distance(rows: np.ndarray) -> float:
+        """Return the mean distance from the mean of training, in units of usual differences."""
+        return float((np.abs(rows - mean) / usual).mean())
+
     name = facts.path
     whole = 'Compare how the file and those of training were made.'
     largest = 255 if facts.dtype == 'uint8' else 65535 if facts.dtype == 'uint16' else None
     if facts.dtype == 'uint8' and 'uint8' not in trained['dtypes'] and trained['dtypes']:
-        yield Finding(
+        return Finding(
             'depth',
             mean[:, -1].max() > 300,
             f'{name} has 8 bits (values to {rows.max():.4g}), and training had '
             f'{", ".join(trained["dtypes"])} (to {mean.max():.4g}): take the file in its own bits.',
         )
-        return
     if (
         largest
         and (rows[:, 0] <= 0.02 * largest).all()
         and (rows[:, -1] >= 0.98 * largest).all()
         and not ((mean[:, 0] <= 0.04 * largest) & (mean[:, -1] >= 0.94 * largest)).all()
     ):
-        yield Finding(
+        return Finding(
             'contrast',
             False,
             f'{name} has values from {rows[:, 0].min():.4g} to {rows[:, -1].max():.4g} in each band, '
             f'all that {facts.dtype} holds: its contrast was stretched. {whole}',
         )
-        return
-    ratio = _ratio(rows, mean)
+    with np.errstate(divide='ignore', invalid='ignore'):
+        ratios = np.abs(rows[:, 4:]).mean(1) / np.abs(mean[:, 4:]).mean(1)
+    ratio = float(np.exp(np.log(np.maximum(ratios, 1e-12)).mean()))
     if rows.any() and not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
-        yield Finding(
+        return Finding(
             'unit',
             # Open water is 10 to 30 times darker than a desert.
             not 1 / _CERTAIN_UNIT < ratio < _CERTAIN_UNIT,
@@ -333,10 +321,9 @@ def _compare_quantiles(
             f'{_format(rows[:, 4])}, training {_format(mean[:, 4])}): another unit. Set --units, '
             f'or scale the file.',
         )
-        return
     shift = _shift(rows, mean, spread)
     if shift:
-        yield Finding(
+        return Finding(
             'offset',
             False,
             f'{name} has values {abs(shift):.4g} {"above" if shift > 0 else "below"} those of '
@@ -345,10 +332,9 @@ def _compare_quantiles(
             f'them only, though nothing states it. Set --units harmonized, and state scale and offset '
             f'in the file (gdal_edit.py -scale 0.0001 -offset -0.1).',
         )
-        return
     order = _best_order(rows, distance)
     if order:
-        yield Finding(
+        return Finding(
             'bands',
             False,
             f'{name} fits the training with its bands in the order '
@@ -356,35 +342,14 @@ def _compare_quantiles(
             f'{", though they are named " + ", ".join(facts.names) if facts.names else ""}. Name them '
             f'(rio edit-info), or choose them with --bands.',
         )
-        return
-    if is_far:
-        yield Finding(
+    if distance(rows) > _FAR:
+        return Finding(
             'unlike',
             False,
             f'{name} has other values than training (medians {_format(rows[:, 4])}, training '
             f'{_format(mean[:, 4])}): another sensor, season or contrast. {whole}',
         )
-
-
-class _Distance:
-    """Mean distance of quantiles from the mean of training, in units of their usual differences."""
-
-    def __init__(self, mean: np.ndarray, spread: np.ndarray, scenes: int) -> None:
-        self.mean = mean
-        ranges = mean[:, -2:-1] - mean[:, 1:2]
-        # A few scenes say little about how much scenes differ.
-        slack = _SLACK * (1 + 1 / scenes) * np.maximum(ranges, 0.1 * np.abs(mean).max() + 1e-12)
-        self.usual = np.sqrt(spread**2 * (1 + 2 / scenes) + slack**2)
-
-    def __call__(self, rows: np.ndarray) -> float:
-        return float((np.abs(rows - self.mean) / self.usual).mean())
-
-
-def _ratio(rows: np.ndarray, mean: np.ndarray) -> float:
-    """Return by which factor the values of all bands differ."""
-    with np.errstate(divide='ignore', invalid='ignore'):
-        ratios = np.abs(rows[:, 4:]).mean(1) / np.abs(mean[:, 4:]).mean(1)
-    return float(np.exp(np.log(np.maximum(ratios, 1e-12)).mean()))
+    return None
 
 
 def _shift(rows: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> float:
@@ -401,23 +366,22 @@ def _shift(rows: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> float:
     return sign * step if np.median(near) < 0.3 and (near < 0.4 + usual).all() else 0.0
 
 
-def _best_order(rows: np.ndarray, distance: _Distance) -> Optional[Tuple[int, ...]]:
+def _best_order(
+    rows: np.ndarray, distance: Callable[[np.ndarray], float]
+) -> Optional[Tuple[int, ...]]:
     """Return the order of bands that explains a distance, None if it is explained by none."""
-    count = len(rows)
-    now = distance(rows)
-    if count < 2 or now < _SWAPPED:
+    now, straight = distance(rows), range(len(rows))
+    if now < _SWAPPED:
         return None
-    if count <= _MOST_PERMUTED:
-        orders = list(itertools.permutations(range(count)))
+    if len(rows) <= _MOST_PERMUTED:
+        orders = list(itertools.permutations(straight))
     else:
-        straight = list(range(count))
-        orders = [tuple(straight[::-1])]
-        for first, second in itertools.combinations(straight, 2):
-            swapped = list(straight)
-            swapped[first], swapped[second] = second, first
-            orders.append(tuple(swapped))
-    best = min(orders, key=lambda order: distance(rows[list(order)]))
-    return best if distance(rows[list(best)]) < _EXPLAINED * now else None
+        orders = [tuple(straight)[::-1]]
+        for pair in itertools.combinations(straight, 2):
+            swapped = dict(zip(pair, pair[::-1]))
+            orders.append(tuple(swapped.get(number, number) for number in straight))
+    distances = [distance(rows[list(order)]) for order in orders]
+    return orders[int(np.argmin(distances))] if min(distances) < _EXPLAINED * now else None
 
 
 def _format(values: np.ndarray) -> str:
@@ -449,14 +413,12 @@ def compare_scenes(
     kinds = {'offset', 'unit', 'bands'}
     for number, (facts, rows) in enumerate(sampled):
         rest = sampled[:number] + sampled[number + 1 :]
-        if rest:
-            trained = describe_part([other for other, _ in rest], [row for _, row in rest], units)
-            for finding in _compare_quantiles(trained, facts, rows):
-                if finding.kind in kinds:
-                    kinds.remove(finding.kind)
-                    texts.append(finding.text.replace('training', 'the other scenes'))
-        for finding in doubts_of_pixels(facts, rows, units):
-            texts.append(finding.text)
+        trained = describe_part([other for other, _ in rest], [row for _, row in rest], units)
+        finding = _compare_quantiles(trained, facts, rows)
+        if finding is not None and finding.kind in kinds:
+            kinds.remove(finding.kind)
+            texts.append(finding.text.replace('training', 'the other scenes'))
+        texts += [finding.text for finding in doubts_of_pixels(facts, rows, units)]
     return texts
 
 
@@ -466,8 +428,8 @@ def describe_mixture(scenes: Sequence[SceneFacts], units: str) -> Iterator[str]:
         unit[0]: facts for facts in scenes for unit in [facts.in_units(units)] if unit is not None
     }
     for name, values in (
-        ('scale or offset', by_unit),
-        ('processing level', {facts.level: facts for facts in scenes if facts.level}),
+        ('scale or offset', {facts.describe(unit): facts for unit, facts in by_unit.items()}),
+        ('level', {facts.level: facts for facts in scenes if facts.level}),
         ('sensor', {facts.sensor: facts for facts in scenes if facts.sensor}),
     ):
         if len(values) > 1:
@@ -475,13 +437,6 @@ def describe_mixture(scenes: Sequence[SceneFacts], units: str) -> Iterator[str]:
                 f'{value} ({os.path.basename(facts.path)})' for value, facts in values.items()
             )
             yield f'images differ in their {name}: {listed}'
-    baselines = {facts.baseline: facts for facts in scenes if facts.baseline}
-    if units == STORED and len({is_shifted(baseline) for baseline in baselines}) > 1:
-        listed = ', '.join(f'{name} ({facts.path})' for name, facts in baselines.items())
-        yield (
-            f'images have processing baselines before and from 04.00 on, whose values differ by '
-            f"{SHIFT:,}: {listed}. units='harmonized' takes the offset off"
-        )
     doubts = list(dict.fromkeys(doubt for facts in scenes for doubt in facts.doubts))
     yield from doubts[:3]
     if len(doubts) > 3:

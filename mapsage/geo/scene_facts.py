@@ -18,6 +18,7 @@ import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -90,6 +91,10 @@ class SceneFacts:
             for unit in self.units
         )
 
+    def describe(self, unit: Unit) -> str:
+        """Return a unit of the scene, and its baseline, as text."""
+        return f'{unit}' + f' (baseline {self.baseline})' * bool(self.baseline)
+
 
 def open_scene(
     path: PathName,
@@ -126,15 +131,13 @@ def open_scene(
         facts, numbers = _facts(raster, item, raster.bands), raster.bands
         if names and facts.names != tuple(names):
             numbers = _find_bands(raster, facts, names, strict) or numbers
-            if numbers != raster.bands:
-                facts = _facts(raster, item, numbers)
+            facts = _facts(raster, item, numbers)
         conversion = _conversion(facts, units)
-        is_same = numbers == raster.bands and conversion is None
     finally:
         if not keep_open:
             raster.close()
     reordered = numbers != raster.bands
-    if not is_same:
+    if reordered or conversion is not None:
         raster = Raster(path, numbers, keep_open, conversion)
     raster.scene, raster.reordered = facts, reordered
     return raster
@@ -170,13 +173,12 @@ def _facts(raster: Raster, item: Optional[str], bands: Tuple[int, ...]) -> Scene
         )
         if units is not None
     ]
-    for units, source in statements[1:]:
-        first, first_source = statements[0]
-        if not _are_close(units, first):
-            doubts.append(
-                f'{raster.path}: {first_source} state {first[0]}, and {source} {units[0]}; the first counts'
-            )
-            break
+    others = [row for row in statements if not _are_close(row[0], statements[0][0])]
+    if others:
+        (first, first_source), (units, source) = statements[0], others[0]
+        doubts.append(
+            f'{raster.path}: {first_source} state {first[0]}, and {source} {units[0]}; the first counts'
+        )
     return SceneFacts(
         raster.path,
         _pixel(raster),
@@ -261,15 +263,12 @@ def check_one_unit(scenes: Iterable[SceneFacts], units: str) -> None:
     first: Optional[SceneFacts] = None
     for facts in scenes:
         known = facts.in_units(units)
-        if known is None:
-            continue
-        if first is None:
-            first = facts
-        expected = first.in_units(units) or ()
-        if not _are_close(known, expected):
+        first = first or (facts if known else None)
+        expected = (first and first.in_units(units)) or ()
+        if first and known and not _are_close(known, expected):
             raise GeoError(
-                f'{first.path} has {expected[0]}{_baseline(first)}, and {facts.path} {known[0]}'
-                f'{_baseline(facts)}, so the same ground has other values in them. Set '
+                f'{first.path} has {first.describe(expected[0])}, and {facts.path} '
+                f'{facts.describe(known[0])}, so the same ground has other values in them. Set '
                 f"units='reflectance' to apply scale and offset, or units='harmonized' to take the "
                 f'offset off that newer baselines of Sentinel-2 add (now units={units!r}).'
             )
@@ -286,10 +285,6 @@ def describe_conversion(rasters: Sequence[Raster], units: str) -> str:
     return '' if units == STORED else f'units={units!r}: {applied} of {len(rasters)} file(s)'
 
 
-def _baseline(facts: SceneFacts) -> str:
-    return f' (baseline {facts.baseline})' if facts.baseline else ''
-
-
 def _are_close(first: Sequence[Unit], second: Sequence[Unit]) -> bool:
     return np.allclose(first, np.broadcast_to(second, np.shape(first)), rtol=1e-5, atol=1e-9)
 
@@ -304,15 +299,13 @@ def sample_quantiles(raster: Raster) -> np.ndarray:
         float64 (bands, quantiles); NaN if no sampled pixel has data.
     """
     pixels: List[np.ndarray] = []
-    columns, rows = raster.width - _SIDE, raster.height - _SIDE
-    count = _SQUARES if max(columns, rows) > 0 else 1
-    for square in range(count):
+    width, height = min(_SIDE, raster.width), min(_SIDE, raster.height)
+    columns, rows = raster.width - width, raster.height - height
+    for square in range(_SQUARES if columns or rows else 1):
         # Roberts' R2 sequence, whose points are evenly spread.
-        column = int(square * 0.7548776662466927 % 1 * max(0, columns))
-        row = int(square * 0.5698402909980532 % 1 * max(0, rows))
-        values, valid = raster.read(
-            column, row, min(_SIDE, raster.width), min(_SIDE, raster.height)
-        )
+        column = int(square * 0.7548776662466927 % 1 * columns)
+        row = int(square * 0.5698402909980532 % 1 * rows)
+        values, valid = raster.read(column, row, width, height)
         pixels.append(values[:, valid])
     joined = np.concatenate(pixels, 1).astype(np.float64)
     finite = joined[:, np.isfinite(joined).all(0)]
@@ -366,17 +359,15 @@ def _read_item(text: Optional[str], count: int) -> Dict[str, Any]:
     bands: List[Mapping[str, Any]] = []
     for asset in assets.values():
         asset = asset if isinstance(asset, dict) else {}
-        of_asset = [asset.get(key) for key in ('bands', 'eo:bands', 'raster:bands')]
-        length = max([len(rows) for rows in of_asset if isinstance(rows, list)] or [0])
-        for number in range(length):
-            band: Dict[str, Any] = {
-                key: asset[f'raster:{key}']
-                for key in ('scale', 'offset')
-                if f'raster:{key}' in asset
-            }
-            for rows in of_asset:
-                if isinstance(rows, list) and len(rows) > number and isinstance(rows[number], dict):
-                    band.update({k.replace('raster:', ''): v for k, v in rows[number].items()})
+        tables = [asset.get(key) for key in ('bands', 'eo:bands', 'raster:bands')]
+        of_asset = {
+            key: asset[f'raster:{key}'] for key in ('scale', 'offset') if f'raster:{key}' in asset
+        }
+        for rows in zip_longest(*(table for table in tables if isinstance(table, list))):
+            band = dict(of_asset)
+            for row in rows:
+                if isinstance(row, dict):
+                    band.update({key.replace('raster:', ''): row[key] for key in row})
             bands.append(band)
     facts: Dict[str, Any] = dict(applied=properties.get('earthsearch:boa_offset_applied') is True)
     for key in ('s2:processing_baseline', 'processing:version'):
@@ -385,10 +376,10 @@ def _read_item(text: Optional[str], count: int) -> Dict[str, Any]:
     constellation = str(properties.get('constellation') or item.get('collection') or '').lower()
     if constellation.startswith('sentinel-2') or 's2:processing_baseline' in properties:
         facts['sensor'] = sensor_rules.SENTINEL2 if 'baseline' in facts else None
-    level = re.match(r'L([12])', str(properties.get('processing:level') or ''))
-    facts['level'] = level and f'L{level.group(1)}'
-    day = re.match(r'(\d{4})-(\d\d)-(\d\d)', str(properties.get('datetime') or ''))
-    facts['day'] = ''.join(day.groups()) if day else None
+    level = re.match('L[12]', str(properties.get('processing:level')))
+    facts['level'] = level and level.group()
+    day = re.match(r'\d{4}-\d\d-\d\d', str(properties.get('datetime')))
+    facts['day'] = day and day.group().replace('-', '')
     if len(bands) == count:
         facts['names'] = [str(band.get('name') or '') for band in bands]
         if any('scale' in band or 'offset' in band for band in bands):
@@ -414,7 +405,7 @@ def _units(
             unit = Unit(float(scale), float(offset))
         except (TypeError, ValueError):
             unit = Unit(math.nan, math.nan)
-        if not (math.isfinite(unit.scale) and math.isfinite(unit.offset) and unit.scale != 0):
+        if not (np.isfinite(unit).all() and unit.scale):
             doubts.append(
                 f'{path} states the scale {scale} and the offset {offset} of band {number}, '
                 f'which are no unit; its unit counts as unknown'

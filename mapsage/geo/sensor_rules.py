@@ -8,40 +8,51 @@ product specification, and the common names of STAC's extension ``eo``.
 from __future__ import annotations
 
 import re
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 SENTINEL2 = 'sentinel-2'
 # Digital numbers that newer baselines of Sentinel-2 add to every value, and the scale of reflectance.
 SHIFT, _SCALE = 1000, 1e-4
 
 _PRODUCTS = (
-    re.compile(
-        r'(?P<sentinel2>S2[A-D])_MSI(?P<level>L1C|L2A)_(?P<day>\d{8})T\d{6}_N(?P<baseline>\d{4})_R\d{3}'
+    (
+        SENTINEL2,
+        r'S2[A-D]_MSI(?P<level>L1C|L2A)_(?P<day>\d{8})T\d{6}_N(?P<baseline>\d{4})_R\d{3}',
     ),
-    re.compile(r'(?P<sentinel2>S2[A-D])_\d{1,2}[A-Z]{3}_(?P<day>\d{8})_\d+_(?P<level>L1C|L2A)'),
-    re.compile(
-        r'L[CETMO](?P<landsat>0[4-9])_(?P<level>L[12])\w{2}_\d{6}_(?P<day>\d{8})_\d{8}_\d\d_\w\w'
+    (SENTINEL2, r'S2[A-D]_\d{1,2}[A-Z]{3}_(?P<day>\d{8})_\d+_(?P<level>L1C|L2A)'),
+    (
+        'landsat-oli',
+        r'L[CETMO]0[89]_(?P<level>L[12])\w{2}_\d{6}_(?P<day>\d{8})_\d{8}_\d\d_\w\w',
     ),
-    re.compile(
-        r'(?P<planet>\d{8})_\d{6}(?:_[0-9a-f]{2})?_[0-9a-f]{4}_3B_AnalyticMS(?P<level>_SR)?(?![A-Za-z])'
+    (
+        'landsat-tm',
+        r'L[CETMO]0[4-7]_(?P<level>L[12])\w{2}_\d{6}_(?P<day>\d{8})_\d{8}_\d\d_\w\w',
+    ),
+    (
+        'planetscope',
+        r'(?P<day>\d{8})_\d{6}(?:_[0-9a-f]{2})?_[0-9a-f]{4}_3B_AnalyticMS(?P<level>_SR)?(?![A-Za-z])',
     ),
 )
+# The first names files of Sentinel-2, the second those of Landsat.
 _BANDS = (
-    re.compile(r'T\d{2}[A-Z]{3}_(?P<day>\d{8})T\d{6}_(?P<band>B\d[\dA])(?![\dA-Z])'),
-    re.compile(r'_\w\w_(?:SR_|ST_)?(?P<band>B\d{1,2})\.'),
+    r'T\d{2}[A-Z]{3}_(?P<day>\d{8})T\d{6}_(?P<band>B\d[\dA])(?![\dA-Z])',
+    r'_\w\w_(?:SR_|ST_)?(?P<band>B\d{1,2})\.',
 )
-_COMMON: Dict[str, Dict[str, str]] = {
-    SENTINEL2: dict(
-        B1='coastal', B2='blue', B3='green', B4='red', B5='rededge071', B6='rededge075',
-        B7='rededge078', B8='nir', B8A='nir08', B9='nir09', B11='swir16', B12='swir22',
-    ),
-    'landsat-oli': dict(
-        B1='coastal', B2='blue', B3='green', B4='red', B5='nir08', B6='swir16', B7='swir22', B8='pan'
-    ),
-    'landsat-tm': dict(
-        B1='blue', B2='green', B3='red', B4='nir08', B5='swir16', B7='swir22', B8='pan'
-    ),
-}  # fmt: skip
+_COMMON = {
+    sensor: dict(pair.split('=') for pair in text.split())
+    for sensor, text in (
+        (
+            SENTINEL2,
+            'B1=coastal B2=blue B3=green B4=red B5=rededge071 B6=rededge075 B7=rededge078 B8=nir '
+            'B8A=nir08 B9=nir09 B11=swir16 B12=swir22',
+        ),
+        (
+            'landsat-oli',
+            'B1=coastal B2=blue B3=green B4=red B5=nir08 B6=swir16 B7=swir22 B8=pan',
+        ),
+        ('landsat-tm', 'B1=blue B2=green B3=red B4=nir08 B5=swir16 B7=swir22 B8=pan'),
+    )
+}
 
 
 class Product(NamedTuple):
@@ -65,30 +76,24 @@ class Product(NamedTuple):
 def read_name(path: str) -> Product:
     """Return what the path of a product says; the folders of a product count, too."""
     product = Product()
-    for match in filter(None, (pattern.search(path) for pattern in _PRODUCTS)):
-        fields = match.groupdict()
-        if fields.get('landsat'):
-            sensor: Optional[str] = (
-                'landsat-oli' if fields['landsat'] in ('08', '09') else 'landsat-tm'
+    for sensor, pattern in _PRODUCTS:
+        match = re.search(pattern, path)
+        if match:
+            baseline = match.groupdict().get('baseline')
+            product = Product(
+                sensor,
+                'L2' if match['level'] in ('L2A', 'L2', '_SR') else 'L1',
+                baseline and f'{baseline[:2]}.{baseline[2:]}',
+                match['day'],
             )
-        else:
-            sensor = SENTINEL2 if fields.get('sentinel2') else 'planetscope'
-        level = fields['level']
-        baseline = fields.get('baseline')
-        product = Product(
-            sensor,
-            'L2' if level in ('L2A', 'L2', '_SR') else 'L1',
-            baseline and f'{baseline[:2]}.{baseline[2:]}',
-            fields.get('day') or fields.get('planet'),
-        )
-        break
-    for match in filter(None, (pattern.search(path) for pattern in _BANDS)):
-        fields = match.groupdict()
-        sensor = product.sensor or (SENTINEL2 if 'day' in fields else None)
+            break
+    for match in filter(None, (re.search(pattern, path) for pattern in _BANDS)):
+        day = match.groupdict().get('day')
         # A file such as `LABELS_T1_B2.tif` is no product.
-        if sensor is not None:
-            day = product.day or fields.get('day')
-            return product._replace(sensor=sensor, day=day, band=fields['band'])
+        if product.sensor or day:
+            return product._replace(
+                sensor=product.sensor or SENTINEL2, day=product.day or day, band=match['band']
+            )
     return product
 
 
@@ -97,18 +102,10 @@ def physical_units(
 ) -> Optional[Tuple[float, float]]:
     """Return scale and offset of a product's reflectance; None if its facts do not decide them."""
     if sensor == SENTINEL2 and baseline is not None:
-        return _SCALE, -SHIFT * _SCALE if is_shifted(baseline) else 0.0
+        return _SCALE, -SHIFT * _SCALE if re.match('0?[4-9]|[1-9][0-9]', baseline) else 0.0
     if sensor is not None and sensor.startswith('landsat') and level is not None:
         return (2.75e-5, -0.2) if level == 'L2' else (2e-5, -0.1)
     return (_SCALE, 0.0) if sensor == 'planetscope' and level == 'L2' else None
-
-
-def is_shifted(baseline: str) -> bool:
-    """Return whether files of a processing baseline of Sentinel-2 have values higher by 1,000."""
-    try:
-        return float(baseline) >= 4
-    except ValueError:
-        return False
 
 
 def shift_of(scale: float, offset: float) -> int:

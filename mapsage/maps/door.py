@@ -98,7 +98,7 @@ def as_in_training(
     bands = replace(bands, units=units or bands.units)
     if chosen:
         return replace(bands, chosen=tuple(chosen))
-    names = ((passport or {}).get('parts', {}).get('') or {}).get('bands') or ()
+    names = _of_scenes(passport).get('bands') or ()
     return replace(bands, names=tuple(names)) if len(names) == bands.count else bands
 
 
@@ -112,13 +112,18 @@ def choose_gsd(
     """
     if gsd != 'auto':
         return None if gsd is None else float(gsd)
-    trained = (passport or {}).get('parts', {}).get('') or {}
-    if trained.get('pixel') is None:
+    pixel = _of_scenes(passport).get('pixel')
+    if pixel is None:
         raise PredictError(
             '--gsd auto takes the pixel size of the training from the passport of the model, which '
             'has none. Give it in meters, such as --gsd 10.'
         )
-    return float(trained['pixel'][1])
+    return float(pixel[1])
+
+
+def _of_scenes(passport: Optional[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the part of a passport on single scenes, empty if it has none."""
+    return (passport or {}).get('parts', {}).get('') or {}
 
 
 def _images(raster: Raster) -> Iterator[Tuple[str, Raster]]:

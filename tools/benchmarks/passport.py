@@ -1,6 +1,6 @@
 """How often scenes that a model does not know are found and rightly named, and what that costs.
 
-    python tools/benchmarks/passport.py [--trials 20] [--consistent 500] [--photos DIR] [--seed N]
+    python tools/benchmarks/passport.py [--trials 20] [--consistent 500] [--photos DIR] [--seed N] [--costs]
 
 Scenes are generated from seeds of the commit's hash (``--seed`` replaces it), so that nobody has
 tuned on them: fields of six covers in the bands of Sentinel-2, and towns from above in red, green and
@@ -10,11 +10,14 @@ said, or its bands are read in the right order; as named if the kind is right.
 
 Consistent scenes have other seeds, an illumination of 0.85 to 1.15, haze of up to 0.015 reflectance in
 the shortest band, and noise of up to 3 %. ``--photos`` adds crops of a folder of real aerial images,
-which are compared with the passport of other crops of it.
+which are compared with the passport of other crops of it. ``--costs`` measures the costs only: the
+share of the start of a training on 1,000 and on 8,000 scenes, and of maps.
 """
 
 import argparse
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +25,7 @@ import time
 import warnings
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
@@ -34,6 +37,7 @@ from _common import describe_machine  # noqa: E402
 from rasterio.enums import ColorInterp  # noqa: E402
 from rasterio.transform import from_origin  # noqa: E402
 
+from mapsage.datasets import GeoTiffDataset  # noqa: E402
 from mapsage.geo import GeoError, facts_of, open_scene  # noqa: E402
 from mapsage.geo.passport import describe_part  # noqa: E402
 from mapsage.geo.scene_facts import sample_quantiles  # noqa: E402
@@ -299,32 +303,158 @@ def read_crops(photos: Path) -> List[np.ndarray]:
     return crops
 
 
-def measure_costs(folder: Path) -> None:
-    """Print the processor time of facts and quantiles of a scene of 2,048 pixels."""
-    random = np.random.RandomState(0)
-    path = str(folder / 'large.tif')
+class Clock:
+    """Processor time of functions, of which only the outermost counts."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_running = False
+
+    def watch(self, owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._is_running:
+                return function(*args, **kwargs)
+            self._is_running, start = True, time.process_time()
+            try:
+                result = function(*args, **kwargs)
+                return iter(list(result)) if isinstance(result, Iterator) else result
+            finally:
+                self.seconds += time.process_time() - start
+                self._is_running = False
+
+        setattr(owner, name, timed)
+
+
+def show_share(subject: str, clock: Clock) -> None:
+    """Print the share of the watched functions in this process, imports included."""
+    total = time.process_time()
+    print(
+        f'{subject}: {clock.seconds:.2f} s of {total:.2f} s of processor time, '
+        f'{100 * clock.seconds / total:.1f} %',
+        flush=True,
+    )
+
+
+def start_training(folder: Path, count: int) -> None:
+    """Train one step on the scenes of a folder, and print the share of the passport until then."""
+    from mmengine.config import Config
+    from mmengine.hooks import Hook
+
+    from mapsage.datasets.geotiff import summary
+    from mapsage.engine import MapSageRunner
+    from mapsage.engine.loading import data_record
+    from mapsage.geo import scene_facts
+
+    clock = Clock()
+    clock.watch(scene_facts, '_facts')
+    clock.watch(GeoTiffDataset, '_check_units')
+    clock.watch(summary, '_mixed_pixels')
+    clock.watch(data_record, 'passport_of')
+
+    class Started(Hook):
+        def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+            show_share(f'start with {count} scenes', clock)
+
+    cfg = Config.fromfile(str(ROOT / 'configs/geotiff/efficientnet_lite0_fpn_geotiff.py'))
+    cfg.model.data_preprocessor.update(mean=[120.0] * 3, std=[60.0] * 3)
+    cfg.model.backbone.update(in_channels=3, init_cfg=None)
+    cfg.model.backbone.pop('bands')
+    loader = dict(cfg.train_dataloader, num_workers=0, persistent_workers=False)
+    loader['dataset'] = dict(
+        loader['dataset'], data_root=str(folder), labels='labels', bands=None, split=None
+    )
+    cfg.merge_from_dict(dict(train_dataloader=loader, train_cfg=dict(max_iters=1, val_interval=9)))
+    for part in ('dataloader', 'cfg', 'evaluator'):
+        cfg[f'val_{part}'] = cfg[f'test_{part}'] = None
+    cfg.custom_hooks = []
+    cfg.env_cfg.accelerator, cfg.work_dir, cfg.log_level = 'cpu', str(folder / 'run'), 'ERROR'
+    runner = MapSageRunner.from_cfg(cfg)
+    runner.register_hook(Started())
+    runner.train()
+
+
+def predict_map(folder: Path, side: int) -> None:
+    """Map one scene, and print the share of the passport."""
+    import torch
+    from mmengine.config import Config
+
+    from mapsage.commands import cli, predict
+    from mapsage.geo import scene_facts
+
+    config = str(ROOT / 'configs/demo/efficientnet_lite0_fpn_demo.py')
+    path = write_tile(folder / 'map/scene.tif', side)
+    network = cli.build_model(Config.fromfile(config))
+    passport = make_passport([str(path)])
+    meta = dict(data=dict(passport=passport))
+    torch.save(dict(state_dict=network.state_dict(), meta=meta), str(folder / 'model.pth'))
+    clock = Clock()
+    clock.watch(scene_facts, '_facts')
+    clock.watch(Door, 'examine')
+    clock.watch(Door, 'report')
+    before = time.process_time()
+    predict.main(
+        [config, str(folder / 'model.pth'), str(path), '--out', str(folder / f'maps{side}')]
+        + ['--accelerator', 'cpu']
+    )
+    total = time.process_time() - before
+    print(
+        f'map of {side} x {side} pixels: {clock.seconds:.3f} s of {total:.2f} s of processor time '
+        f'without imports, {100 * clock.seconds / total:.2f} %',
+        flush=True,
+    )
+
+
+def write_tile(path: Path, side: int, seed: int = 0) -> Path:
+    """Write a compressed scene in red, green and blue."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.RandomState(seed)
     with rasterio.open(
-        path, 'w', driver='GTiff', count=3, height=2048, width=2048, dtype='uint8', tiled=True,
+        path, 'w', driver='GTiff', count=3, height=side, width=side, dtype='uint8', tiled=True,
         compress='deflate', crs='EPSG:32633', transform=from_origin(5e5, 5.4e6, 0.5, 0.5),
     ) as file:  # fmt: skip
-        file.write(random.randint(0, 255, (3, 2048, 2048), np.uint8) // 8 * 8)
+        file.write(random.randint(0, 255, (3, side, side), np.uint8) // 8 * 8)
+    return path
 
-    def seconds(work: Any, repeats: int) -> float:
-        start = time.process_time()
-        for _ in range(repeats):
-            work()
-        return (time.process_time() - start) / repeats
 
-    from mapsage.geo import Raster
+def measure_costs(folder: Path) -> None:
+    """Print the shares of a first and a later start, and of maps; each in a process of its own."""
+    environ = dict(os.environ, XDG_CACHE_HOME=str(folder / 'cache'), OMP_NUM_THREADS='1')
+    for count in (1000, 8000):
+        root = folder / str(count)
+        # Names differ, content does not: links save the disk.
+        for number in range(count):
+            scene = root / f'scenes/{number}.tif'
+            label = root / f'labels/{number}.tif'
+            if number < 16:
+                write_tile(scene, 1024, number)
+                label.parent.mkdir(parents=True, exist_ok=True)
+                with rasterio.open(scene) as file:
+                    profile = dict(file.profile, count=1)
+                with rasterio.open(label, 'w', **profile) as file:
+                    file.write(np.full((1, 1024, 1024), number % 7, np.uint8))
+            else:
+                os.link(str(root / f'scenes/{number % 16}.tif'), str(scene))
+                os.link(str(root / f'labels/{number % 16}.tif'), str(label))
+        for kind in ('first', 'later'):
+            print(kind, end=' ', flush=True)
+            run_part(['--start', str(root)], environ)
+        shutil.rmtree(str(root))
+    for side in (1024, 3072):
+        run_part(['--map', str(folder), '--side', str(side)], environ)
 
-    opened = seconds(lambda: Raster(path), 200)
-    facts = seconds(lambda: open_scene(path), 200)
-    raster = open_scene(path)
-    quantiles = seconds(lambda: sample_quantiles(raster), 10)
-    print(
-        f'opening a scene {1e3 * opened:.2f} ms, with its facts {1e3 * facts:.2f} ms; quantiles of a '
-        f'scene of 2,048 pixels {1e3 * quantiles:.1f} ms (of at most 32 scenes of a training, once)'
-    )
+
+def run_part(arguments: Sequence[str], environ: Dict[str, str]) -> None:
+    output = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    ).stdout
+    lines = [line for line in output.splitlines() if ' of processor time' in line]
+    print(lines[0] if lines else output[-2000:], flush=True)
 
 
 def commit() -> str:
@@ -343,16 +473,27 @@ def main() -> None:
     parser.add_argument('--consistent', type=int, default=500)
     parser.add_argument('--photos', type=Path, help='folder of real aerial images')
     parser.add_argument('--seed', help='text that replaces the hash of the commit')
+    parser.add_argument('--costs', action='store_true', help='measure the costs only')
+    parser.add_argument('--start', type=Path, help=argparse.SUPPRESS)
+    parser.add_argument('--map', type=Path, help=argparse.SUPPRESS)
+    parser.add_argument('--side', type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.start:
+        start_training(args.start, len(list((args.start / 'scenes').glob('*.tif'))))
+        return
+    if args.map:
+        predict_map(args.map, args.side)
+        return
     root = args.seed or commit()
     print(
         f'{describe_machine()}; seed {hashlib.sha1(root.encode()).hexdigest()[:8]} of {root[:12]}'
     )
     with tempfile.TemporaryDirectory() as name:
-        crops = read_crops(args.photos) if args.photos else []
-        trainings = Trainings(root, Path(name), crops)
-        measure_kinds(root, args.trials, Path(name), trainings)
-        measure_consistent(root, args.consistent, trainings, bool(crops))
+        if not args.costs:
+            crops = read_crops(args.photos) if args.photos else []
+            trainings = Trainings(root, Path(name), crops)
+            measure_kinds(root, args.trials, Path(name), trainings)
+            measure_consistent(root, args.consistent, trainings, bool(crops))
         measure_costs(Path(name))
 
 

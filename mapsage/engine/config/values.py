@@ -73,6 +73,18 @@ def _are_numbers(value: object) -> bool:
     )
 
 
+def _is_share(value: object) -> bool:
+    return _is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def _are_betas(value: object) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) >= 2
+        and all(_is_share(beta) and beta < 1 for beta in value)
+    )
+
+
 _Rule = Tuple[str, Callable[[Any], bool], str]
 _COUNT = 'a whole number of at least 1'
 _RULES: Sequence[_Rule] = (
@@ -86,6 +98,17 @@ _RULES: Sequence[_Rule] = (
     ),
     ('optim_wrapper.optimizer.lr', _is_rate, 'a number of 0 or more such as 1e-3'),
     ('optim_wrapper.optimizer.weight_decay', _is_rate, 'a number of 0 or more such as 0.01'),
+    (
+        'optim_wrapper.optimizer.momentum',
+        _is_rate,
+        'a number of 0 or more such as 0.9',
+    ),
+    ('optim_wrapper.optimizer.betas', _are_betas, 'numbers from 0 to below 1 such as (0.9, 0.999)'),
+    (
+        'optim_wrapper.clip_grad.max_norm',
+        lambda value: _is_number(value) and value > 0,
+        'a number above 0, the largest norm of the gradients',
+    ),
     ('optim_wrapper.accumulative_counts', _counts, f'{_COUNT}, the batches of an optimizer step'),
     *(
         rule
@@ -118,6 +141,13 @@ _RULES: Sequence[_Rule] = (
     ('model.data_preprocessor.size', _is_size, '(HEIGHT, WIDTH) in pixels such as (512, 512)'),
     ('model.data_preprocessor.mean', _are_numbers, 'a list of numbers, one for each band'),
     ('model.data_preprocessor.std', _are_positive, 'a list of numbers above 0, one for each band'),
+    ('model.decode_head.channels', _counts, f'{_COUNT}, the channels before the last layer'),
+    (
+        'model.decode_head.dropout_ratio',
+        # Configs of MMSegmentation write -1 for none.
+        lambda value: _is_number(value) and value <= 1,
+        'a number from 0 to 1',
+    ),
     ('model.decode_head.num_classes', _counts, f'{_COUNT}, the number of classes'),
     (
         'log_level',
@@ -177,6 +207,18 @@ def _model_mistakes(model: Mapping[str, Any]) -> Iterator[str]:
             f'model.data_preprocessor has {len(mean)} value(s) of mean and {len(std)} of std: '
             f'expected one of each for each band.'
         )
+    # Segmentors of users may know other modes.
+    if model.get('type') not in ('EncoderDecoder', 'CascadeEncoderDecoder'):
+        return
+    test = _section(model, 'test_cfg')
+    mode = test.get('mode', 'whole')
+    if mode not in ('whole', 'slide'):
+        yield f"model.test_cfg.mode={mode!r}: expected 'whole' or 'slide'."
+    elif mode == 'slide' and not all(_is_size(test.get(key)) for key in ('crop_size', 'stride')):
+        yield (
+            "model.test_cfg.mode='slide': expected crop_size=(HEIGHT, WIDTH) and stride=(DOWN, "
+            'RIGHT) in pixels beside it, such as crop_size=(512, 512), stride=(384, 384).'
+        )
 
 
 def _schedule_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -186,6 +228,12 @@ def _schedule_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(scheduler, Mapping):
             continue
         begin, end = scheduler.get('begin', 0), scheduler.get('end')
+        factor = scheduler.get('start_factor', 1)
+        if scheduler.get('type') == 'LinearLR' and not (_is_share(factor) and factor > 0):
+            yield (
+                f'param_scheduler[{number}] (LinearLR) has start_factor={factor!r}: expected a number '
+                f'above 0 and at most 1, the factor of the first step.'
+            )
         if _is_number(begin) and _is_number(end) and end <= begin:
             yield (
                 f'param_scheduler[{number}] ({scheduler.get("type")}) has begin={begin} and '

@@ -80,8 +80,8 @@ class AcceleratorHook(MapSageHook):
         """Write into the checkpoint what is fixed for the run: virtual ranks, fast settings."""
         if isinstance(runner, MapSageRun) and not isinstance(runner.model, SplitModel):
             checkpoint['meta']['virtual_ranks'] = runner.virtual_ranks.count
-        if isinstance(runner, MapSageRun):
-            checkpoint['meta']['fast'] = runner.fast
+        if isinstance(runner, MapSageRun) and runner.fast:
+            checkpoint['meta']['fast'] = True
 
     def after_val_iter(
         self,

@@ -16,17 +16,19 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 
 from mapsage.base.errors import UserError
-from mapsage.geo import Raster
+from mapsage.geo import Raster, facts_of
 from mapsage.geo.change_classes import (
     ChangeClassError,
     transition_palette,
 )
 from mapsage.geo.places import shift_note
 from mapsage.geo.registration import ShiftReport, check_same_grid, pair_shifts, summarize_shifts
+from mapsage.geo.scene_facts import STORED, check_one_unit
 from mapsage.geo.stacks import NO_DAY, StackLayout, day_number
 from mapsage.pictures.tiles import class_palette
 
 from .labels import LabelFolders, check_label_grid, read_change
+from .loading import open_pair
 
 # Pairs whose shift is measured before a training, and blocks in each of them.
 _MEASURED_PAIRS, _BLOCKS_OF_A_PAIR = 32, 4
@@ -67,6 +69,7 @@ class ChangeDataset(BaseSegDataset):
             means unchanged, as in SECOND. Otherwise they are stored as 0, 1, ...
         dates: Days of the first and second date, as ``('2019-06-14', '2023-07-02')``; None if
             unknown or different.
+        units: Unit of the values, as in ``GeoTiffDataset``. Both dates of a pair must have one.
         max_shift: Largest shift between the dates in pixels without a warning; None not to measure.
         **kwargs: Arguments of ``BaseSegDataset``.
 
@@ -86,6 +89,7 @@ class ChangeDataset(BaseSegDataset):
         reduce_semantic_zero_label: bool = False,
         dates: Optional[Sequence[str]] = None,
         max_shift: Optional[float] = 1.0,
+        units: str = STORED,
         data_prefix: Optional[Dict[str, str]] = None,
         metainfo: Optional[Dict[str, Any]] = None,
         **kwargs: Any,
@@ -107,7 +111,7 @@ class ChangeDataset(BaseSegDataset):
             )
         self.bands = [int(band) for band in sensor.bands]
         self.dates = _parse_dates(dates)
-        self.max_shift = max_shift
+        self.max_shift, self.units = max_shift, units
         classes = self.folders.classes
         palette: Any = [[255, 255, 255], [230, 25, 75]]
         if land_classes is not None and self.folders.is_from_to:
@@ -139,6 +143,7 @@ class ChangeDataset(BaseSegDataset):
                 img_path=pair['img_path_from'],
                 stack_layout=self.layout,
                 days=self.dates,
+                units=self.units,
                 label_folders=self.folders,
                 label_map=self.label_map,
                 reduce_zero_label=self.reduce_zero_label,
@@ -206,10 +211,10 @@ class ChangeDataset(BaseSegDataset):
 
     def _check_pairs(self, pairs: List[Dict[str, str]]) -> None:
         for pair in pairs:
-            with Raster(pair['img_path_from'], self.bands) as before, Raster(
-                pair['img_path_to'], self.bands
-            ) as after:
+            before, after = open_pair(pair, self.bands, self.units)
+            with before, after:
                 check_same_grid(before, after)
+                check_one_unit(map(facts_of, (before, after)), self.units)
                 self._check_label_grids(pair, before)
         if not self.test_mode:
             self._check_any_change(pairs)

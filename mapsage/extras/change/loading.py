@@ -8,24 +8,32 @@ Shapes:
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 from mmcv.transforms import BaseTransform
 from mmseg.registry import TRANSFORMS
 
-from mapsage.geo import GeoError, Raster
+from mapsage.geo import GeoError, Raster, facts_of, open_scene
+from mapsage.geo.scene_facts import STORED
 
 from .labels import read_change
+
+
+def open_pair(paths: Mapping[str, Any], bands: Sequence[int], units: str) -> Tuple[Raster, Raster]:
+    """Return the images of both dates, with their bands in the order of the first one's names."""
+    before = open_scene(paths['img_path_from'], bands, units=units)
+    names = facts_of(before).names
+    return before, open_scene(paths['img_path_to'], bands, names, units)
 
 
 @TRANSFORMS.register_module()
 class LoadChangePair(BaseTransform):
     """Transform that reads both images of a pair as a stack of one sensor with two dates.
 
-    Required keys: ``img_path_from``, ``img_path_to``, ``stack_layout``. Added: ``img``, uint8 if
-    both files are, else float32; ``img_shape``, ``ori_shape``; ``site``, unknown. Pixels without
-    data in a file are 0 and not valid.
+    Required keys: ``img_path_from``, ``img_path_to``, ``stack_layout``; ``units`` counts if present.
+    Added: ``img``, uint8 if both files are, else float32; ``img_shape``, ``ori_shape``; ``site``,
+    unknown. Pixels without data in a file are 0 and not valid.
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -35,20 +43,22 @@ class LoadChangePair(BaseTransform):
             GeoError: If the images differ in size, or lack a band.
             RasterBlockError: If a file is damaged.
         """
-        paths = [results['img_path_from'], results['img_path_to']]
         (sensor,) = results['stack_layout'].sensors
+        # Not from the pool of open files: there are thousands of them, and each is read once.
+        dates = open_pair(
+            results, [int(band) for band in sensor.bands], results.get('units', STORED)
+        )
         pixels: List[np.ndarray] = []
         valid: List[np.ndarray] = []
-        for path in paths:
-            # Not from the pool of open files: there are thousands of them, and each is read once.
-            with Raster(path, [int(band) for band in sensor.bands]) as raster:
+        for raster in dates:
+            with raster:
                 values, has_data = raster.read(0, 0, raster.width, raster.height)
             pixels.append(values)
             valid.append(has_data[None])
         if pixels[0].shape != pixels[1].shape:
             sizes = [
-                f'{path}: {values.shape[2]}x{values.shape[1]} pixels'
-                for path, values in zip(paths, pixels)
+                f'{raster.path}: {values.shape[2]}x{values.shape[1]} pixels'
+                for raster, values in zip(dates, pixels)
             ]
             raise GeoError(f'the dates of a pair differ: {"; ".join(sizes)}. Expected one size.')
         is_small = all(values.dtype == np.uint8 for values in pixels)

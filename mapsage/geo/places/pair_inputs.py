@@ -14,8 +14,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.geo import GeoError, Raster, output_name
+from mapsage.geo import GeoError, Raster, facts_of, output_name
 from mapsage.geo.registration import ShiftReport, check_same_grid, measure_shift
+from mapsage.geo.scene_facts import STORED, check_one_unit
 from mapsage.geo.stacks import StackLayout
 
 from .place_inputs import ModelPlaceRaster
@@ -39,7 +40,7 @@ class PairInputs:
     """The pair of scenes of a command line.
 
     Args:
-        dataset: Config of a ``ChangeDataset``, whose ``sensors`` and ``max_shift`` are used.
+        dataset: Config of a ``ChangeDataset``, whose ``sensors``, ``units`` and ``max_shift`` are used.
 
     Attributes:
         training_days: Not used: a pair may have any two dates.
@@ -48,7 +49,9 @@ class PairInputs:
     def __init__(self, dataset: Mapping[str, Any]) -> None:
         (sensor,) = StackLayout.of_config(dataset['sensors']).sensors
         self._bands = [int(band) for band in sensor.bands]
-        self._sensor = SensorFiles(sensor.name, None, tuple(self._bands), sensor.max_dates, None)
+        self._sensor = SensorFiles(
+            sensor.name, None, tuple(self._bands), 2, None, dataset.get('units', STORED)
+        )
         self._max_shift: Optional[float] = dataset.get('max_shift', 1.0)
         self._pairs: Dict[str, Place] = {}
         self.training_days: Mapping[str, Sequence[int]] = {}
@@ -60,8 +63,8 @@ class PairInputs:
             paths: The scenes before and after.
 
         Raises:
-            GeoError: If there are not two scenes, they lie on different grids, or the dates in
-                their names are in the wrong order.
+            GeoError: If there are not two scenes, they lie on different grids, their scale or
+                offset differs, or the dates in their names are in the wrong order.
         """
         if len(paths) != 2:
             raise GeoError(
@@ -71,6 +74,7 @@ class PairInputs:
         images = [DatedImage(day_in_name(path), (str(path),)) for path in paths]
         with Raster(paths[0], self._bands) as first, Raster(paths[1], self._bands) as second:
             check_same_grid(first, second)
+            check_one_unit(map(facts_of, (first, second)), self._sensor.units)
         days = [image.date for image in images]
         if None not in days and days[0] > days[1]:  # type: ignore[operator]
             raise GeoError(

@@ -309,3 +309,27 @@ def test_pixels_without_data_at_one_date_have_no_label(root: Path) -> None:
     sample = dataset(root, max_shift=None)[1]
     assert (sample['gt_seg_map'][0] == [255] * 4 + [1] * 26).all()
     assert (sample['img'][0, :4] == [0, 0, 0, 7, 7, 7, 0, 1]).all()
+
+
+def test_dates_of_two_baselines(tmp_path: Path) -> None:
+    """The later image has the offset of Sentinel-2's newer baselines, and its bands in another order."""
+    ground = np.random.default_rng(0).integers(200, 3000, (3, 24, 30)).astype('uint16')
+    names = ('B02', 'B03', 'B04')
+    for folder, values, offset, order in (
+        ('A', ground, 0.0, names),
+        ('B', ground[::-1] + np.uint16(1000), -0.1, names[::-1]),
+    ):
+        (tmp_path / folder).mkdir()
+        with rasterio.open(
+            tmp_path / folder / '0.tif', 'w', driver='GTiff', count=3, height=24, width=30,
+            dtype='uint16', crs='EPSG:32633', transform=rasterio.Affine(10, 0, 5e5, 0, -10, 5e6),
+        ) as file:  # fmt: skip
+            file.write(values)
+            file.scales, file.offsets, file.descriptions = (1e-4,) * 3, (offset,) * 3, order
+    write(tmp_path, '0.png', label=np.full((24, 30), 255, np.uint8))
+    (tmp_path / 'label/0.png').rename(tmp_path / 'label/0.tif')
+    with pytest.raises(GeoError, match=r"A/0.tif has .* offset 0, and .*B/0.tif .*'harmonized'"):
+        dataset(tmp_path)
+    image = dataset(tmp_path, units='harmonized')[0]['img']
+    np.testing.assert_array_equal(image[..., :3], ground.transpose(1, 2, 0))
+    np.testing.assert_array_equal(image[..., 3:6], image[..., :3])

@@ -135,6 +135,11 @@ def test_pairs_that_do_not_fit_are_refused(model: Any, pair: Any, tmp_path: Path
     moved = write(tmp_path / 'moved.tif', np.ones((110, 150, 3), np.uint8), 500_010.0)
     with pytest.raises(PredictError, match='grids that differ by up to 20.00 pixels'):
         run(model, pair[0], moved, *out)
+    for path, offset in zip(pair, (0.0, -0.1)):
+        with rasterio.open(path, 'r+') as file:
+            file.scales, file.offsets = (1e-4,) * 3, (offset,) * 3
+    with pytest.raises(PredictError, match=r"offset 0, and .*20230702.*units='harmonized'"):
+        run(model, *pair, *out)
 
 
 @main_leg

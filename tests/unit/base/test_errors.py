@@ -16,6 +16,7 @@ INTERNAL = {
     'EndOfData': 'tells the loop of dynamic sampling that an epoch ends',
     'GreetingDroppedError': 'tells the end that connects to try again',
     'HandshakeError': 'of one connection; meshes, links and watches name its rank in their errors',
+    'LapsedError': 'tells a worker that shares maps to begin again with a new lease',
     'LinkLostError': 'of the mesh; channels turn it into a RankLostError with a roll call',
     'OnlyWeightsError': 'why a file is passed over; the ResumeError quotes it',
     'OtherListenerError': 'a HandshakeError',

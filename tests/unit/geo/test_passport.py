@@ -180,7 +180,7 @@ def test_scenes_of_one_training() -> None:
     assert 'another unit' in said([PLAIN] * 6, [*rows[:5], quantiles(9, lambda v: v / 1e4)])
     assert not said([PLAIN], [rows[0]])
     texts = list(describe_mixture([FACTS, replace(FACTS, units=NEW, baseline='04.00')], 'stored'))
-    assert 'scale or offset' in texts[0] and 'baselines before and from 04.00' in texts[1]
+    assert 'scale or offset' in texts[0] and 'offset -0.1 (baseline 04.00) (a.tif)' in texts[0]
     assert not list(
         describe_mixture([FACTS, replace(FACTS, units=NEW, baseline='04.00')], 'harmonized')
     )

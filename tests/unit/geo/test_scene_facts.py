@@ -15,7 +15,7 @@ from rasterio.transform import from_origin
 
 from mapsage.geo import GeoError, Mosaic, facts_of, open_raster, open_scene
 from mapsage.geo.scene_facts import Unit, item_text
-from mapsage.geo.sensor_rules import Product, common_names, is_shifted, physical_units, read_name
+from mapsage.geo.sensor_rules import Product, common_names, physical_units, read_name
 
 GROUND = np.random.RandomState(0).randint(200, 3000, (3, 64, 96)).astype('uint16')
 
@@ -87,7 +87,8 @@ def test_names_of_products(path: str, expected: Product) -> None:
 
 
 def test_rules_of_units() -> None:
-    assert is_shifted('04.00') and not is_shifted('03.01') and not is_shifted('new')
+    for baseline, offset in (('04.00', -0.1), ('4', -0.1), ('10.0', -0.1), ('3.01', 0), ('new', 0)):
+        assert physical_units('sentinel-2', 'L2', baseline) == (1e-4, offset)
     assert physical_units('sentinel-2', 'L2', '05.09') == (1e-4, -0.1)
     assert physical_units('sentinel-2', 'L2', '03.01') == (1e-4, 0)
     assert physical_units('sentinel-2', 'L2', None) is None

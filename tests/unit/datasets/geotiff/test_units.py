@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any, List
@@ -16,8 +17,12 @@ from stack_files import DATES, build_stacks, write_place
 
 from mapsage.datasets.geotiff import dataset as dataset_module
 from mapsage.datasets.geotiff.summary import summarize
+from mapsage.datasets.stacks.dataset import describe_stacks
 from mapsage.engine.loading.passports import compare_with_passport, passport_of
 from mapsage.geo import GeoError
+from mapsage.geo.places.file_lists import read_list
+from mapsage.geo.places.place_raster import PlaceRaster
+from mapsage.geo.places.sensor_files import read_sensors
 
 EAST = dict(UTM, transform=UTM['transform'] * Affine.translation(300, 0))
 
@@ -124,6 +129,43 @@ def test_stacks_of_two_baselines(tmp_path: Path) -> None:
     assert set(passport['parts']) == {'s1', 's2'}
     assert passport['parts']['s2']['days'] == [15, 111, 202]
     assert "'harmonized'" in repr(dataset.scene_facts[0]['stack'])
+
+
+def test_two_baselines_of_a_stac_list(tmp_path: Path) -> None:
+    """The items alone say it: the files have no tags."""
+    ground = np.random.RandomState(0).randint(200, 4000, (3, 64, 64)).astype('uint16')
+    items = []
+    for name, baseline, offset in (('2021', '03.01', 0), ('2023', '05.09', -1000)):
+        path = tmp_path / f'{name}.tif'
+        write_raster(path, ground - np.int32(offset), UTM)
+        band = dict(scale=1e-4, offset=offset * 1e-4)
+        asset = {'href': path.name, 'roles': ['data'], 'raster:bands': [band] * 3}
+        properties = {
+            'place': 'p', 'datetime': f'{name}-06-01T10:00:00Z', 's2:processing_baseline': baseline
+        }  # fmt: skip
+        items.append(
+            dict(
+                type='Feature',
+                id=name,
+                collection='s2',
+                properties=properties,
+                assets=dict(data=asset),
+            )
+        )
+    path = tmp_path / 'items.json'
+    path.write_text(json.dumps(dict(type='FeatureCollection', features=items)))
+
+    def open_place(**units: str) -> PlaceRaster:
+        sensors = read_sensors(dict(s2=dict(dict(bands=[1, 2, 3], max_dates=2), **units)))
+        return PlaceRaster(read_list(str(path), sensors)[0], sensors)
+
+    place = open_place()
+    (text,) = [text for text, _ in describe_stacks([place]) if 'scale or offset' in text]
+    assert 'offset 0 (baseline 03.01) (2021.tif)' in text
+    assert 'offset -0.1 (baseline 05.09) (2023.tif)' in text
+    harmonized = open_place(units='harmonized').read(0, 0, 64, 64)[0]
+    np.testing.assert_array_equal(harmonized[:3], ground)
+    np.testing.assert_array_equal(harmonized[3:6], ground)
 
 
 def test_the_passport_of_a_dataset(tmp_path: Path) -> None:
