@@ -261,8 +261,9 @@ class Worker:
             self._name = f'worker-{self.job}.{self._rank}.{uuid.uuid4().hex[:8]}'
             self._path = self._folder / self._name
             self._folder.mkdir(parents=True, exist_ok=True)
-            # A job that ends may remove the folder in between.
-            with suppress(FileNotFoundError):
+            # A job that ends may remove the folder in between; NFS may make the file, lose its reply
+            # and refuse the repeated call.
+            with suppress(FileNotFoundError, FileExistsError):
                 self._file = open(self._path, 'x+', encoding='utf-8')
                 break
         _locked.add(self._file)

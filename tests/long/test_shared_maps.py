@@ -7,11 +7,14 @@ MAPSAGE_FAULTS is the number of faults, 200 by default.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from map_jobs import (
     OVERLAP,
     WINDOW,
+    Ranks,
+    TinyModel,
     count_windows,
     digests,
     read_log,
@@ -20,6 +23,8 @@ from map_jobs import (
     write_scenes,
 )
 
+from mapsage.maps.options import MapOptions
+from mapsage.maps.prediction import Prediction
 from mapsage.maps.windows import Grid
 
 
@@ -63,3 +68,14 @@ def measure(folder: Path, faults: int) -> None:
 
 def test_faults_cost_no_byte(tmp_path: Path) -> None:
     measure(tmp_path, int(os.environ.get('MAPSAGE_FAULTS', '200')))
+
+
+def test_2000_small_scenes_start(tmp_path: Path) -> None:
+    scenes = [str(path) for path in write_scenes(tmp_path / 'in', 2000)]
+    start, processor = time.monotonic(), time.process_time()
+    model = TinyModel(0, Ranks(1), lambda line: None, 0)
+    Prediction(MapOptions(scenes, str(tmp_path / 'out')), model, lambda line: None)
+    seconds = time.process_time() - processor
+    print(f'2,000 scenes: {time.monotonic() - start:.1f} s, {seconds:.1f} s of processor time')
+    # Processor time, because other tests may run beside this one.
+    assert seconds < 10

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional
 
 import pytest
 
 from mapsage.maps import ledger, sharing
 from mapsage.maps.errors import PredictError
 from mapsage.maps.ledger import LapsedError, Worker
+
+NOBODY = 65534
 
 
 def age(path: Path, seconds: float) -> None:
@@ -164,6 +168,57 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / '.ledger').write_text('a file')
     with pytest.raises(PredictError, match='cannot write'), Worker(tmp_path):
         pass
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder of the group of NOBODY that every user reaches; the umask is restored."""
+    if os.geteuid():
+        pytest.skip('only root can be two users')
+    before = os.umask(0)
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        folder = Path(name) / 'out'
+        folder.mkdir()
+        os.chown(folder, 0, NOBODY)
+        folder.chmod(0o2775)
+        yield folder
+    os.umask(before)
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def test_two_users_of_a_group(shared_folder: Path) -> None:
+    os.umask(0o002)
+    with Worker(shared_folder) as first:
+        claim = first.claim(shared_folder / 'a', 'run')
+        assert claim is not None
+        with another_user(), Worker(shared_folder) as second:
+            assert second.claim(shared_folder / 'a', 'run') is None
+            assert second.claim(shared_folder / 'a', 'other') is not None
+        claim.chmod(0o600)
+        with another_user(), Worker(shared_folder) as second:
+            with pytest.raises(PredictError, match='run.0 cannot be read.*set umask 002'):
+                second.claim(shared_folder / 'a', 'run')
+
+
+def test_a_folder_that_another_user_keeps(shared_folder: Path) -> None:
+    os.umask(0o077)
+    with Worker(shared_folder):
+        with another_user(), pytest.raises(PredictError, match='cannot write .*Permission'):
+            Worker(shared_folder).__enter__()
+    shared_folder.chmod(0o555)
+    with another_user(), pytest.raises(PredictError, match='cannot write .*Permission'):
+        Worker(shared_folder).__enter__()
 
 
 @pytest.mark.parametrize(
