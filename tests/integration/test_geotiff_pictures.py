@@ -58,11 +58,16 @@ def uint16(tmp_path_factory: Any) -> Tuple[Path, Path]:
     return make_run(tmp_path_factory.mktemp('one'), 'uint16')
 
 
+PREVIEW = "default_hooks.update(preview=dict(type='PreviewHook', max_images=1))\n"
+
+
 def make_run(folder: Path, kind: str, extra: str = '') -> Tuple[Path, Path]:
     """Write scenes and a config, and a checkpoint of random weights."""
     write_scene(folder, 'a', bands=4, values=kind)
     config = write_tiny_config(
-        folder / 'scenes.py', folder, SCENES.format(root=str(folder), metainfo=METAINFO) + extra
+        folder / 'scenes.py',
+        folder,
+        SCENES.format(root=str(folder), metainfo=METAINFO) + PREVIEW + extra,
     )
     torch.manual_seed(1)
     torch.save(dict(state_dict=build_model(config).state_dict(), meta={}), folder / 'random.pth')

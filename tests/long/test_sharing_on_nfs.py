@@ -16,7 +16,7 @@ from map_jobs import count_windows, digests, read_log, run_job, write_scenes
 
 # Seconds of a lease, of a window, and milliseconds for which a client may know old things.
 LEASE, WINDOW, LATE = 3.0, 0.01, 300
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 SOURCE = TESTS / 'doubles/nfs/nfs.c'
 JOB = (
     'import json, sys, map_jobs; print("ready", flush=True); input(); '
