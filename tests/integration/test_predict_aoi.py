@@ -109,9 +109,10 @@ def test_ranks_share_the_windows_that_touch(model: Tuple[Path, Path], tmp_path: 
     ).finish()
     check_finished(finished)
     np.testing.assert_array_equal(read(tmp_path / 'out/field.tif'), masked(classes, low))
-    # 13 rows of 4 windows in runs of 4, and one more row above each run that no neighbor continues
+    # 13 rows of 4 windows in runs of 4, and one more row above each run that no neighbor continues. A
+    # rank that is faster than the others may do it all.
     windows = int(re.search(r'(\d+) windows in', finished.output).group(1))
-    assert 52 < windows <= 52 + 4 * 4 and windows % 4 == 0
+    assert 52 <= windows <= 52 + 4 * 4 and windows % 4 == 0
 
 
 def test_scenes_beside_the_area(model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
