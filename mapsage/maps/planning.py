@@ -167,7 +167,8 @@ class MapPlanner:
                 settings, self._shared[name].get('settings', {}), f'Another job makes {name} now.'
             )
         report = self._setup.outputs_of(name).report
-        outdated = stamp(str(report)) if self._options.overwrite and report.exists() else None
+        # A map that is there is made again only by --overwrite, or if one of its files is missing.
+        outdated = stamp(str(report)) if report.exists() else None
         return ScenePlan(name, path, *size, settings, window_columns, outdated)
 
     def _is_done(self, plan: ScenePlan) -> bool:

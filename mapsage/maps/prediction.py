@@ -13,7 +13,7 @@ import time
 from collections import ChainMap
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest, is_remote
@@ -204,7 +204,7 @@ class Prediction:
         with self._entry:
             seconds, broken = self._predict()
             texts = self.model.gather_texts(
-                json.dumps(dict(broken=broken, windows=self._worker.windows))
+                json.dumps(dict(broken=broken, windows=self._worker.windows, seconds=seconds))
             )
             ranks = [json.loads(text) for text in texts]
             self._plan.broken.update(ChainMap(*(rank['broken'] for rank in ranks)))
@@ -215,7 +215,7 @@ class Prediction:
                     for job in self._jobs:
                         if job.plan.name in self._plan.broken:
                             job.strips.remove()
-            return self._summarize(seconds, sum(rank['windows'] for rank in ranks))
+            return self._summarize(seconds, ranks)
 
     def _predict(self) -> Tuple[float, Dict[str, str]]:
         """Work on the maps until all are finished. Collective.
@@ -284,8 +284,8 @@ class Prediction:
                 f"note: {', '.join(setup.bands.ignored)} of the config's test pipeline is not done."
             )
 
-    def _summarize(self, seconds: float, windows: int) -> List[str]:
-        """Tell the user about every map; return what the maps lack."""
+    def _summarize(self, seconds: float, ranks: Sequence[Mapping[str, Any]]) -> List[str]:
+        """Tell the user about every map and the work of the ranks; return what the maps lack."""
         has_damage = False
         for name in self.mapped_inputs:
             outputs = self.setup.outputs_of(name)
@@ -306,12 +306,15 @@ class Prediction:
                 f'none of the {len(self._inputs)} input(s) has a map: {first}'
                 + f' The other {len(more)} are listed above.' * bool(more)
             )
-        world_size = self.model.world_size
-        if windows and seconds:
+        windows = sum(rank['windows'] for rank in ranks)
+        slowest = max(rank['seconds'] for rank in ranks)
+        if windows and slowest:
             self._say(
-                f'{windows} windows in {seconds:.1f} s on {world_size} rank(s): '
-                f'{windows / seconds:.1f} windows/s'
+                f'{windows} windows in {slowest:.1f} s on {len(ranks)} rank(s): '
+                f'{windows / slowest:.1f} windows/s'
             )
+        # The others may have left no strip to this rank.
+        if seconds:
             self._say(self._waits.describe(seconds))
         gaps = ['damaged parts of the input are no data in the map(s)'] * has_damage
         if self._plan.broken:
