@@ -14,6 +14,7 @@ from toy_runs import log_of, same_weights, toy_train
 from mapsage.engine import MapSageRunner
 from mapsage.engine.checkpoints import writer_lease
 from mapsage.engine.extensions import resume
+from mapsage_launcher.nodes.elastic import RESTART_VARIABLE
 from mapsage_launcher.rank_notes import ELASTIC_VARIABLE
 
 EPOCHS: Dict[str, Any] = {
@@ -295,6 +296,8 @@ def test_nobody_else_writes_once_the_checkpoint_is_chosen(
     monkeypatch.setattr(resume, 'choose_checkpoint', look)
     monkeypatch.setattr(writer_lease, '_lease', {})
     monkeypatch.setenv(ELASTIC_VARIABLE, '1:2')
+    # Tests of agents in this process have restarts of their jobs.
+    monkeypatch.delenv(RESTART_VARIABLE, raising=False)
     rest, _ = toy_train(tmp_path, resume=True, **{**ITERATIONS, 'train_cfg.max_iters': 2})
     assert rest.iter == 2 and held == [(tmp_path / '.writer').read_text()]
 
