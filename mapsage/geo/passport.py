@@ -124,28 +124,36 @@ def read_passport(stored: object, source: str) -> Tuple[Optional[Dict[str, Any]]
             f'{VERSION}: scenes are not compared with its training. Update MapSage.'
         )
     try:
-        assert isinstance(stored, Mapping) and isinstance(stored['parts'], Mapping)
-        for trained in stored['parts'].values():
-            _check_part(trained)
-        return dict(stored), ''
-    except (AssertionError, KeyError, TypeError, ValueError):
-        return None, f'the passport of {source} is damaged, so scenes are not compared with it.'
+        if isinstance(stored, Mapping) and all(map(_is_part, stored['parts'].values())):
+            return dict(stored), ''
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        # Values of other types, which the comparisons cannot take.
+        pass
+    return None, f'the passport of {source} is damaged, so scenes are not compared with it.'
 
 
-def _check_part(trained: Mapping[str, Any]) -> None:
-    """Raise AssertionError, KeyError, TypeError or ValueError if a part has other values."""
+def _is_part(trained: Mapping[str, Any]) -> bool:
+    """Return whether a part has the values that a comparison needs.
+
+    Raises:
+        KeyError, OverflowError, TypeError, ValueError: If one is missing or no such value.
+    """
     quantiles, pixel = trained['quantiles'], trained['pixel']
     if quantiles is not None:
         rows = np.array([quantiles['mean'], quantiles['spread']], np.float64)
-        assert rows.size and rows.shape[1:] == (len(rows[0]), len(QUANTILES))
-        assert np.isfinite(rows).all() and (rows[1] >= 0).all() and int(quantiles['scenes']) > 0
-    assert pixel is None or (len(pixel) == 3 and all(side > 0 for side in pixel))
-    assert all(len(unit) == 2 and abs(unit[0]) > 0 for unit in trained['unit'] or ())
+        if not (rows.size and rows.shape[1:] == (len(rows[0]), len(QUANTILES))):
+            return False
+        if not (np.isfinite(rows).all() and (rows[1] >= 0).all() and int(quantiles['scenes']) > 0):
+            return False
     texts = [trained['units'], *(trained['bands'] or ())]
     for key in _TEXTS:
         texts += trained[key]
-    assert all(isinstance(text, str) for text in texts)
-    assert all(isinstance(day, int) for day in trained['days'])
+    return (
+        (pixel is None or (len(pixel) == 3 and all(side > 0 for side in pixel)))
+        and all(len(unit) == 2 and abs(unit[0]) > 0 for unit in trained['unit'] or ())
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(day, int) for day in trained['days'])
+    )
 
 
 def compare(
