@@ -8,13 +8,13 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import pytest
 import torch.distributed as dist
 from forked import DIED, fork_ranks
 from ranks import free_port
-from socket_table import listening
+from socket_table import Listener, listening
 
 from mapsage.distributed import job_store
 from mapsage.distributed.job_store import private_store, shared_store
@@ -43,6 +43,7 @@ def meet(port: int, variables: Dict[str, str]) -> Any:
 
 def count_ranks(port: int, variables: Dict[str, str]) -> Any:
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+    inherited = open_ports()
     store = LockedStore(meet(port, variables))
     record = Record(store, 'roll call', rank, range(size))
     record.file(Report())
@@ -50,8 +51,12 @@ def count_ranks(port: int, variables: Dict[str, str]) -> Any:
         lambda reports: Finding([other for other in range(size) if other not in reports], {})
     )
     silent = finding.ranks if finding else [-1]
-    ports = [each for each in listening([os.getpid()]) if each.kind != 'unix']
-    return store.add('came', 1) > 0, silent, ports
+    return store.add('came', 1) > 0, silent, sorted(open_ports() - inherited)
+
+
+def open_ports() -> Set[Listener]:
+    """Return where this process listens, sockets of earlier tests that it has from its parent too."""
+    return {each for each in listening([os.getpid()]) if each.kind != 'unix'}
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 5])
@@ -281,12 +286,13 @@ def use_fallback(port: int) -> Any:
         raise OSError('no locks available')
 
     job_store.private_file = refuse
+    inherited = open_ports()
     store = meet(port, {})
     rank = int(os.environ['RANK'])
     store.set(f'rank {rank}', 'here')
     for other in range(3):
         store.get(f'rank {other}')
-    addresses = [each.address for each in listening([os.getpid()]) if each.kind == 'tcp']
+    addresses = [each.address for each in open_ports() - inherited]
     store.add('read', 1)
     while rank == 0 and store.add('read', 0) < 3:
         time.sleep(0.01)
