@@ -61,8 +61,7 @@ def render_confusion(
     label_space = _LETTER * max(4, *(len(name) for name in names)) + 14
     left, top, side = _MARGIN + 22 + label_space, _HEADER + 26 + label_space, cell * number
     canvas = Canvas(max(left + side + _SUMS, 460) + _MARGIN, top + side + _MARGIN)
-    canvas.text(_MARGIN, 32, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 56, subtitle, size=11, color=FAINT)
+    canvas.heading(_MARGIN, 32, title, subtitle)
     canvas.text(left, _HEADER + 8, 'predicted, % of the row', size=10, color=FAINT)
     canvas.text(left + side + 14, top - 10, 'pixels', size=10, color=FAINT)
     canvas.text(_MARGIN, top - 10, 'truth', size=10, color=FAINT)
