@@ -17,7 +17,7 @@ import numpy as np
 import pyproj
 import shapely
 
-from .coordinates import short_crs, to_map
+from .coordinates import short_crs, window_bounds
 from .errors import GeoError, PathName
 from .gdal_files import check_name
 from .raster import Raster
@@ -151,7 +151,9 @@ class SceneArea:
         for top in range(row, bottom, _TILE):
             for left in range(column, right, _TILE):
                 box = left, top, min(_TILE, right - left), min(_TILE, bottom - top)
-                if self._is_near(*box) and self.mask(*box).any():
+                bounds = window_bounds(self._transform, box)
+                is_near = any(layer.meets(bounds) for layer in self._layers)
+                if is_near and self.mask(*box).any():
                     return True
         return False
 
@@ -167,16 +169,6 @@ class SceneArea:
             return self
         scale = affine.Affine.scale(self._size[1] / size[1], self._size[0] / size[0])
         return SceneArea(self._layers, self._transform * scale, size, self._key, True)
-
-    def _is_near(self, column: int, row: int, width: int, height: int) -> bool:
-        corners = to_map(
-            self._transform,
-            np.array([(x, y) for x in (column, column + width) for y in (row, row + height)]),
-        )
-        bounds = [*corners.min(0), *corners.max(0)]
-        return any(
-            len(layer.near(bounds, shift)[0]) for layer in self._layers for shift in layer.shifts
-        )
 
     def bounds(self) -> List[float]:
         """Return left, bottom, right and top of the polygons, in the CRS of the scene."""
