@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import affine
@@ -19,7 +18,7 @@ import shapely
 
 from .coordinates import short_crs, window_bounds
 from .errors import GeoError, PathName
-from .gdal_files import check_name
+from .gdal_files import check_name, vector_open_error
 from .raster import Raster
 from .reference_systems import check_proj_database
 from .vector_labels import (
@@ -188,11 +187,7 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
         read = [(name, *_read_layer(path, name, where)) for name in names]
     except (DataSourceError, DataLayerError) as error:
-        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
-        raise GeoError(
-            f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
-            'or GeoJSON. Check the path, or copy the file again.'
-        ) from error
+        raise vector_open_error(path, error) from error
     skipped = sorted({kind for _, _, _, kinds in read for kind in kinds})
     layers = []
     for name, crs, polygons, _ in read:
