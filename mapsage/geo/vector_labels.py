@@ -13,7 +13,7 @@ Shapes:
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
@@ -248,20 +248,12 @@ class BurntLabels:
         self.path = source.path
         self._source, self._key, self._transform = source, key, transform
         self._outside = outside
-        self.settings = dict(field=source.field, outside=outside)
+        self.settings: Dict[str, Any] = dict(field=source.field, outside=outside)
         # The settings are part of the keys of cached features. Those without a value are left out,
         # so that caches from before the setting existed stay valid.
-        self.settings.update(
-            {
-                name: value
-                for name, value in (
-                    ('layer', source.layer),
-                    ('default_class', source.default_class),
-                    ('point_radius', source.point_radius),
-                )
-                if value is not None
-            }
-        )
+        for name in ('layer', 'default_class', 'point_radius'):
+            if getattr(source, name) is not None:
+                self.settings[name] = getattr(source, name)
 
     def __deepcopy__(self, memo: object) -> BurntLabels:
         return self

@@ -99,24 +99,19 @@ def _draw_cells(axes: Axes, counts: np.ndarray, cell: int) -> None:
     for (row, column), count in np.ndenumerate(counts):
         if totals[row, 0]:
             color = '#ffffff' if shares[row, column] > 65 else INK
-            axes.text(
-                column,
-                row - 0.13,
-                f'{shares[row, column]:.1f}',
-                ha='center',
-                va='center',
-                fontsize=10 if cell > 60 else 8.5,
-                color=color,
-            )
-            axes.text(
-                column,
-                row + 0.22,
-                short_count(int(count)),
-                ha='center',
-                va='center',
-                fontsize=8 if cell > 60 else 7,
-                color=color,
-            )
+            for below, text, sizes in (
+                (-0.13, f'{shares[row, column]:.1f}', (8.5, 10)),
+                (0.22, short_count(int(count)), (7, 8)),
+            ):
+                axes.text(
+                    column,
+                    row + below,
+                    text,
+                    ha='center',
+                    va='center',
+                    fontsize=sizes[cell > 60],
+                    color=color,
+                )
 
 
 def plot_confusion(
