@@ -18,13 +18,14 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Callable, Dict, Iterator, Optional, Set, Type
+from typing import IO, Any, Callable, Dict, Iterator, Optional, Sequence, Set, Type
 
 from mapsage.base.file_locks import close_in_forks, lock
 from mapsage.base.files import atomic_write, parse_json
+from mapsage.base.folder_claims import FolderClaimedError, claimed
 
 from .errors import PredictError
 from .outputs import writing
@@ -36,6 +37,7 @@ LEASE_SECONDS = 120.0
 # Seconds between two looks at the claims of others.
 PAUSE_SECONDS = 0.5
 _FOLDER = '.ledger'
+_ADVICE = 'Wait for its end, stop it, or choose another --out.'
 _WORKER = re.compile(r'worker-([0-9a-f]{8})\.\d+\.[0-9a-f]{8}')
 # Characters of a worker's file that are read.
 _LONGEST = 1 << 12
@@ -52,7 +54,9 @@ class Worker:
     """This rank's entry in the ledger of a folder, while a ``with`` block runs.
 
     Args:
-        folder: Folder of the maps.
+        folder: Folder of the maps; made if it is missing.
+        names: Names of the job's maps; rank 0 claims them for processes without a ledger: an
+            earlier version of MapSage, or ``mapsage classify``.
         job: Name of the job, eight hexadecimal digits; '' for a new one.
         rank: Rank of this process in the job.
 
@@ -61,8 +65,12 @@ class Worker:
         windows: Number of windows that this worker has computed.
     """
 
-    def __init__(self, folder: Path, job: str = '', rank: int = 0) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str] = (), job: str = '', rank: int = 0
+    ) -> None:
         self._folder, self._rank = folder / _FOLDER, rank
+        self._files = [f'{name}.tif' for name in names]
+        self._claim = ExitStack()
         self.job = job or uuid.uuid4().hex[:8]
         self.windows = self._windows_before = 0
         self._plan: Optional[Path] = None
@@ -71,8 +79,15 @@ class Worker:
         self._mutex, self._end = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Worker:
-        with writing(self._folder):
+        with writing(self._folder.parent):
             self._register()
+            try:
+                claim = claimed(self._folder.parent, self._files, _ADVICE, job=_FOLDER)
+                if self._files:
+                    self._claim.enter_context(claim)
+            except FolderClaimedError as error:
+                self.close()
+                raise PredictError(str(error)) from error
         self._counts_at_start = sum(self._count().values())
         threading.Thread(target=self._renew_often, name='lease', daemon=True).start()
         return self
@@ -88,7 +103,7 @@ class Worker:
     def close(self) -> None:
         """Leave the ledger: this worker's claims belong to nobody."""
         self._end.set()
-        with self._mutex, suppress(OSError):
+        with self._mutex, self._claim, suppress(OSError):
             self._remove_file()
             if self._plan is not None:
                 self._plan.unlink()
@@ -265,6 +280,7 @@ class Worker:
             # and refuse the repeated call.
             with suppress(FileNotFoundError, FileExistsError):
                 self._file = open(self._path, 'x+', encoding='utf-8')
+                self._set_time()
                 break
         _locked.add(self._file)
         lock(self._file)
@@ -301,14 +317,13 @@ class Worker:
         with self._mutex:
             if self._has_lapsed or self._file.closed:
                 return
-            start = _seconds()
+            start, before = _seconds(), self._time
             try:
-                before = os.stat(self._path).st_mtime
                 # A full disk does not end a lease.
                 with suppress(OSError):
                     self._write_facts()
-                os.utime(self._path)
-                elapsed = max(start - self._renewed, os.stat(self._path).st_mtime - before)
+                self._set_time()
+                elapsed = max(start - self._renewed, self._time - before)
             except FileNotFoundError:
                 elapsed = LEASE_SECONDS
             except OSError:
@@ -316,6 +331,12 @@ class Worker:
                 return
             self._has_lapsed = elapsed >= LEASE_SECONDS
             self._renewed = start
+
+    def _set_time(self) -> None:
+        """Let the file server set the time of this worker's file, and read its clock from it."""
+        os.utime(self._path)
+        self._time = os.stat(self._path).st_mtime
+        self._server_ahead = self._time - _seconds()
 
     def _is_claimed(self, claim: Path) -> bool:
         """Return whether a claim is a living worker's."""
@@ -354,10 +375,8 @@ class Worker:
 
     def _is_fresh(self, state: os.stat_result) -> bool:
         """Return whether a file was changed within a lease, by the clock of the file server."""
-        self._renew()
-        if self._has_lapsed:
-            raise LapsedError
-        return os.stat(self._path).st_mtime - state.st_mtime < LEASE_SECONDS
+        self.check()
+        return _seconds() + self._server_ahead - state.st_mtime < LEASE_SECONDS
 
 
 def _read_facts(path: Path) -> Dict[str, Any]:
