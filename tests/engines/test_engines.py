@@ -58,8 +58,11 @@ def test_torchrun_restarts_a_killed_rank(
 def test_a_machine_joins_a_job_of_torchrun(
     reference: Dict[str, Any], tiny_data: Path, tmp_path: Path
 ) -> None:
-    """torchrun alone leaves it waiting for MASTER_ADDR; then all machines end."""
-    meet = (
+    """torchrun alone leaves it waiting for MASTER_ADDR; then all machines end.
+
+    MapSage's watch over lost machines is off where the config says so.
+    """
+    meet = "env_cfg['dist_cfg'] = dict(env_cfg.get('dist_cfg', {}), heartbeat_timeout=0)\n" + (
         f"custom_hooks = [dict(type='MeetPeers', iteration=3, ranks=2, "
         f'reached={str(tmp_path / "reached")!r})]\n'
     )
@@ -76,6 +79,7 @@ def test_a_machine_joins_a_job_of_torchrun(
     second = Launch(*options, command=TORCHRUN, environ=environ, cold=True)
     for machine in (first, second):
         check_finished(machine.finish())
+    assert not (tmp_path / 'watched').exists()
     check_same(tmp_path, reference)
 
 
