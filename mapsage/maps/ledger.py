@@ -10,7 +10,6 @@ belong to nobody, whether they were taken over or not. What the claims are for i
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -25,7 +24,13 @@ from typing import IO, Any, Callable, Dict, Iterator, Optional, Sequence, Set, T
 
 from mapsage.base.file_locks import close_in_forks, lock
 from mapsage.base.files import atomic_write, parse_json
-from mapsage.base.folder_claims import FolderClaimedError, claimed
+from mapsage.base.folder_claims import (
+    FolderClaimedError,
+    claimed,
+    describe_process,
+    parse_facts,
+    process_facts,
+)
 
 from .errors import PredictError
 from .outputs import writing
@@ -72,7 +77,7 @@ class Worker:
         self._files = [f'{name}.tif' for name in names]
         self._claim = ExitStack()
         self.job = job or uuid.uuid4().hex[:8]
-        self.windows = self._windows_before = 0
+        self.windows = 0
         self._plan: Optional[Path] = None
         self._counts: Dict[str, int] = {}
         self._counted = 0.0
@@ -88,7 +93,8 @@ class Worker:
             except FolderClaimedError as error:
                 self.close()
                 raise PredictError(str(error)) from error
-        self._counts_at_start = sum(self._count().values())
+        self._count()
+        self._counts_at_start = sum(self._counts.values())
         threading.Thread(target=self._renew_often, name='lease', daemon=True).start()
         return self
 
@@ -143,32 +149,31 @@ class Worker:
             PredictError: If the folder cannot be written.
         """
         self.check()
-        claim: Optional[Path] = None
+        number = 0
         with writing(folder / name):
-            # What a worker has left behind gets a new claim with the next number, because two
-            # workers that removed the old one could each remove the other's new one.
-            numbers = itertools.count()
-            while claim is None:
-                path = folder / f'{name}.{next(numbers)}'
+            while True:
+                claim = folder / f'{name}.{number}'
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
-                    file = open(path, 'x', encoding='utf-8')
+                    file = open(claim, 'x', encoding='utf-8')
                 except FileNotFoundError:
                     # Another worker has just removed the folder.
-                    numbers = itertools.count()
+                    number = 0
                     continue
                 except FileExistsError:
-                    if self._is_claimed(path):
-                        break
+                    if self._is_claimed(claim):
+                        return None
+                    # What a worker has left behind gets a new claim with the next number, because
+                    # two workers that removed the old one could each remove the other's new one.
+                    number += 1
                     continue
                 try:
                     with file:
                         file.write(self._name)
                 except OSError:
-                    path.unlink()
+                    claim.unlink()
                     raise
-                claim = path
-        return claim
+                return claim
 
     def release(self, claim: Path) -> None:
         """Give a claim back, unless it may belong to another worker by now."""
@@ -227,14 +232,11 @@ class Worker:
                     path.unlink()
                 continue
             plan = self._folder / f'plan-{match.group(1)}.json'
-            facts = _read_facts(path)
-            who = '{} on {}, since {}'.format(
-                *(facts.get(key, '?') for key in ('process', 'host', 'since'))
-            )
             if plan.exists():
+                who = describe_process(_read_facts(path))
+                plans[who] = None
                 with suppress(OSError, ValueError):
-                    plans[f'process {who}'] = None
-                    plans[f'process {who}'] = parse_json(plan.read_bytes())
+                    plans[who] = parse_json(plan.read_bytes())
         return plans
 
     def leave(self) -> bool:
@@ -244,7 +246,7 @@ class Worker:
         """
         # It removes the files of the dead.
         self.plans()
-        if any(self.job not in name for name in self._count()):
+        if any(self.job not in path.name for path in self._folder.glob('worker-*')):
             return False
         remove_folder(self._folder)
         return True
@@ -260,15 +262,13 @@ class Worker:
             self._count()
         return self.windows + sum(self._counts.values()) - self._counts_at_start
 
-    def _count(self) -> Dict[str, int]:
-        """Read and remember the numbers of windows of the other workers; return them by name."""
-        current = {}
+    def _count(self) -> None:
+        """Read the numbers of windows of the other ranks; those of ranks that have left stay."""
         for path in self._folder.glob('worker-*'):
-            if path.name != self._name:
-                windows = str(_read_facts(path).get('windows'))
-                current[path.name] = int(windows) if windows.isdecimal() else 0
-        self._counts.update(current)
-        return current
+            windows = str(_read_facts(path).get('windows'))
+            # The stem names job and rank, which a new worker of the rank keeps.
+            if path.stem != Path(self._name).stem and windows.isdecimal():
+                self._counts[path.stem] = int(windows)
 
     def _register(self) -> None:
         """Make and lock the file of this worker."""
@@ -284,8 +284,7 @@ class Worker:
                 break
         _locked.add(self._file)
         lock(self._file)
-        self._since = time.strftime('%Y-%m-%d %H:%M:%S %z')
-        self._windows_before = self.windows
+        self._facts = process_facts()
         self._write_facts()
         self._renewed, self._has_lapsed = _seconds(), False
 
@@ -298,14 +297,8 @@ class Worker:
             self._file.close()
 
     def _write_facts(self) -> None:
-        facts = dict(
-            host=socket.gethostname(),
-            process=os.getpid(),
-            since=self._since,
-            machine=_machine(),
-            # Always of one length, so that a full disk has room for it.
-            windows=f'{self.windows - self._windows_before:012d}',
-        )
+        # Always of one length, so that a full disk has room for it.
+        facts = dict(self._facts, machine=_machine(), windows=f'{self.windows:012d}')
         os.pwrite(self._file.fileno(), json.dumps(facts).encode(), 0)
 
     def _renew_often(self) -> None:
@@ -362,7 +355,7 @@ class Worker:
         try:
             # NFS asks the server for the attributes of a file that is opened.
             with open(path, encoding='utf-8', errors='replace') as file:
-                if _parse(file.read(_LONGEST)).get('machine') == _machine():
+                if parse_facts(file.read(_LONGEST)).get('machine') == _machine():
                     locked = lock(file, shared=True)
                     if locked is not None:
                         return not locked
@@ -381,17 +374,9 @@ class Worker:
 
 def _read_facts(path: Path) -> Dict[str, Any]:
     try:
-        return _parse(path.read_text(encoding='utf-8', errors='replace')[:_LONGEST])
+        return parse_facts(path.read_text(encoding='utf-8', errors='replace')[:_LONGEST])
     except OSError:
         return {}
-
-
-def _parse(text: str) -> Dict[str, Any]:
-    try:
-        facts = parse_json(text)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _seconds() -> float:

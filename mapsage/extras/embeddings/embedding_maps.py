@@ -415,7 +415,7 @@ class EmbedRun:
                 ScenePlan(name, scene.path, height, width, settings, outdated=outdated), setup
             )
             if not peers:
-                job.strips.finished()
+                job.strips.remove_damaged()
             strips, total = job.missing(), job.grid.strip_count
             if len(strips) < total:
                 self._say(
