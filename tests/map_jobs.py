@@ -227,7 +227,16 @@ def start_job(*arguments: Any, **options: Any) -> Any:
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(['map_jobs'])
     process = context.Process(target=_run_quietly, args=(arguments, options), daemon=True)
-    process.start()
+    before = os.environ.get('PYTHONPATH')
+    # Python 3.11 gives its server no sys.path, and says nothing if it cannot import the module; then
+    # every job imports everything.
+    os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
+    try:
+        process.start()
+    finally:
+        del os.environ['PYTHONPATH']
+        if before is not None:
+            os.environ['PYTHONPATH'] = before
     return process
 
 

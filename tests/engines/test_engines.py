@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,25 @@ def test_mpirun(reference: Dict[str, Any], tiny_data: Path, tmp_path: Path) -> N
     )
     check_finished(finished)
     check_same(tmp_path, reference)
+
+
+@pytest.mark.skipif(shutil.which('mpirun') is None, reason='not installed: mpirun (openmpi-bin)')
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
+def test_mpirun_passes_a_request_on(
+    number: int, reference: Dict[str, Any], tiny_data: Path, tmp_path: Path
+) -> None:
+    slow = f"custom_hooks = [dict(type='SlowSteps', reached={str(tmp_path / 'reached')!r})]\n"
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT + slow)
+    run = Launch(
+        *[config, '--launcher', 'mpi', '--work-dir', tmp_path],
+        command=mpi_command(),
+        environ={'PYTHONPATH': HOOKS, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())},
+    )
+    run.wait_for(tmp_path / 'reached')
+    run.process.send_signal(number)
+    finished = run.finish()
+    assert (tmp_path / 'stopped.pth').exists(), finished.output[-6000:]
+    assert not (tmp_path / 'iter_4.pth').exists()
 
 
 def test_pods_without_a_local_rank(
