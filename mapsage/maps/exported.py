@@ -195,11 +195,7 @@ class ExportedModel(MapModel, Predictor):
             )
         self.classes, self.bands = self.description.as_classes(), self.description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
-        self.passport, self.passport_problem = self.read_passport()
-
-    def read_passport(self) -> Tuple[Optional[Dict[str, Any]], str]:
-        """Return the passport in the file, and '' or the reason why it has none."""
-        return read_passport(self.description.passport, self._path)
+        self.passport, self.passport_problem = read_passport(self.description.passport, self._path)
 
     def prepare(self, decisions: Mapping[str, Any]) -> None:
         """Compute as many windows at a time as the first job decided."""

@@ -18,7 +18,7 @@ from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest, is_remote
 from mapsage.geo.change_classes import UNCHANGED
 
-from .door import Door, as_in_training, choose_gsd
+from .door import Door
 from .errors import PredictError
 from .inputs import find_inputs, find_members
 from .ledger import Worker
@@ -102,14 +102,15 @@ class Prediction:
             model.load()
             if model.passport_problem:
                 self._say(f'note: {model.passport_problem}')
-            options = replace(options, gsd=choose_gsd(options.gsd, model.passport))
+            door = Door(model.passport, options.trust_scenes, self._say)
+            options = replace(options, gsd=door.gsd(options.gsd))
             # Polygons of a map of change show what has changed.
             unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
                 folder=self._folder,
                 upload=self._upload,
                 classes=model.classes,
-                bands=as_in_training(model.bands, model.passport, options.units, options.bands),
+                bands=door.bands_of(model.bands, options.units, options.bands),
                 window=model.window,
                 overlap=model.overlap,
                 members=members,
@@ -132,7 +133,6 @@ class Prediction:
             shared: Dict[str, Any] = {}
             self._plan = MapPlan()
             if self._rank == 0:
-                door = Door(model.passport, options.trust_scenes, self._say)
                 planner = MapPlanner(
                     options, self.setup, self._inputs, model.settings(), self._say, door
                 )

@@ -42,7 +42,7 @@ from mapsage.geo import stamp
 from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.maps.assembly import has_transform
 from mapsage.maps.description import Classes
-from mapsage.maps.door import Door, as_in_training, choose_gsd
+from mapsage.maps.door import Door
 from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
 from mapsage.maps.ledger import Worker
 from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan
@@ -250,8 +250,9 @@ class EmbedRun:
         model = place_module(revert_sync_batchnorm(model), self._accelerator, local_rank())
         self._encoder = Encoder(model, device, args.layer, self._window, 1, self._amp, self._say)
         assert bands is not None
-        self._bands = as_in_training(bands, self._passport, args.units, args.bands)
-        self._gsd = choose_gsd(args.gsd, self._passport)
+        self._door = Door(self._passport, args.trust_scenes, self._say)
+        self._bands = self._door.bands_of(bands, args.units, args.bands)
+        self._gsd = self._door.gsd(args.gsd)
         self._batch_size = self._encoder.batch_size = choose_batch(
             args.batch_size, self._window, 1, self._accelerator, self._bands.count
         )
@@ -307,13 +308,12 @@ class EmbedRun:
     def _open_inputs(self) -> Dict[str, Tuple[Scene, Tuple[int, int]]]:
         """Open every input; return the scene and the size in which the encoder sees it, by name."""
         scenes, broken = {}, []
-        door = Door(self._passport, self._args.trust_scenes, self._say)
         for name, path in self._inputs.items():
             try:
                 opener = None if self._places is None else self._places.open
                 scene = Scene(path, self._bands, None, (), opener)
                 size, origin = choose_size(scene, self._bands.resize, self._args.scale, self._gsd)
-                door.examine(scene, size != scene.size)
+                self._door.examine(scene, size != scene.size)
                 scenes[name] = Scene(path, self._bands, size, (), opener), size
                 if origin != OWN_SIZE:
                     self._say(f'the encoder sees {path} in {size[1]}x{size[0]} pixels ({origin})')
@@ -325,7 +325,7 @@ class EmbedRun:
             raise EmbeddingError(
                 f'{len(broken)} of {len(self._inputs)} input(s) cannot be read: {" ".join(broken)}'
             )
-        door.report()
+        self._door.report()
         return scenes
 
     def _plan(self) -> Dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_file_has_the_passport_of_its_checkpoint(model, tmp_path, capsys) -> N
     scene = tmp_path / 'trained.tif'
     write_scene(scene, paint(80, 90), **UTM)
     raster = open_scene(scene)
-    images = describe_part([facts_of(raster)], [sample_quantiles(raster)], 'stored')
+    images = describe_part([facts_of(raster)], [sample_quantiles(raster)])
     checkpoint = torch.load(model[1], map_location='cpu')
     passport = dict(version=VERSION, parts={'': images}, classes={})
     checkpoint.setdefault('meta', {})['data'] = dict(passport=passport)
