@@ -8,9 +8,9 @@ import pytest
 from mmengine.config import Config
 from support import ROOT
 
+from mapsage.engine.config.file import read_config_file
 from mapsage.extras.elastic.node_settings import code_digest
 from mapsage_launcher import shipped
-from mapsage.engine.config.file import read_config_file
 from mapsage_launcher.shipped import (
     ShippedError,
     copy_config,
