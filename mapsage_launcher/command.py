@@ -66,7 +66,6 @@ COMMANDS: Dict[str, Command] = {
     'check_weights': Command('mapsage.commands.check_weights'),
     'compare_checkpoints': Command('mapsage.commands.compare_checkpoints'),
     'count_cards': Command('mapsage.commands.count_cards'),
-    'export_eomt': Command('mapsage.commands.export_eomt'),
     'export_lora': Command('mapsage.commands.export_lora'),
     'geotiff_statistics': Command('mapsage.commands.geotiff_statistics', without_hosts=True),
     'measure_shift': Command('mapsage.commands.measure_shift', without_hosts=True),

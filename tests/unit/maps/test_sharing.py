@@ -48,7 +48,14 @@ def alone(scenes: List[Path], tmp_path_factory: Any) -> Dict[str, str]:
     return digests(folder / 'out')
 
 
-@pytest.mark.parametrize('jobs, ranks', [(1, 2), (1, 3), (2, 1), (3, 2), (8, 1), (8, 3)])
+@pytest.mark.parametrize(
+    'jobs, ranks',
+    [
+        (1, 3),
+        (2, 1),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [(1, 2), (3, 2), (8, 1), (8, 3)]),
+    ],
+)
 def test_any_number_of_jobs_and_ranks_make_the_same_bytes(
     scenes: List[Path], alone: Dict[str, str], tmp_path: Path, jobs: int, ranks: int
 ) -> None:
@@ -73,6 +80,7 @@ def test_any_number_of_jobs_and_ranks_make_the_same_bytes(
     assert [path.name for path in (tmp_path / 'out').glob('.*')] == []
 
 
+@pytest.mark.long
 def test_faults_cost_little_and_no_byte(
     scenes: List[Path], alone: Dict[str, str], tmp_path: Path
 ) -> None:

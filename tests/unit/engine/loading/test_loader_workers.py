@@ -186,7 +186,7 @@ small_memory = pytest.mark.skipif(
 
 
 @small_memory
-@pytest.mark.parametrize('kind', ['collated', 'block', '64'])
+@pytest.mark.parametrize('kind', ['block', '64', pytest.param('collated', marks=pytest.mark.long)])
 def test_a_full_shared_memory_ends_the_run_and_says_how_to_get_more(kind: str) -> None:
     """PyTorch of a container has 64 MB; older versions end the worker with SIGBUS."""
     ended = subprocess.run(

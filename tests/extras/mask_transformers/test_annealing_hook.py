@@ -9,7 +9,7 @@ import pytest
 import torch
 from mask_runs import run_of, weights_of
 
-from mapsage.engine.mask_annealing_hook import (
+from mapsage.extras.mask_transformers.annealing_hook import (
     AnnealingError,
     MaskAnnealingHook,
     check_phases,
