@@ -80,8 +80,10 @@ MODULES: Dict[str, str] = {
     'mapsage.models.lora.backbone': 'mapsage.models.lora.inject',
     'mapsage.models.lora.settings': 'mapsage.models.lora.adapted',
     'mapsage.models.mask_transformers': 'mapsage.extras.mask_transformers',
+    'mapsage.models.necks': 'mapsage.extras.earth',
     'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
     'mapsage.operators': 'mapsage.extras.forensics.operators',
+    'mapsage.pictures.area_plot': 'mapsage.extras.assess.area_plot',
     'mapsage.pictures.fonts': 'mapsage.pictures.canvas',
     'mapsage.places': 'mapsage.geo.places',
     'mapsage.report': 'mapsage.pictures.report',
@@ -158,6 +160,7 @@ NAMES: Dict[str, Dict[str, str]] = {
     ),
     'mapsage.models': {
         **_BACKBONES,
+        'TemporalPool': 'mapsage.extras.earth',
         **dict.fromkeys(
             ('EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead'), 'mapsage.extras.mask_transformers'
         ),
