@@ -23,6 +23,7 @@ MODULES: Dict[str, str] = {
     'mapsage.accuracy': 'mapsage.extras.assess',
     'mapsage.change_classes': 'mapsage.geo.change_classes',
     'mapsage.commands.cache_features': 'mapsage.extras.streaming.feature_caching',
+    'mapsage.commands.compare_checkpoints': 'mapsage.extras.forensics.compare_checkpoints',
     'mapsage.commands.configs': 'mapsage.commands.cli',
     'mapsage.commands.doctor.kernels': 'mapsage.extras.forensics.kernels',
     'mapsage.commands.doctor.operators': 'mapsage.extras.forensics.operator_report',
