@@ -800,6 +800,22 @@ MUTANTS = (
         ('tests/unit/base/test_folder_claims.py',),
     ),
     Mutant(
+        'lapsed',
+        'mapsage/maps/ledger.py',
+        'a worker that slept writes what others have taken over',
+        'self._has_lapsed = elapsed >= LEASE_SECONDS',
+        'self._has_lapsed = False',
+        ('tests/unit/maps/test_ledger.py',),
+    ),
+    Mutant(
+        'lease_clock',
+        'mapsage/maps/ledger.py',
+        "a lease ends by the reader's clock",
+        'self._server_ahead = self._time - _seconds()',
+        'self._server_ahead = time.time() - _seconds()',
+        ('tests/unit/maps/test_ledger.py',),
+    ),
+    Mutant(
         'first_pass',
         'mapsage/distributed/wrappers/virtual_parallel.py',
         'the pass that counts predictions moves the running statistics',

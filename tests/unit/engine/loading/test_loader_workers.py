@@ -242,15 +242,15 @@ def test_the_start_says_how_much_shared_memory_the_batches_need(
     assert len(warnings) == 2
     for name, line in zip(('train_dataloader', 'val_dataloader'), warnings):
         assert f'WARNING - {name}: the batches need up to 0.0 MB in /dev/shm' in line
-        assert '(2 workers x prefetch_factor 4 + 1) x 1 rank(s)' in line
+        assert 'x 2 workers x (prefetch_factor 4 + 1) x 1 rank(s)' in line
 
 
 def test_shared_memory_counts_batches_of_all_workers_and_ranks() -> None:
     workers = Workers('train_dataloader', 4, 2, 2)
-    assert workers.shared_bytes(8_000_000) == 8_000_000 * 9 * 2
-    assert workers.memory_note(8_000_000, 144_000_000) is None
+    assert workers.shared_bytes(8_000_000) == 8_000_000 * 12 * 2
+    assert workers.memory_note(8_000_000, 192_000_000) is None
     note = workers.memory_note(8_000_000, 64_000_000) or ''
-    assert 'up to 144.0 MB' in note and '64.0 MB were free' in note and '--shm-size=1g' in note
+    assert 'up to 192.0 MB' in note and '64.0 MB were free' in note and '--shm-size=1g' in note
 
 
 def test_the_start_says_that_workers_crowd_the_cores(
