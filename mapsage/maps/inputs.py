@@ -37,7 +37,6 @@ from mapsage.geo import (
     suffix_of,
     without_secrets,
 )
-from mapsage.geo.places import PlaceRaster
 
 from .description import Bands
 from .errors import BrokenInputError, PredictError
@@ -167,12 +166,6 @@ class Scene:
             self._check_upright()
         else:
             self._check_bands()
-
-    def units(self, sensor: str) -> str:
-        """Return the unit in which the images of a sensor are read; ``''`` for single scenes."""
-        return (
-            self.raster.units[sensor] if isinstance(self.raster, PlaceRaster) else self._bands.units
-        )
 
     def read(
         self, column: int, row: int, window: Tuple[int, int]
