@@ -15,7 +15,7 @@ from small_configs import small_options, write_data
 from support import ROOT, main_leg
 
 from mapsage.commands import cli
-from mapsage.engine.mask_annealing_hook import MaskAnnealingHook, mask_probability
+from mapsage.extras.mask_transformers.annealing_hook import MaskAnnealingHook, mask_probability
 
 pytestmark = [main_leg, pytest.mark.usefixtures('own_environment')]
 
