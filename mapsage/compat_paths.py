@@ -23,11 +23,13 @@ MODULES: Dict[str, str] = {
     'mapsage.accuracy': 'mapsage.extras.assess',
     'mapsage.change_classes': 'mapsage.geo.change_classes',
     'mapsage.commands.cache_features': 'mapsage.extras.streaming.feature_caching',
+    'mapsage.commands.compare_checkpoints': 'mapsage.extras.forensics.compare_checkpoints',
     'mapsage.commands.configs': 'mapsage.commands.cli',
     'mapsage.commands.doctor.kernels': 'mapsage.extras.forensics.kernels',
     'mapsage.commands.doctor.operators': 'mapsage.extras.forensics.operator_report',
     'mapsage.commands.doctor.packages': 'mapsage.commands.doctor.environment',
     'mapsage.commands.doctor.tuning': 'mapsage.extras.forensics.tuning',
+    'mapsage.commands.export_eomt': 'mapsage.extras.mask_transformers.export_eomt',
     'mapsage.commands.mirrored_test': 'mapsage.commands.test',
     'mapsage.commands.programs': 'mapsage.commands',
     'mapsage.commands.pseudo_labels': 'mapsage.extras.labels.pseudo_labels',
@@ -53,6 +55,7 @@ MODULES: Dict[str, str] = {
     'mapsage.engine.guards.nodes_hook': 'mapsage.extras.elastic.nodes_hook',
     'mapsage.engine.guards.reproducibility_hook': 'mapsage.engine.guards.reproducibility',
     'mapsage.engine.loading.sensor_checks': 'mapsage.engine.loading.input_checks',
+    'mapsage.engine.mask_annealing_hook': 'mapsage.extras.mask_transformers.annealing_hook',
     'mapsage.engine.node_settings': 'mapsage.extras.elastic.node_settings',
     'mapsage.engine.nodes': 'mapsage.extras.elastic.nodes',
     'mapsage.engine.runner_parts': 'mapsage.engine.runner',
@@ -77,8 +80,11 @@ MODULES: Dict[str, str] = {
     'mapsage.models.backbones.siamese_backbone': 'mapsage.extras.change.siamese_backbone',
     'mapsage.models.lora.backbone': 'mapsage.models.lora.inject',
     'mapsage.models.lora.settings': 'mapsage.models.lora.adapted',
+    'mapsage.models.mask_transformers': 'mapsage.extras.mask_transformers',
+    'mapsage.models.necks': 'mapsage.extras.earth',
     'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
     'mapsage.operators': 'mapsage.extras.forensics.operators',
+    'mapsage.pictures.area_plot': 'mapsage.extras.assess.area_plot',
     'mapsage.pictures.fonts': 'mapsage.pictures.canvas',
     'mapsage.places': 'mapsage.geo.places',
     'mapsage.report': 'mapsage.pictures.report',
@@ -131,6 +137,7 @@ _BACKBONES = {
     'SiameseBackbone': 'mapsage.extras.change',
 }
 NAMES: Dict[str, Dict[str, str]] = {
+    'mapsage.engine': {'MaskAnnealingHook': 'mapsage.extras.mask_transformers.annealing_hook'},
     'mapsage.engine.guards': {
         **dict.fromkeys(
             ('CrossCheckError', 'CrossCheckHook'), 'mapsage.extras.forensics.cross_check_hook'
@@ -152,7 +159,13 @@ NAMES: Dict[str, Dict[str, str]] = {
         ('ChangeMetric', 'change_scores', 'land_confusion', 'separated_kappa'),
         'mapsage.extras.change.metric',
     ),
-    'mapsage.models': _BACKBONES,
+    'mapsage.models': {
+        **_BACKBONES,
+        'TemporalPool': 'mapsage.extras.earth',
+        **dict.fromkeys(
+            ('EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead'), 'mapsage.extras.mask_transformers'
+        ),
+    },
     'mapsage.models.backbones': _BACKBONES,
 }
 

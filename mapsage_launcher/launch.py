@@ -56,6 +56,7 @@ def run() -> None:
         count_line = count.apply(args)
     except RankCountError as error:
         sys.exit(f'error: {error}')
+    _check_rank_count(torchrun, args.nproc_per_node)
     if count_line:
         print(count_line, flush=True)
     if machines is not None:
@@ -157,6 +158,21 @@ def _arrange_meeting(args: argparse.Namespace) -> None:
         sys.exit(f'error: {error}')
     if args.rdzv_backend == 'static' and args.node_rank == 0:
         check_port_free(args.master_port)
+
+
+def _check_rank_count(torchrun: Any, text: str) -> None:
+    """End with an error if torchrun cannot start so many ranks, which a scheduler may have said."""
+    problem = 'expected 1 or more'
+    try:
+        if torchrun.determine_local_world_size(text) > 0:
+            return
+    # Also a kind of device that is not there.
+    except ValueError as error:
+        problem = str(error)
+    sys.exit(
+        f'error: NPROC_PER_NODE (or PET_NPROC_PER_NODE) is {text!r}: {problem}. Set a number of '
+        f'ranks, or auto for one on each card.'
+    )
 
 
 def _prepare_job(

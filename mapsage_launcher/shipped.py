@@ -108,6 +108,39 @@ def list_configs() -> Dict[str, str]:
     return summaries
 
 
+def copy_config(name: str, folder: str) -> str:
+    """Copy one shipped config; return the new path.
+
+    The copy inherits from the files that come with MapSage, ``_base_ = ['mapsage::...']``, so it
+    works in any folder. Lists of names that it reads from beside itself are copied too.
+
+    Raises:
+        ShippedError: If there is no such config, or the new file exists.
+    """
+    shipped_name = name[len(_SHIPPED_PREFIX) :] if name.startswith(_SHIPPED_PREFIX) else name
+    path = find_config(_SHIPPED_PREFIX + shipped_name)
+    out = Path(folder) / path.name
+    if out.exists():
+        raise ShippedError(f'{out} is there. Nothing is copied: choose another folder.')
+    text = path.read_text(encoding='utf-8')
+    for statement in ast.parse(text).body:
+        if (
+            isinstance(statement, ast.Assign)
+            and getattr(statement.targets[0], 'id', '') == '_base_'
+        ):
+            value = ast.literal_eval(statement.value)
+            for base in [value] if isinstance(value, str) else value:
+                if '::' not in base:
+                    shipped = (path.parent / base).resolve().relative_to(CONFIGS.resolve())
+                    text = text.replace(base, f'{_SHIPPED_PREFIX}{shipped.as_posix()}', 1)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for beside in re.findall(r'{{ fileDirname }}/([\w./-]+)', text):
+        (out.parent / beside).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(str(path.parent / beside), str(out.parent / beside))
+    out.write_text(text, encoding='utf-8')
+    return os.fspath(out)
+
+
 def copy_configs(folder: str) -> List[str]:
     """Copy all shipped configs and the files that they inherit from; return the new paths.
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Predict maps on all cards of this machine (or of several). The ranks divide each scene among
-# themselves.
+# Predict maps on all cards of this machine (or of several), whose ranks share the maps.
 #
 #   bash scripts/predict.sh CONFIG CHECKPOINT INPUT... --out DIR [options of tools/predict.py]
 #
@@ -15,7 +14,8 @@ if [ $# -lt 3 ]; then
     exit 2
 fi
 if [[ "$1" == --model* ]]; then
-    echo "error: an exported model runs in one process: python tools/predict.py $*" >&2
+    echo "error: an exported model runs in one process: python tools/predict.py $*" \
+        "(several of them share their maps)" >&2
     exit 2
 fi
 config=$(find_config "$1")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up the environments of the tests and run the tests.
 #
-#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser|trl|engines] [arguments of pytest]
+#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser|trl|engines] [--long] [arguments of pytest]
 #
 #   --all-legs     legs main, t20 and xla, one after the other, each to its end; the exit status is 0
 #                  only if all of them pass
@@ -10,9 +10,10 @@
 #                  tests/browser in Debian's Chromium (apt-get install chromium); trl is main
 #                  with TRL and accelerate, and runs tests/trl; engines is main with Ray and an S3
 #                  server, and runs tests/engines, also under Debian's openmpi-bin and slurm-wlm
+#   --long         tests/long and the tests that are marked `long`, which a run without it leaves out
 #
 # Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
-# pytest runs them in one process. Without arguments of pytest, the main leg leaves out tests/long,
+# pytest runs them in one process. Without arguments of pytest, the main leg leaves out what is long,
 # tests/cluster, tests/browser, tests/trl and tests/engines, which .ci/run runs by themselves, and also
 # runs ruff, mypy, import-linter and check_wording.py; each other leg runs the tests that can differ on it.
 set -euo pipefail
@@ -20,10 +21,12 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 legs=(main)
+long=
 while [ $# -gt 0 ]; do
     case "$1" in
         --all-legs) legs=(main t20 xla); shift ;;
         --leg) legs=("${2:?--leg needs main, xla, t20, cuda, browser, trl or engines}"); shift 2 ;;
+        --long) long=1; shift ;;
         *) break ;;
     esac
 done
@@ -45,9 +48,8 @@ static_checks() {
 # Set `paths` to the tests that can differ on a leg (docs/testing.md, "Legs"). $1: leg.
 choose_paths() {
     case "$1" in
-        # tests/long takes minutes, and tests/cluster wants the machine alone
-        main) paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser --ignore tests/trl
-                     --ignore tests/engines) ;;
+        # tests/cluster wants the machine alone
+        main) paths=(--ignore tests/cluster --ignore tests/browser --ignore tests/trl --ignore tests/engines) ;;
         browser) paths=(tests/browser) ;;
         trl) paths=(tests/trl) ;;
         engines) paths=(tests/engines) ;;
@@ -61,19 +63,19 @@ choose_paths() {
                     tests/unit/{accelerator,compat,evaluation,geo,host,models}
                     tests/unit/datasets/geotiff tests/unit/distributed tests/unit/launcher
                     tests/unit/engine/{checkpoints,guards,loading}
-                    tests/extras/{change,earth,export}
+                    tests/extras/{change,earth,export,mask_transformers}
                     tests/distributed/test_{equivalence,metric_ranks,ordered_sum,resume}.py
                     tests/distributed/test_{sampling_exchange,sampling_faults,t20_line}.py
                     tests/integration/test_{entry_points,files_of_before,golden_losses,launchers}.py
-                    tests/integration/test_{lazy_device,predict,shipped_vits}.py) ;;
+                    tests/integration/test_{lazy_device,predict,shipped_vits}.py ${long:+tests/long}) ;;
         # a lazy device
         xla) paths=(tests/contract tests/conformance tests/unit/{accelerator,compat,evaluation}
                     tests/unit/distributed/{groups,wrappers} tests/unit/engine/guards
-                    tests/unit/models/{losses,mask_transformers} tests/unit/datasets/test_batch_preprocessor.py
+                    tests/unit/models/losses tests/unit/datasets/test_batch_preprocessor.py
                     tests/unit/sampling/hooks/test_group_reward{_settings,s_on_devices}.py
-                    tests/extras/{export,streaming/hooks}
+                    tests/extras/{export,mask_transformers,streaming/hooks}
                     tests/distributed/test_{equivalence,metric_ranks,ordered_sum,resume,sampling_exchange}.py
-                    tests/integration/test_{golden_losses,lazy_device,predict}.py) ;;
+                    tests/integration/test_{golden_losses,lazy_device,predict}.py ${long:+tests/long}) ;;
     esac
 }
 
@@ -97,15 +99,21 @@ for leg in "${legs[@]}"; do
     # the devices of the process of pytest; a test sets the devices of the processes that it starts
     [ "$leg" != cuda ] || export CUDA_DOUBLE_DEVICES=${CUDA_DOUBLE_DEVICES:-2}
     [ $# -gt 0 ] || choose_paths "$leg"
+    marks=()
+    if [ -n "$long" ]; then
+        marks=(-m long)
+    elif [ $# -eq 0 ] && [[ " main t20 xla " == *" $leg "* ]]; then
+        marks=(-m 'not long')
+    fi
     SECONDS=0  # bash counts up from here, so that a leg's time does not include its environment
     checks=
-    if [ "$leg" = main ] && [ $# -eq 0 ]; then
+    if [ "$leg" = main ] && [ $# -eq 0 ] && [ -z "$long" ]; then
         report=$(mktemp)
         static_checks "$(dirname "$python")" >"$report" 2>&1 &  # while tests with ranks wait
         checks=$!
     fi
     # a test that ends its worker is given to the next one, and would end that too
-    "$python" -m pytest -n 3 --dist loadfile --max-worker-restart 1 --durations 15 "${paths[@]}" ||
+    "$python" -m pytest -n 3 --dist loadfile --max-worker-restart 1 --durations 15 ${marks[@]+"${marks[@]}"} "${paths[@]}" ||
         failed+=("$leg: pytest")
     if [ -n "$checks" ]; then
         wait "$checks" || failed+=("$leg: ruff, mypy, import-linter or the wording")

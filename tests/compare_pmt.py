@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from mask_models import build, pmt_config
 
-from mapsage.models.mask_transformers.query_head import ChannelNorm
+from mapsage.extras.mask_transformers.query_head import ChannelNorm
 
 TOLERANCE = 1e-5
 DIMS, HEADS, BLOCKS, QUERIES, CLASSES, GRID = 32, 2, 2, 9, 5, 6

@@ -74,7 +74,7 @@ elif no_simulated_cards() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
 
-# What takes minutes: each run of CI takes a part of it, by the date.
+# Folders and files whose tests are all marked `long`: each run of CI takes a part of them, by the date.
 LONG = tuple(str(ROOT / 'tests' / name) for name in ('long', 'engines', 'cuda/test_on_gpu.py'))
 
 # Folders of tests whose processes mostly wait for each other.
@@ -83,13 +83,17 @@ WAITING = (('distributed',), ('integration',))
 STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process go
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    for item in items:
+        if str(item.path).startswith(LONG):
+            item.add_marker('long')
     part = os.environ.get('MAPSAGE_LONG_PART')
     if part:
         left_out = {
             item
             for item in items
-            if str(item.path).startswith(LONG) and not in_part(item.nodeid, part)
+            if item.get_closest_marker('long') and not in_part(item.nodeid, part)
         }
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -1,9 +1,9 @@
 """Write a trained EoMT as a folder that Hugging Face's transformers reads.
 
-The program is mapsage/commands/export_eomt.py.
+The program is mapsage/extras/mask_transformers/export_eomt.py.
 """
 
 from _program import run
 
 if __name__ == '__main__':
-    run('mapsage.commands.export_eomt')
+    run('mapsage.extras.mask_transformers.export_eomt')

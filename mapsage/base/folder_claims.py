@@ -84,10 +84,8 @@ def claimed(
     """
     folder = Path(folder)
     facts = dict(
+        process_facts(),
         names=list(names),
-        host=socket.gethostname(),
-        process=os.getpid(),
-        since=time.strftime('%Y-%m-%d %H:%M:%S %z'),
         job=job,
     )
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
@@ -100,7 +98,7 @@ def claimed(
             return
         holder, ended = _find_holder(folder, file, facts)
         if ended and ended.get('host', facts['host']) != facts['host']:
-            warning = _UNLOCKED.format(folder=folder, who=_describe_holder(ended))
+            warning = _UNLOCKED.format(folder=folder, who=describe_process(ended))
         if holder is None:
             break
         _remove(file)
@@ -172,7 +170,7 @@ def _find_holder(
             # NFS gives an exclusive lock only if the file is open for writing.
             with open(path, 'r+', encoding='utf-8', errors='replace') as file:
                 locked = lock(file)
-                holder = _parse(file.read(_LONGEST))
+                holder = parse_facts(file.read(_LONGEST))
                 # Without a lock, its process was killed.
                 if locked:
                     if set(holder.get('names', ())) & set(facts['names']):
@@ -190,7 +188,14 @@ def _find_holder(
     return None, ended
 
 
-def _parse(text: str) -> Dict[str, Any]:
+def process_facts() -> Dict[str, Any]:
+    """Return what a file says about the process that holds it: host, number, and the time now."""
+    since = time.strftime('%Y-%m-%d %H:%M:%S %z')
+    return dict(host=socket.gethostname(), process=os.getpid(), since=since)
+
+
+def parse_facts(text: str) -> Dict[str, Any]:
+    """Return the facts in a process's file; an empty dict if it has none, or is being written."""
     try:
         facts = parse_json(text)
     # The file is just being written.
@@ -215,10 +220,11 @@ def _describe(
             f'system: remove {holder["file"]} there.'
         )
     names = ', '.join(shared[:3]) + (f' and {len(shared) - 3} more' if len(shared) > 3 else '')
-    return f'{folder} is in use: {_describe_holder(holder)}, writes {names or "into it"}. {advice}'
+    return f'{folder} is in use: {describe_process(holder)}, writes {names or "into it"}. {advice}'
 
 
-def _describe_holder(holder: Mapping[str, Any]) -> str:
+def describe_process(holder: Mapping[str, Any]) -> str:
+    """Return what a message says about the process that holds a file."""
     return (
         f'process {holder["process"]} on {holder["host"]}, since {holder["since"]}'
         if {'process', 'host', 'since'} <= holder.keys()

@@ -74,6 +74,11 @@ class ProgressLine:
         self.done += count
         self.show()
 
+    def reach(self, done: int) -> None:
+        """Count up to ``done`` finished items, but no more than all."""
+        if self.done < min(done, self._total):
+            self.advance(min(done, self._total) - self.done)
+
     def show(self, note: str = '') -> None:
         """Show the progress if it is time to, with a note in place of rate and remaining time."""
         now = time.monotonic()

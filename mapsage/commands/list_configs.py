@@ -3,6 +3,7 @@
     python tools/list_configs.py                     all of them
     python tools/list_configs.py dinov3              configs with this word in their name
     python tools/list_configs.py NAME --show         all settings of one, with those that it inherits
+    python tools/list_configs.py NAME --copy mine    a copy of one, which inherits from the shipped base files
     python tools/list_configs.py --copy configs      a copy of all of them, with their base files
 
 Other programs accept the listed name of a config, and the path of a copy.
@@ -15,7 +16,13 @@ import sys
 from typing import Optional, Sequence
 
 from mapsage.base.console import accept_any_text, examples
-from mapsage_launcher.shipped import ShippedError, copy_configs, find_config, list_configs
+from mapsage_launcher.shipped import (
+    ShippedError,
+    copy_config,
+    copy_configs,
+    find_config,
+    list_configs,
+)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -31,19 +38,18 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument(
         '--copy',
         metavar='DIR',
-        help='copy all configs into this folder; files there are never overwritten',
+        help='copy the config with this name, or without a name all of them, into this folder; files '
+        'there are never overwritten',
     )
     args = parser.parse_args(argv)
     if args.show:
         show_config(parser, args.word)
         return
     if args.copy is not None:
-        if args.word:
-            parser.error(
-                f'--copy takes all configs, since they inherit from each other; leave '
-                f'{args.word!r} out'
-            )
         try:
+            if args.word:
+                print(f'{copy_config(args.word, args.copy)}: written')
+                return
             copies = copy_configs(args.copy)
         except (OSError, ShippedError) as error:
             sys.exit(f'error: {error}')

@@ -29,9 +29,10 @@ def main(
     )
     path = parser.parse_args(argv).file
     if path.lower().endswith('.onnx'):
+        from mapsage.geo.passport import read_passport
         from mapsage.maps.exported import ExportedModel
 
-        passport, problem = ExportedModel(path).read_passport()
+        passport, problem = read_passport(ExportedModel(path).description.passport, path)
     else:
         from mmengine.logging import MMLogger
 

@@ -26,6 +26,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         extension.check_options(parser, args)
     from mapsage.commands import cli
     from mapsage.engine.config import check_config
+    from mapsage.engine.guards import ValidationTrialHook
 
     cfg = cli.load_config(args)
     cfg.resume = args.resume or cfg.get('resume', False)
@@ -38,7 +39,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             return
     # A signal to stop waits until the model is built, unless the config has no StopHook.
     with listening((cfg.get('default_hooks') or {}).get('stop', {}) is not None):
-        cli.build_runner(cfg).train()
+        runner = cli.build_runner(cfg)
+        runner.register_hook(ValidationTrialHook())
+        runner.train()
 
 
 def run() -> None:

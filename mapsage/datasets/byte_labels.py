@@ -1,8 +1,9 @@
 """Label maps that travel as uint8 from a loader's workers to the device of the model.
 
-MMSegmentation packs label maps as int64, eight times the bytes. `narrow_labels` runs in the worker,
-`widen_labels` in the preprocessor, once the labels are on the device. Only a run on a card
-with MapSage's preprocessor narrows them, since nothing else would widen them.
+MMSegmentation packs label maps as int64, eight times the bytes. In a worker, MapSage's
+`PackSegInputs` leaves them uint8; `narrow_labels` narrows labels that another transform packed.
+`widen_labels` makes them int64 again. MapSage's preprocessor does that on a card. In other runs the
+rank does it when it receives the batch, so that hooks see the labels that they see under MMEngine.
 """
 
 from __future__ import annotations
@@ -46,3 +47,11 @@ def widen_labels(data_sample: Any) -> Any:
     if isinstance(labels, ByteLabels):
         data_sample.gt_sem_seg = PixelData(data=labels.data.long())
     return data_sample
+
+
+def widen_batch(batch: Any) -> None:
+    """Make the label maps of a collated batch int64 again."""
+    samples = batch.get('data_samples') if isinstance(batch, dict) else None
+    for sample in samples if isinstance(samples, list) else ():
+        if isinstance(sample, SegDataSample):
+            widen_labels(sample)

@@ -293,8 +293,8 @@ def _check_polygons(segmentation: object, shape: Tuple[int, int], where: str) ->
     """
     if isinstance(segmentation, dict):
         raise ValueError(
-            f'{where} is a run-length mask, expected polygons [[x0, y0, x1, y1, '
-            '...]]; convert it, for example with cv2.findContours'
+            f'{where} is a run-length mask, expected polygons [[x0, y0, x1, y1, ...]]; '
+            '`mapsage prepare coco EXPORT --out DIR` writes masks of both for BaseSegDataset'
         )
     if not isinstance(segmentation, list) or not segmentation:
         raise ValueError(

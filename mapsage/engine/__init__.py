@@ -5,14 +5,12 @@ from .checkpoints.resume import ResumeError
 from .env_cfg import ConfigError
 from .loading.data_checks import DataError
 from .loading.data_order import ResumableSampler
-from .mask_annealing_hook import MaskAnnealingHook
 from .runner import MapSageRunner
 
 __all__ = [
     'ConfigError',
     'DataError',
     'MapSageRunner',
-    'MaskAnnealingHook',
     'ResumableSampler',
     'ResumeError',
 ]

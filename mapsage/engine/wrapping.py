@@ -292,7 +292,8 @@ def _choose_reduction(
             if chosen == 'ordered'
             else ', the sum of the backend: another number of processes gives other bits (set '
             "env_cfg.reduction='ordered' for the same ones)"
-        )
+        ),
+        extra=dict(for_file=chosen == 'ordered'),
     )
     return chosen
 

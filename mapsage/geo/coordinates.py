@@ -6,7 +6,7 @@ and polygons get nodes on long edges (:func:`project_polygons`), before they are
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import affine
 import numpy as np
@@ -30,9 +30,9 @@ def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:
     return np.stack([a * x + b * y + c, d * x + e * y + f], 1)
 
 
-def short_crs(crs: CRS) -> str:
-    """Return the name of a CRS, shortened for a message."""
-    return str(crs.to_string())[:60]
+def short_crs(crs: Optional[CRS]) -> str:
+    """Return the name of a CRS, shortened for a message; 'none' without one."""
+    return 'none' if crs is None else str(crs.to_string())[:60]
 
 
 def window_outline(

@@ -8,15 +8,15 @@ measured in an equal-area projection, whatever the map's projection is. Outlines
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple
+from functools import lru_cache
+from typing import List, Optional, Tuple
 
 import affine
 import numpy as np
 import pyproj
-import shapely
 
 from .coordinates import to_map
-from .outlines import Rings, polygon_areas, ring_areas, walk
+from .outlines import Rings, polygon_areas, ring_areas
 from .raster import Raster
 
 # A straight edge on the map is curved on the ellipsoid. With a point at least every 16 pixels, the
@@ -37,26 +37,51 @@ def pixel_side(raster: Raster) -> float:
     The pixel is measured on the ellipsoid, whatever the projection is. NaN if the raster has no
     georeference.
     """
-    crs = raster.crs.to_wkt() if raster.crs is not None and raster.is_georeferenced else None
-    column, row = raster.width // 2, raster.height // 2
-    pixel = walk(np.array([shapely.box(column, row, column + 1, row + 1)]))
-    area = EllipsoidArea(crs, raster.transform, raster.width, raster.height).of(pixel)
-    return math.sqrt(area[0])
+    geod, angles = _in_middle_pixel(raster, [[0, 0], [1, 0], [1, 1], [0, 1]])
+    return math.nan if geod is None else math.sqrt(abs(geod.polygon_area_perimeter(*angles)[0]))
 
 
 def pixel_sides(raster: Raster) -> Tuple[float, float]:
     """Return width and height in meters of the pixel in the middle of a raster, on the ellipsoid.
 
-    They are the distances between the middles of opposite edges. Sides that differ by less than one
-    percent are those of :func:`pixel_side`. NaN if the raster has no georeference.
+    They are the distances between the middles of opposite edges, along geodesics. If they differ by
+    less than one percent, both are :func:`pixel_side`. NaN if the raster has no georeference.
     """
     side = pixel_side(raster)
-    if not side > 0:
+    geod, angles = _in_middle_pixel(raster, [[0, 0.5], [0.5, 0], [1, 0.5], [0.5, 1]])
+    if geod is None:
         return side, side
-    assert raster.crs is not None, 'a pixel with a side has a CRS'
-    area = EllipsoidArea(raster.crs.to_wkt(), raster.transform, raster.width, raster.height)
-    width, height = area.sides(raster.width // 2, raster.height // 2)
+    width, height = geod.inv(*angles[:, :2], *angles[:, 2:])[2]
     return (side, side) if abs(width - height) < _SQUARE * side else (width, height)
+
+
+def _in_middle_pixel(
+    raster: Raster, positions: List[List[float]]
+) -> Tuple[Optional[pyproj.Geod], np.ndarray]:
+    """Return the ellipsoid, None without one, and longitudes and latitudes in degrees, (2, N)."""
+    system = None
+    if raster.crs is not None and raster.is_georeferenced:
+        system = _read_system(raster.crs.to_wkt())
+    if system is None:
+        return None, np.empty((2, 0))
+    to_angles, degrees, geod = system
+    pixels = np.array(positions) + [raster.width // 2, raster.height // 2]
+    return geod, np.array(to_angles.transform(*to_map(raster.transform, pixels).T)) * degrees
+
+
+@lru_cache(maxsize=256)
+def _read_system(crs: str) -> Optional[Tuple[pyproj.Transformer, float, pyproj.Geod]]:
+    """Return how coordinates become angles, the degrees of their unit, and the ellipsoid."""
+    system = pyproj.CRS.from_wkt(crs)
+    geodetic = system.geodetic_crs
+    # A map in pixels, or in local coordinates, has no ellipsoid.
+    if geodetic is None or geodetic.ellipsoid is None:
+        return None
+    return (
+        pyproj.Transformer.from_crs(system, geodetic, always_xy=True),
+        math.degrees(geodetic.axis_info[0].unit_conversion_factor),
+        pyproj.Geod(a=geodetic.ellipsoid.semi_major_metre, b=geodetic.ellipsoid.semi_minor_metre),
+    )
 
 
 class EllipsoidArea:
@@ -81,13 +106,10 @@ class EllipsoidArea:
         self._project: Optional[pyproj.Proj] = None
         # If rows are parallels: longitude at column 0 and width of a pixel, both in degrees.
         self._along: Optional[Tuple[float, float]] = None
-        system = pyproj.CRS.from_wkt(crs) if crs else None
-        geodetic = system.geodetic_crs if system is not None else None
-        # A map in pixels, or in local coordinates, has no ellipsoid.
-        if system is None or geodetic is None or geodetic.ellipsoid is None:
+        system = _read_system(crs) if crs else None
+        if system is None:
             return
-        self._to_angles = pyproj.Transformer.from_crs(system, geodetic, always_xy=True)
-        self._degrees = math.degrees(geodetic.axis_info[0].unit_conversion_factor)
+        self._to_angles, self._degrees, self._geod = system
         middle = self._angles(
             np.array(
                 [
@@ -103,33 +125,14 @@ class EllipsoidArea:
         )[:, 1].reshape(3, 3)
         if np.isfinite(rows).all() and np.ptp(rows, axis=1).max() < _STRAIGHT:
             self._along = middle[1, 0] - step * width / 2, step
-        ellipsoid = geodetic.ellipsoid
-        self._geod = pyproj.Geod(a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
         self._project = pyproj.Proj(
             proj='laea' if self._along is None else 'cea',
             over=self._along is not None,
             lon_0=middle[1, 0],
             lat_0=middle[1, 1] if self._along is None else 0,
-            a=ellipsoid.semi_major_metre,
-            b=ellipsoid.semi_minor_metre,
+            a=self._geod.a,
+            b=self._geod.b,
         )
-
-    def sides(self, column: int, row: int) -> Tuple[float, float]:
-        """Return width and height of a pixel in meters, along geodesics through its middle."""
-        left, right, top, bottom = self._angles(
-            np.array(
-                [
-                    [column, row + 0.5],
-                    [column + 1, row + 0.5],
-                    [column + 0.5, row],
-                    [column + 0.5, row + 1],
-                ]
-            )
-        )
-        width, height = (
-            float(self._geod.inv(*start, *end)[2]) for start, end in ((left, right), (top, bottom))
-        )
-        return width, height
 
     @property
     def rows_are_parallels(self) -> bool:

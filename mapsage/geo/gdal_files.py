@@ -45,6 +45,7 @@ _OTHER_FORMATS = {
     '.kmz': 'KMZ',
     '.gdb': 'a FileGDB',
     '.gpx': 'GPX',
+    '.csv': 'a table',
     '.dxf': 'DXF',
     '.gml': 'GML',
     '.tab': 'a MapInfo file',
@@ -168,9 +169,12 @@ def other_format(path: PathName) -> str:
         return ''
     source = f'/vsizip/{path}' if name.startswith('a zip') else path
     packed = f' A raster in it is named {source}/NAME.tif.' if source != path else ''
+    if name == 'a table':
+        source = f'{path} -oo X_POSSIBLE_NAMES=lon -oo Y_POSSIBLE_NAMES=lat -a_srs EPSG:4326'
+        packed = ' docs/tutorials/scenes.md does it in Python.'
     return (
-        f'it is {name}, no raster. Polygons are read from GeoPackage, GeoJSON, Shapefile and '
-        f'FlatGeobuf: convert them with ogr2ogr -f GPKG labels.gpkg {source}.{packed}'
+        f'it is {name}, no raster. Polygons and points are read from GeoPackage, GeoJSON, Shapefile '
+        f'and FlatGeobuf: convert them with ogr2ogr -f GPKG labels.gpkg {source}.{packed}'
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
@@ -25,7 +25,7 @@ from .grid_position import BLOCK, RasterOnGrid, box_on_grid, is_north_up, read_o
 from .pool import most_open
 from .raster import Raster
 from .reference_systems import same_crs
-from .scene_facts import STORED, check_one_unit, describe_conversion, facts_of, open_scene
+from .scene_facts import STORED, check_one_unit, facts_of, open_scenes
 
 # Smallest share of a mosaic that its scenes must cover; below, they do not belong together.
 _SPARSEST = 0.005
@@ -69,13 +69,8 @@ class Mosaic(Raster):
         units: str = STORED,
         strict: bool = False,
     ) -> None:
-        self.scenes: List[Raster] = []
-        for path in paths:
-            scene = open_scene(path, bands, names, units, strict=strict)
-            names = names or facts_of(scene).names
-            self.scenes.append(scene)
-        check_one_unit(map(facts_of, self.scenes), units)
-        self._conversion_text = describe_conversion(self.scenes, units)
+        self.scenes = list(open_scenes(paths, bands, names, units, strict=strict))
+        check_one_unit(map(facts_of, self.scenes))
         self._join(self.scenes)
 
     def _join(self, rasters: Sequence[Raster]) -> None:
@@ -83,7 +78,7 @@ class Mosaic(Raster):
         for raster in rasters:
             _check_alike(raster, first)
         self.path = f'the mosaic of {len(rasters)} scene(s)'
-        self.bands, self.dtype, self.descriptions = first.bands, first.dtype, first.descriptions
+        self.bands, self.dtype = first.bands, first.dtype
         self.nodata, self.may_have_gaps = None, True
         self.is_remote = any(raster.is_remote for raster in rasters)
         self.is_georeferenced, self.blocks = first.crs is not None, (BLOCK, BLOCK)
@@ -138,13 +133,8 @@ class Mosaic(Raster):
         return (
             f'{self.path}: {self.width}x{self.height} pixels on the grid of '
             f'{self._grid_source} ({grid})'
-            + f'; interpolated onto it: {listed}{more}' * bool(listed)
-            + f'; {self._conversion_text}' * bool(self._conversion_text)
-            + ''.join(
-                f'; bands of {scene.path} are read in the order {", ".join(facts_of(scene).names)}'
-                for scene in self.scenes
-                if scene.reordered
-            )
+            + f'; interpolated onto it: {listed}{more}'
+            * bool(listed)
         )
 
     def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -166,6 +156,11 @@ class Mosaic(Raster):
             np.concatenate([values[:, :, ::factor] for values, _ in strips], 1),
             np.concatenate([valid[:, ::factor] for _, valid in strips]),
         )
+
+    def images(self) -> Iterator[Tuple[str, Raster]]:
+        """Yield the scenes, as ``Raster`` does."""
+        for scene in self.scenes:
+            yield from scene.images()
 
     def facts(self) -> Dict[str, Any]:
         """Return the grids of the scenes and what makes their pixels invalid, as JSON values."""

@@ -11,13 +11,11 @@ Shapes:
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import math
 import os
+import time
 from typing import (
     Any,
-    Callable,
     Dict,
     Iterator,
     List,
@@ -30,7 +28,7 @@ from typing import (
 
 import numpy as np
 
-from .scene_facts import QUANTILES, STORED, SceneFacts, Unit
+from .scene_facts import QUANTILES, STORED, Sampled, SceneFacts, Unit
 from .sensor_rules import SENTINEL2, SHIFT
 
 VERSION = 1
@@ -45,7 +43,6 @@ _FAR, _SWAPPED, _EXPLAINED = 2.6, 1.0, 0.5
 _OTHER_UNIT, _CERTAIN_UNIT = 8, 100
 # Share of a band's range that a quantile may differ from the mean of training without counting.
 _SLACK = 0.35
-_MOST_PERMUTED = 4
 _TEXTS = ('dtypes', 'sensors', 'levels', 'baselines')
 
 
@@ -64,31 +61,28 @@ class Finding(NamedTuple):
     text: str
 
 
-def describe_part(
-    scenes: Sequence[SceneFacts], quantiles: Sequence[np.ndarray], units: str
-) -> Dict[str, Any]:
+def describe_part(scenes: Sequence[SceneFacts], quantiles: Sequence[np.ndarray]) -> Dict[str, Any]:
     """Return the part of a passport on some scenes of one kind.
 
     Args:
-        scenes: Facts of the scenes.
+        scenes: Facts of the scenes, which are read in one unit.
         quantiles: Quantiles of some of them.
-        units: Unit in which they are read.
     """
     pixels = sorted(facts.pixel for facts in scenes if facts.pixel is not None)
-    stated = {facts.in_units(units) for facts in scenes} - {None}
+    stated = {facts.units for facts in scenes} - {None}
     stack = np.array([rows for rows in quantiles if np.isfinite(rows).all()])
     return dict(
         scenes=len(scenes),
-        pixel=[pixels[0], pixels[len(pixels) // 2], pixels[-1]] if pixels else None,
+        pixel=[pixels[number] for number in (0, len(pixels) // 2, -1)] if pixels else None,
         bands=next((list(facts.names) for facts in scenes if facts.names), None),
-        units=units,
-        unit=[list(unit) for unit in stated.pop() or ()] if len(stated) == 1 else None,
+        units=next((facts.read_as for facts in scenes), STORED),
+        unit=np.array(stated.pop()).tolist() if len(stated) == 1 else None,
         **{
             # The singular is the name of the fact.
             name: sorted({getattr(facts, name[:-1]) for facts in scenes} - {None})
             for name in _TEXTS
         },
-        days=sorted({day for facts in scenes for day in [_day_of_year(facts.day)] if day}),
+        days=sorted({_day_of_year(facts.day) for facts in scenes} - {0}),
         quantiles=dict(
             shares=list(QUANTILES),
             scenes=len(stack),
@@ -141,9 +135,9 @@ def _is_part(trained: Mapping[str, Any]) -> bool:
     quantiles, pixel = trained['quantiles'], trained['pixel']
     if quantiles is not None:
         rows = np.array([quantiles['mean'], quantiles['spread']], np.float64)
-        if not (rows.size and rows.shape[1:] == (len(rows[0]), len(QUANTILES))):
+        if not (rows.size and rows.shape[2:] == (len(QUANTILES),) and np.isfinite(rows).all()):
             return False
-        if not (np.isfinite(rows).all() and (rows[1] >= 0).all() and int(quantiles['scenes']) > 0):
+        if not (rows[1].min() >= 0 and int(quantiles['scenes']) > 0):
             return False
     texts = [trained['units'], *(trained['bands'] or ())]
     for key in _TEXTS:
@@ -160,7 +154,6 @@ def compare(
     trained: Mapping[str, Any],
     facts: SceneFacts,
     quantiles: Optional[np.ndarray],
-    units: str = STORED,
     compares_pixel: bool = True,
 ) -> List[Finding]:
     """Return how a scene differs from the part of a passport, the gravest difference first.
@@ -169,11 +162,10 @@ def compare(
         trained: Part of a passport.
         facts: Facts of the scene.
         quantiles: Quantiles of the scene as the model sees it; None to compare the facts only.
-        units: Unit in which the scene is read.
         compares_pixel: Whether the scene is seen in the size of its file.
     """
-    stated = _compare_units(trained, facts, units)
-    findings = [_compare_pixels(trained, facts) if compares_pixel else None, stated]
+    stated = _compare_units(trained, facts)
+    findings = list(_compare_facts(trained, facts, compares_pixel))
     if quantiles is not None and np.isfinite(quantiles).all():
         shown = _compare_quantiles(trained, facts, quantiles)
         if stated is not None and shown is None and trained['quantiles'] is not None:
@@ -181,36 +173,18 @@ def compare(
             doubt = (
                 ' But its pixels are like those of training, so that the statement may be wrong.'
             )
-            findings[1] = stated._replace(is_error=False, text=stated.text + doubt)
-        elif stated is None or (shown is not None and shown.kind in ('depth', 'bands')):
+            stated = stated._replace(is_error=False, text=stated.text + doubt)
+        elif shown is not None and (stated is None or shown.kind in ('depth', 'bands')):
             findings.append(shown)
-        findings += doubts_of_pixels(facts, quantiles, units)
-    findings += _compare_origin(trained, facts)
-    findings += [Finding('doubt', False, text + '.') for text in facts.doubts]
-    return sorted(filter(None, findings), key=lambda finding: not finding.is_error)
+        findings += doubts_of_pixels(facts, quantiles)
+    findings[:0] = [] if stated is None else [stated]
+    return sorted(findings, key=lambda finding: not finding.is_error)
 
 
-def _compare_pixels(trained: Mapping[str, Any], facts: SceneFacts) -> Optional[Finding]:
-    if trained['pixel'] is None or facts.pixel is None:
+def _compare_units(trained: Mapping[str, Any], facts: SceneFacts) -> Optional[Finding]:
+    if not (trained['unit'] and facts.units) or trained['units'] != facts.read_as:
         return None
-    low, middle, high = trained['pixel']
-    if low <= facts.pixel * _PIXEL_FACTOR and facts.pixel <= high * _PIXEL_FACTOR:
-        return None
-    sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
-    return Finding(
-        'pixel',
-        True,
-        f'{facts.path} has pixels of {facts.pixel:.3g} m, and training had {sizes}, so its '
-        f'objects have other sizes. Set --gsd auto to let the model see pixels of {middle:.3g} '
-        f'm, or --trust-scenes to map it as it is.',
-    )
-
-
-def _compare_units(trained: Mapping[str, Any], facts: SceneFacts, units: str) -> Optional[Finding]:
-    known = facts.in_units(units)
-    if trained['unit'] is None or known is None or trained['units'] != units:
-        return None
-    expected, actual = Unit(*trained['unit'][0]), known[0]
+    expected, actual = Unit(*trained['unit'][0]), facts.units[0]
     if not math.isclose(expected.scale, actual.scale, rel_tol=1e-4):
         other_level = trained['levels'] and facts.level not in (None, *trained['levels'])
         kind = 'level' if other_level else 'unit'
@@ -221,13 +195,26 @@ def _compare_units(trained: Mapping[str, Any], facts: SceneFacts, units: str) ->
     return Finding(
         kind,
         True,
-        f'{facts.path} has {facts.describe(actual)}, and training had {expected}: the same '
+        f'{facts.path} has {facts.unit_text}, and training had {expected}: the same '
         f'ground has other values. Set --units harmonized if it is the offset of newer baselines of '
         f"Sentinel-2; or train with units='reflectance'.",
     )
 
 
-def _compare_origin(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[Finding]:
+def _compare_facts(
+    trained: Mapping[str, Any], facts: SceneFacts, compares_pixel: bool
+) -> Iterator[Finding]:
+    low, middle, high = trained['pixel'] or (0, 0, math.inf)
+    side = facts.pixel if compares_pixel else None
+    if side and not low / _PIXEL_FACTOR <= side <= high * _PIXEL_FACTOR:
+        sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
+        yield Finding(
+            'pixel',
+            True,
+            f'{facts.path} has pixels of {side:.3g} m, and training had {sizes}, so its objects '
+            f'have other sizes. Set --gsd auto to let the model see pixels of {middle:.3g} m, or '
+            f'--trust-scenes to map it as it is.',
+        )
     for kind in ('sensor', 'level'):
         value, known = getattr(facts, kind), trained[f'{kind}s']
         if value is not None and known and value not in known:
@@ -235,7 +222,7 @@ def _compare_origin(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[F
             yield Finding(kind, False, text)
     day = _day_of_year(facts.day)
     if day and trained['days']:
-        nearest = min(min(abs(day - other), _YEAR - abs(day - other)) for other in trained['days'])
+        nearest = days_apart(trained['days'], day).min()
         if nearest > _MONTH:
             yield Finding(
                 'season',
@@ -243,38 +230,44 @@ def _compare_origin(trained: Mapping[str, Any], facts: SceneFacts) -> Iterator[F
                 f'{facts.path} is of day {day} of the year, {nearest} days outside those of '
                 f'training: another season.',
             )
+    for text in facts.doubts:
+        yield Finding('doubt', False, f'{text}.')
+
+
+def days_apart(days: Sequence[int], day: int) -> np.ndarray:
+    """Return the distances (N,) of days of the year from a day, the short way around."""
+    apart = np.abs(np.array(days) - day)
+    return np.minimum(apart, _YEAR - apart)
 
 
 def _day_of_year(day: Optional[str]) -> int:
     try:
-        return datetime.datetime.strptime(day or '', '%Y%m%d').timetuple().tm_yday
+        return time.strptime(day or '', '%Y%m%d').tm_yday
     except ValueError:
         return 0
 
 
-def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray, units: str) -> Iterator[Finding]:
+def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[Finding]:
     """Yield sentences on statements that the pixels contradict, each with both readings."""
-    known = facts.in_units(units)
-    if known is None:
+    if facts.units is None:
         return
-    scales, offsets = (np.array(numbers)[:, None] for numbers in zip(*known))
-    physical = quantiles * scales + offsets
-    tenth = QUANTILES.index(0.1)
+    unit = facts.units[0]
+    scales, offsets = np.array(facts.units).T
     # Dark water is a little below 0 in many good scenes.
-    if (physical[:, tenth] < 0.2 * offsets[:, 0]).any():
+    if (quantiles[:, QUANTILES.index(0.1)] * scales + offsets < 0.2 * offsets).any():
         yield Finding(
             'doubt',
             False,
-            f'{facts.path} states {known[0]}, which makes a tenth of its pixels negative: either '
+            f'{facts.path} states {unit}, which makes a tenth of its pixels negative: either '
             f'the offset has been taken off its values already, or the offset is wrong.',
         )
-    darkest = quantiles[:, 0] / (1 if units == STORED else 1e-4)
-    is_sentinel2 = facts.sensor == SENTINEL2 or abs(known[0].scale - 1e-4) < 1e-9
-    if is_sentinel2 and known[0].offset == 0 and 900 < darkest.min() < 1250:
+    darkest = quantiles[:, 0].min() / (1 if facts.read_as == STORED else 1e-4)
+    is_sentinel2 = facts.sensor == SENTINEL2 or abs(unit.scale - 1e-4) < 1e-9
+    if is_sentinel2 and unit.offset == 0 and 900 < darkest < 1250:
         yield Finding(
             'doubt',
             False,
-            f'{facts.path} states the offset 0, and its darkest pixels are {darkest.min():.0f}: '
+            f'{facts.path} states the offset 0, and its darkest pixels are {darkest:.0f}: '
             f'either it shows no dark ground, or its values have the 1,000 of newer baselines.',
         )
 
@@ -290,11 +283,9 @@ def _compare_quantiles(
     few = 1 / int(stored['scenes'])
     ranges = np.maximum(mean[:, -2:-1] - mean[:, 1:2], 0.1 * np.abs(mean).max() + 1e-12)
     usual = np.sqrt(spread**2 * (1 + 2 * few) + (_SLACK * (1 + few) * ranges) ** 2)
-
-    def distance(rows: np.ndarray) -> float:
-        """Return the mean distance from the mean of training, in units of usual differences."""
-        return float((np.abs(rows - mean) / usual).mean())
-
+    # Mean distance of each band from each band of training, in units of usual differences.
+    distances = (np.abs(rows - mean[:, None]) / usual[:, None]).mean(2)
+    distance = distances.trace() / len(rows)
     name = facts.path
     whole = 'Compare how the file and those of training were made.'
     largest = 255 if facts.dtype == 'uint8' else 65535 if facts.dtype == 'uint16' else None
@@ -340,17 +331,21 @@ def _compare_quantiles(
             f'them only, though nothing states it. Set --units harmonized, and state scale and offset '
             f'in the file (gdal_edit.py -scale 0.0001 -offset -0.1).',
         )
-    order = _best_order(rows, distance)
-    if order:
-        return Finding(
-            'bands',
-            False,
-            f'{name} fits the training with its bands in the order '
-            f'{", ".join(str(number + 1) for number in order)}, so its bands may be swapped'
-            f'{", though they are named " + ", ".join(facts.names) if facts.names else ""}. Name them '
-            f'(rio edit-info), or choose them with --bands.',
-        )
-    if distance(rows) > _FAR:
+    if distance > _SWAPPED:
+        # Few scenes get here, and the import takes a while.
+        from scipy.optimize import linear_sum_assignment
+
+        order = linear_sum_assignment(distances)[1]
+        if distances[range(len(rows)), order].mean() < _EXPLAINED * distance:
+            named = f', though they are named {", ".join(facts.names)}' * bool(facts.names)
+            return Finding(
+                'bands',
+                False,
+                f'{name} fits the training with its bands in the order '
+                f'{", ".join(map(str, order + 1))}, so its bands may be swapped{named}. Name them '
+                f'(rio edit-info), or choose them with --bands.',
+            )
+    if distance > _FAR:
         return Finding(
             'unlike',
             False,
@@ -374,31 +369,11 @@ def _shift(rows: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> float:
     return sign * step if np.median(near) < 0.3 and (near < 0.4 + usual).all() else 0.0
 
 
-def _best_order(
-    rows: np.ndarray, distance: Callable[[np.ndarray], float]
-) -> Optional[Tuple[int, ...]]:
-    """Return the order of bands that explains a distance, None if it is explained by none."""
-    now, straight = distance(rows), range(len(rows))
-    if now < _SWAPPED:
-        return None
-    if len(rows) <= _MOST_PERMUTED:
-        orders = list(itertools.permutations(straight))
-    else:
-        orders = [tuple(straight)[::-1]]
-        for pair in itertools.combinations(straight, 2):
-            swapped = dict(zip(pair, pair[::-1]))
-            orders.append(tuple(swapped.get(number, number) for number in straight))
-    distances = [distance(rows[list(order)]) for order in orders]
-    return orders[int(np.argmin(distances))] if min(distances) < _EXPLAINED * now else None
-
-
 def _format(values: np.ndarray) -> str:
     return '/'.join(f'{value:.4g}' for value in values[:6]) + '/...' * (len(values) > 6)
 
 
-def compare_scenes(
-    scenes: Sequence[SceneFacts], quantiles: Sequence[Optional[np.ndarray]], units: str
-) -> List[str]:
+def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> List[str]:
     """Return how scenes of one training differ from each other, a sentence for each kind.
 
     A scene is compared with the passport of the others, of whose differences only those with a
@@ -406,8 +381,7 @@ def compare_scenes(
 
     Args:
         scenes: Facts of all scenes.
-        quantiles: Quantiles of some scenes as the model sees them; None for the others.
-        units: Unit in which they are read.
+        sampled: Facts and quantiles of some of them.
     """
     texts: List[str] = []
     pixels = sorted((facts.pixel, facts.path) for facts in scenes if facts.pixel is not None)
@@ -417,26 +391,23 @@ def compare_scenes(
             f'{finest} has pixels of {low:.3g} m and {coarsest} of {high:.3g} m, so objects have '
             f'different sizes: resample the scenes to one size, or train on them apart.'
         )
-    sampled = [(facts, rows) for facts, rows in zip(scenes, quantiles) if rows is not None]
+    sampled = [sample for sample in sampled if np.isfinite(sample[1]).all()]
     kinds = {'offset', 'unit', 'bands'}
     for number, (facts, rows) in enumerate(sampled):
-        rest = sampled[:number] + sampled[number + 1 :]
-        trained = describe_part([other for other, _ in rest], [row for _, row in rest], units)
-        finding = _compare_quantiles(trained, facts, rows)
+        rest = [*sampled[:number], *sampled[number + 1 :]]
+        finding = _compare_quantiles(describe_part(*zip(*rest)), facts, rows) if rest else None
         if finding is not None and finding.kind in kinds:
             kinds.remove(finding.kind)
             texts.append(finding.text.replace('training', 'the other scenes'))
-        texts += [finding.text for finding in doubts_of_pixels(facts, rows, units)]
+        texts += [finding.text for finding in doubts_of_pixels(facts, rows)]
     return texts
 
 
-def describe_mixture(scenes: Sequence[SceneFacts], units: str) -> Iterator[str]:
+def describe_mixture(scenes: Sequence[SceneFacts]) -> Iterator[str]:
     """Yield what differs between the facts of scenes: baselines, offsets, levels; and doubts."""
-    by_unit = {
-        unit[0]: facts for facts in scenes for unit in [facts.in_units(units)] if unit is not None
-    }
+    by_unit = {facts.units[0]: facts for facts in scenes if facts.units}
     for name, values in (
-        ('scale or offset', {facts.describe(unit): facts for unit, facts in by_unit.items()}),
+        ('scale or offset', {facts.unit_text: facts for facts in by_unit.values()}),
         ('level', {facts.level: facts for facts in scenes if facts.level}),
         ('sensor', {facts.sensor: facts for facts in scenes if facts.sensor}),
     ):

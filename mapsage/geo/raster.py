@@ -20,6 +20,7 @@ from typing import (
     Any,
     ContextManager,
     Dict,
+    Iterator,
     List,
     NamedTuple,
     Optional,
@@ -57,7 +58,6 @@ _COMPANIONS = ('.msk', '.ovr', '.aux.xml')
 class Header(NamedTuple):
     """What a file states about all of its bands, alpha included, and its tags."""
 
-    dtype: np.dtype
     descriptions: Tuple[Optional[str], ...]
     colors: Tuple[str, ...]
     scales: Tuple[float, ...]
@@ -65,36 +65,40 @@ class Header(NamedTuple):
     tags: Dict[str, str]
 
 
+class Unit(NamedTuple):
+    """Scale and offset that turn values into others: values * scale + offset."""
+
+    scale: float
+    offset: float
+
+    def __str__(self) -> str:
+        return f'scale {self.scale:.6g} and offset {self.offset:.6g}'
+
+
 class Conversion(NamedTuple):
-    """How values of a file become those that are read; one number for each band, or one for all.
+    """How values of a file become those that are read.
 
     Attributes:
-        scales: Factors, for ``stored * scale + offset`` in float32; None to take ``offsets`` off
-            the stored values, whose type stays and which do not fall below 0.
-        offsets: Offsets.
+        units: Unit of each band, or one for all; the result is float32.
+        keeps_type: Whether values keep their type, and do not fall below 0; scales are 1 then.
     """
 
-    scales: Optional[Tuple[float, ...]]
-    offsets: Tuple[float, ...]
+    units: Tuple[Unit, ...]
+    keeps_type: bool = False
 
     def apply(self, values: np.ndarray, valid: np.ndarray) -> np.ndarray:
         """Return converted values (bands, height, width), 0 where they are not valid."""
-        if self.scales is None:
-            shifts = np.array(self.offsets, values.dtype)[:, None, None]
+        scales, offsets = np.array(self.units, np.float32).T[..., None, None]
+        if self.keeps_type:
+            shifts = (-offsets).astype(values.dtype)
             return np.maximum(values, shifts) - shifts
-        scales, offsets = (
-            np.array(numbers, np.float32)[:, None, None] for numbers in (self.scales, self.offsets)
-        )
-        converted = values * scales + offsets
-        np.copyto(converted, 0, where=~valid)
-        return converted.astype(np.float32, copy=False)
+        return np.where(valid, values * scales + offsets, 0).astype(np.float32, copy=False)
 
     def __str__(self) -> str:
-        offsets = '/'.join(f'{offset:.6g}' for offset in dict.fromkeys(self.offsets))
-        if self.scales is None:
-            return f'{offsets} taken off'
-        scales = '/'.join(f'{scale:.6g}' for scale in dict.fromkeys(self.scales))
-        return f'scale {scales} and offset {offsets}'
+        texts = (
+            f'{-unit.offset:.6g} taken off' if self.keeps_type else str(unit) for unit in self.units
+        )
+        return ', '.join(dict.fromkeys(texts))
 
 
 class Raster:
@@ -119,8 +123,7 @@ class Raster:
         bands: Band numbers that ``read`` returns, counted from 1.
         dtype: Data type of the values that are read, the same for all bands.
         header: What the file states about its bands.
-        scene, reordered: Facts of the scene, and whether its bands are read in the order of their
-            names, if ``open_scene`` opened it.
+        scene: Facts of the scene, if ``open_scene`` opened it.
         crs: Coordinate reference system (``rasterio.crs.CRS``), or None.
         transform: Affine map (``affine.Affine``) from (column, row) of a pixel's corner to
             coordinates of ``crs``.
@@ -130,7 +133,6 @@ class Raster:
             the scene are known in pixels only.
         nodata: Value that means "no data" in the first of ``bands``, or None.
         validity: What makes pixels invalid.
-        descriptions: Description of each band, or None for a band without one.
         is_remote: Whether the pixels come from a server.
 
     Raises:
@@ -139,8 +141,6 @@ class Raster:
     """
 
     scene: Optional[SceneFacts] = None
-    reordered = False
-    conversion: Optional[Conversion] = None
 
     def __init__(
         self,
@@ -175,11 +175,9 @@ class Raster:
             self.control_points = len(source.gcps[0])
             self.transform: affine.Affine = source.transform
             self.nodata: Optional[float] = nodata_values(source)[self.bands[0] - 1]
-            self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
             self.header = Header(
-                self.dtype,
                 source.descriptions,
                 tuple(kind.name for kind in source.colorinterp),
                 source.scales,
@@ -198,7 +196,7 @@ class Raster:
         finally:
             if not keep_open:
                 self._handles.close()
-        if conversion is not None and conversion.scales is not None:
+        if conversion is not None and not conversion.keeps_type:
             self.dtype = np.dtype(np.float32)
         self.may_have_gaps = self.validity.may_hide or self._cover is not None
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
@@ -294,8 +292,15 @@ class Raster:
                 self.validity.facts(), **(dict(gaps=True) if self._cover is not None else {})
             ),
             **({} if self.conversion is None else dict(conversion=self.conversion)),
-            **({} if not self.reordered else dict(bands=list(self.bands))),
+            **(dict(bands=list(self.bands)) if self.scene and self.scene.reordered else {}),
         )
+
+    def images(self) -> Iterator[Tuple[str, Raster]]:
+        """Yield the images of which the raster consists, with the names of their sensors.
+
+        A scene is its image, and its sensor is ``''``.
+        """
+        yield '', self
 
     def for_preview(self) -> Raster:
         """Return the raster that a picture shows: this one, or one image of several."""
@@ -344,7 +349,6 @@ class Raster:
             self.__dict__.update(
                 Raster(self.path, self.bands, True, self.conversion).__dict__,
                 _is_pooled=self._is_pooled,
-                scene=None,
             )
 
     def _read_changed(self) -> None:

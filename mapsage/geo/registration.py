@@ -15,7 +15,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .coordinates import to_map
+from .coordinates import short_crs, to_map
 from .errors import GeoError
 from .raster import Raster
 from .reference_systems import full_turn, next_to, same_crs
@@ -284,7 +284,7 @@ def check_same_grid(before: Raster, after: Raster) -> None:
         )
     if not same_crs(before.crs, after.crs):
         raise GeoError(
-            f'{pair} have the CRS {_crs(before)} and {_crs(after)}, expected one CRS '
+            f'{pair} have the CRS {short_crs(before.crs)} and {short_crs(after.crs)}, expected one CRS '
             f'and grid. {_warp_command(before, after)}'
         )
     width, height = sizes[0]
@@ -313,10 +313,6 @@ def _corners(width: int, height: int, side: int, most: int) -> List[Tuple[int, i
     ]
 
 
-def _crs(raster: Raster) -> str:
-    return 'none' if raster.crs is None else str(raster.crs.to_string())[:60]
-
-
 def _warp_command(before: Raster, after: Raster) -> str:
     if not before.is_georeferenced or not after.is_georeferenced:
         return 'Resample one of them to the pixels of the other.'
@@ -324,7 +320,7 @@ def _warp_command(before: Raster, after: Raster) -> str:
     right, bottom = before.transform * (before.width, before.height)
     return (
         f'Bring the second to the grid of the first: gdalwarp -r bilinear -t_srs '
-        f"'{_crs(before)}' -te {min(left, right):.10g} {min(top, bottom):.10g} "
+        f"'{short_crs(before.crs)}' -te {min(left, right):.10g} {min(top, bottom):.10g} "
         f'{max(left, right):.10g} {max(top, bottom):.10g} -ts {before.width} {before.height} '
         f'{after.path} ALIGNED.tif'
     )

@@ -12,23 +12,34 @@ Units:
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
-from rasterio.crs import CRS
 
 from mapsage.base.files import parse_json
 
 from . import sensor_rules
+from .ellipsoid import pixel_side
 from .errors import GeoError, PathName
-from .raster import Conversion, Raster
+from .raster import Conversion, Raster, Unit
+from .sensor_rules import Product
+from .statistics import spread_square
 
 STORED, REFLECTANCE, HARMONIZED = UNITS = ('stored', 'reflectance', 'harmonized')
 
@@ -38,20 +49,9 @@ QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95, 0.99)
 _SQUARES, _SIDE = 16, 64
 # Names that programs write for bands whose content they do not know.
 _NO_NAME = re.compile(r'(?:band|layer|channel|gray|undefined|index)?[\s_#]*\d*', re.IGNORECASE)
-_COLORS = ('red', 'green', 'blue')
-# Meters of a degree at the equator, and the radius of Web Mercator's sphere.
-_DEGREE, _RADIUS = 111_320.0, 6_378_137.0
-_LONGEST_ITEM = 4 << 20
-
-
-class Unit(NamedTuple):
-    """Scale and offset that turn values into reflectance: values * scale + offset."""
-
-    scale: float
-    offset: float
-
-    def __str__(self) -> str:
-        return f'scale {self.scale:.6g} and offset {self.offset:.6g}'
+_COLORS = {'red', 'green', 'blue'}
+# Largest number of characters of an item that are read, and of files that a text names.
+_LONGEST_ITEM, _SHOWN = 4 << 20, 3
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,12 @@ class SceneFacts:
         pixel: Side of a pixel in meters on the ground.
         names: Name of each band that is read; empty if a band has none, or two have one name.
         dtype: Data type in the file.
-        units: Unit of each band's stored values; None if it is not stated.
+        units: Unit of each band's values as they are read; None if it is not known.
         sensor, level, baseline: As in ``sensor_rules.Product``.
         day: Day as YYYYMMDD.
         doubts: Sentences on statements that contradict each other or cannot be used.
+        read_as: The one of :data:`UNITS` in which values are read.
+        reordered: Whether the bands are read in the order of their names, which is not the file's.
     """
 
     path: str
@@ -79,21 +81,18 @@ class SceneFacts:
     baseline: Optional[str]
     day: Optional[str]
     doubts: Tuple[str, ...] = ()
+    read_as: str = STORED
+    reordered: bool = False
 
-    def in_units(self, units: str) -> Optional[Tuple[Unit, ...]]:
-        """Return the unit of each band's values after a conversion; None if it is not known."""
-        if units == REFLECTANCE:
-            return (Unit(1.0, 0.0),) * len(self.units or (None,))
-        if units == STORED or self.units is None:
-            return self.units
-        return tuple(
-            Unit(unit.scale, unit.offset + sensor_rules.shift_of(*unit) * unit.scale)
-            for unit in self.units
-        )
+    @property
+    def unit_text(self) -> str:
+        """The unit of the first band, and the baseline."""
+        baseline = f' (baseline {self.baseline})' * bool(self.baseline)
+        return f'{self.units[0] if self.units else "no unit"}{baseline}'
 
-    def describe(self, unit: Unit) -> str:
-        """Return a unit of the scene, and its baseline, as text."""
-        return f'{unit}' + f' (baseline {self.baseline})' * bool(self.baseline)
+
+# Facts of a scene, and quantiles of its values as the model sees them (`sample_quantiles`).
+Sampled = Tuple[SceneFacts, np.ndarray]
 
 
 def open_scene(
@@ -102,7 +101,7 @@ def open_scene(
     names: Sequence[str] = (),
     units: str = STORED,
     keep_open: bool = False,
-    item: Optional[str] = None,
+    item: Optional[Product] = None,
     strict: bool = False,
 ) -> Raster:
     """Open a scene with its bands in a given order of names, and its values in a unit.
@@ -114,12 +113,11 @@ def open_scene(
             ``bands``. A file that does not name its bands is read in that order, too.
         units: One of :data:`UNITS`.
         keep_open: As in ``Raster``.
-        item: STAC item as ``item_text`` returns it; default: the JSON file of the same name.
+        item: What a STAC item says (:func:`read_item`); default: the JSON file of the same name.
         strict: Whether a band that the file lacks by its names is an error.
 
     Returns:
-        The raster; its ``scene`` has the facts, its ``reordered`` tells whether its bands are not
-        read in the order of ``bands``.
+        The raster; its ``scene`` has the facts.
 
     Raises:
         GeoError: If the file cannot be opened, lacks a band, or its unit is not known.
@@ -132,82 +130,91 @@ def open_scene(
         if names and facts.names != tuple(names):
             numbers = _find_bands(raster, facts, names, strict) or numbers
             facts = _facts(raster, item, numbers)
-        conversion = _conversion(facts, units)
+        facts, conversion = convert(replace(facts, reordered=numbers != raster.bands), units)
     finally:
         if not keep_open:
             raster.close()
-    reordered = numbers != raster.bands
-    if reordered or conversion is not None:
+    if facts.reordered or conversion is not None:
         raster = Raster(path, numbers, keep_open, conversion)
-    raster.scene, raster.reordered = facts, reordered
+    raster.scene = facts
     return raster
+
+
+def open_scenes(
+    paths: Iterable[PathName],
+    bands: Optional[Sequence[int]],
+    names: Sequence[str],
+    units: str,
+    **arguments: Any,
+) -> Iterator[Raster]:
+    """Open scenes as :func:`open_scene` does; the default of ``names`` are the first scene's."""
+    for path in paths:
+        scene = open_scene(path, bands, names, units, **arguments)
+        names = names or facts_of(scene).names
+        yield scene
 
 
 def facts_of(raster: Raster) -> SceneFacts:
     """Return the facts of an opened raster."""
-    return _facts(raster, None, raster.bands) if raster.scene is None else raster.scene
+    return raster.scene or _facts(raster, None, raster.bands)
 
 
-def _facts(raster: Raster, item: Optional[str], bands: Tuple[int, ...]) -> SceneFacts:
-    tags = raster.header.tags
+def images_by_sensor(rasters: Iterable[Raster]) -> Dict[str, List[Raster]]:
+    """Return the images of which rasters consist by the names of their sensors, as ``images``."""
+    images: Dict[str, List[Raster]] = {}
+    for raster in rasters:
+        for sensor, image in raster.images():
+            images.setdefault(sensor, []).append(image)
+    return images
+
+
+def _facts(raster: Raster, item: Optional[Product], bands: Tuple[int, ...]) -> SceneFacts:
+    header, name = raster.header, sensor_rules.read_name(os.path.abspath(raster.path))
+    item = _item_beside(raster.path) if item is None else item
+    tags = Product(baseline=header.tags.get('PROCESSING_BASELINE'))
+    sensor, level, baseline, day = (
+        next(filter(None, values), None) for values in zip(item[:4], tags[:4], name[:4])
+    )
+    rule = None if item.applied else sensor_rules.physical_units(sensor, level, baseline)
     doubts: List[str] = []
-    product = sensor_rules.read_name(os.path.abspath(raster.path))
-    stac = _read_item(item or _item_beside(raster), len(raster.header.scales))
-    baseline = stac.get('baseline') or tags.get('PROCESSING_BASELINE') or product.baseline
-    sensor = stac.get('sensor') or product.sensor
-    level = stac.get('level') or product.level
-    in_file = _units(raster.header.scales, raster.header.offsets, raster.path, bands, doubts)
-    in_item = _units(stac.get('scales'), stac.get('offsets'), raster.path, bands, doubts)
-    if in_item is not None and stac.get('applied'):
-        # The item still states the offset, which is no longer in the pixels (earth-search #66).
-        in_item = tuple(Unit(unit.scale, 0.0) for unit in in_item)
-    by_rule = None
-    if not stac.get('applied'):
-        by_rule = sensor_rules.physical_units(sensor, level, baseline)
-    statements = [
-        (units, source)
-        for units, source in (
-            (in_file, 'its tags'),
-            (in_item, 'its STAC item'),
-            (by_rule and (Unit(*by_rule),) * len(bands), f'{sensor} {baseline or level}'),
-        )
-        if units is not None
-    ]
-    others = [row for row in statements if not _are_close(row[0], statements[0][0])]
-    if others:
-        (first, first_source), (units, source) = statements[0], others[0]
-        doubts.append(
-            f'{raster.path}: {first_source} state {first[0]}, and {source} {units[0]}; the first counts'
-        )
+    known: List[Tuple[str, Tuple[Unit, ...]]] = []
+    for source, stated in (
+        ('its tags', [*zip(header.scales, header.offsets)]),
+        ('its STAC item', item.units),
+        (f'{sensor} {baseline or level}', [rule] * len(header.scales) if rule else ()),
+    ):
+        units = _units(stated, raster, bands, doubts)
+        if units and known and not _are_close(units, known[0][1]):
+            doubts.append(
+                f'{raster.path}: {known[0][0]} state {known[0][1][0]}, and {source} {units[0]}; '
+                f'the first counts'
+            )
+        known += [(source, units)] if units else []
+    side = pixel_side(raster)
     return SceneFacts(
         raster.path,
-        _pixel(raster),
-        _names(raster, bands, stac.get('names'), product.band),
-        str(raster.header.dtype),
-        statements[0][0] if statements else None,
+        side if side > 0 else None,
+        _names(raster, bands, item.names or name.names),
+        str(raster.dtype),
+        known[0][1] if known else None,
         sensor,
         level,
         baseline,
-        stac.get('day') or product.day,
+        day,
         tuple(doubts),
     )
 
 
 def _names(
-    raster: Raster,
-    numbers: Sequence[int],
-    item_names: Optional[Sequence[str]] = None,
-    band: Optional[str] = None,
+    raster: Raster, numbers: Sequence[int], otherwise: Sequence[Optional[str]] = ()
 ) -> Tuple[str, ...]:
     names: Sequence[Optional[str]] = raster.header.descriptions
     if not any(names):
-        colors = [kind for kind in raster.header.colors if kind != 'alpha']
-        if set(colors) == set(_COLORS):
-            names = raster.header.colors
-        elif item_names:
-            names = item_names
-        elif band and len(names) == 1:
-            names = [band]
+        colors = raster.header.colors
+        if set(colors) - {'alpha'} == _COLORS:
+            names = colors
+        elif len(otherwise) == len(names):
+            names = otherwise
     chosen = [str(names[number - 1] or '').strip() for number in numbers]
     is_named = len({name.lower() for name in chosen}) == len(chosen)
     return tuple(chosen) if is_named and not any(map(_NO_NAME.fullmatch, chosen)) else ()
@@ -217,17 +224,14 @@ def _find_bands(
     raster: Raster, facts: SceneFacts, names: Sequence[str], strict: bool
 ) -> Optional[Tuple[int, ...]]:
     """Return the bands of a file with the given names; None to read them in their order."""
-    existing_bands = [
-        number + 1 for number, kind in enumerate(raster.header.colors) if kind != 'alpha'
-    ]
-    existing = _names(raster, existing_bands)
-    for sensor in (None, facts.sensor):
-        by_name = dict(zip(sensor_rules.common_names(sensor, existing), existing_bands))
-        keys = sensor_rules.common_names(sensor, names)
-        if all(name in by_name for name in keys):
-            return tuple(by_name[name] for name in keys)
+    numbers = [number + 1 for number, kind in enumerate(raster.header.colors) if kind != 'alpha']
+    existing = _names(raster, numbers)
+    by_name = dict(zip(sensor_rules.common_names(facts.sensor, existing), numbers))
+    keys = sensor_rules.common_names(facts.sensor, names)
     missing = [name for name, key in zip(names, keys) if key not in by_name]
-    if strict and 0 < len(missing) < len(names):
+    if not missing:
+        return tuple(by_name[key] for key in keys)
+    if strict and len(missing) < len(names):
         raise GeoError(
             f'{raster.path} has no band {", ".join(missing)}, and the model takes '
             f'{", ".join(names)}; its bands are {", ".join(existing)}. Give a scene with these '
@@ -236,57 +240,75 @@ def _find_bands(
     return None
 
 
-def _conversion(facts: SceneFacts, units: str) -> Optional[Conversion]:
-    if units == STORED or (units == HARMONIZED and facts.units is None):
-        return None
+def convert(facts: SceneFacts, units: str) -> Tuple[SceneFacts, Optional[Conversion]]:
+    """Return the facts of a scene that is read in a unit, and the conversion of its stored values.
+
+    Raises:
+        GeoError: If the unit of the stored values is needed and not known.
+    """
+    facts, stored = replace(facts, read_as=units), facts.units or ()
     if units == HARMONIZED:
-        shifts = [sensor_rules.shift_of(*unit) for unit in facts.units or ()]
-        return Conversion(None, tuple(map(float, shifts))) if any(shifts) else None
-    if facts.units is None:
-        if facts.dtype.startswith('float'):
-            # Values with a fraction and no scale are physical already.
-            return Conversion((1.0,), (0.0,)) if facts.dtype != 'float32' else None
+        shifts = [sensor_rules.shift_of(*unit) for unit in stored]
+        read = [unit._replace(offset=0.0) if shift else unit for unit, shift in zip(stored, shifts)]
+        return replace(facts, units=tuple(read) or None), (
+            Conversion(tuple(Unit(1.0, -shift) for shift in shifts), True) if any(shifts) else None
+        )
+    if units == STORED:
+        return facts, None
+    if not (stored or facts.dtype.startswith('float')):
         raise GeoError(
             f"units='reflectance' needs scale and offset, and nothing states those of {facts.path} "
             f'({facts.dtype}): neither its tags, a STAC item beside it, nor its name. Set them '
             f"(gdal_edit.py -scale 0.0001 -offset 0), or use units='stored'."
         )
-    return Conversion(*map(tuple, zip(*facts.units)))
+    # Values with a fraction and no scale are physical already.
+    physical = (Unit(1.0, 0.0),) * max(1, len(stored))
+    conversion = Conversion(stored or physical)
+    return replace(facts, units=physical), (
+        conversion if stored or facts.dtype != 'float32' else None
+    )
 
 
-def check_one_unit(scenes: Iterable[SceneFacts], units: str) -> None:
+def check_one_unit(scenes: Iterable[SceneFacts]) -> None:
     """Check that the values of scenes have one unit, as far as it is known.
 
     Raises:
         GeoError: If scale or offset differ.
     """
-    first: Optional[SceneFacts] = None
-    for facts in scenes:
-        known = facts.in_units(units)
-        first = first or (facts if known else None)
-        expected = (first and first.in_units(units)) or ()
-        if first and known and not _are_close(known, expected):
+    known = [(facts, facts.units) for facts in scenes if facts.units]
+    for facts, units in known:
+        if not _are_close(units, known[0][1]):
             raise GeoError(
-                f'{first.path} has {first.describe(expected[0])}, and {facts.path} '
-                f'{facts.describe(known[0])}, so the same ground has other values in them. Set '
-                f"units='reflectance' to apply scale and offset, or units='harmonized' to take the "
-                f'offset off that newer baselines of Sentinel-2 add (now units={units!r}).'
+                f'{known[0][0].path} has {known[0][0].unit_text}, and {facts.path} {facts.unit_text}, so '
+                f"the same ground has other values in them. Set units='reflectance' to apply scale "
+                f"and offset, or units='harmonized' to take the offset off that newer baselines of "
+                f'Sentinel-2 add (now units={facts.read_as!r}).'
             )
 
 
-def describe_conversion(rasters: Sequence[Raster], units: str) -> str:
-    """Return one line on what was applied to how many files; '' if values are as stored."""
-    counts: Dict[str, int] = {}
-    for raster in rasters:
-        if raster.conversion is not None:
-            text = str(raster.conversion)
-            counts[text] = counts.get(text, 0) + 1
-    applied = ', '.join(f'{text} in {count}' for text, count in counts.items()) or 'nothing'
-    return '' if units == STORED else f'units={units!r}: {applied} of {len(rasters)} file(s)'
+def describe_reading(rasters: Sequence[Raster]) -> Iterator[str]:
+    """Yield what was applied to how many files, and which are read in another order of bands."""
+    units = facts_of(rasters[0]).read_as
+    if units != STORED:
+        counts = Counter(str(raster.conversion) for raster in rasters if raster.conversion)
+        applied = ', '.join(f'{text} in {count}' for text, count in counts.items()) or 'nothing'
+        yield f'units={units!r}: {applied} of {len(rasters)} file(s)'
+    moved = [facts for facts in map(facts_of, rasters) if facts.reordered]
+    if moved:
+        yield (
+            ', '.join(facts.path for facts in moved[:_SHOWN])
+            + f' and {len(moved) - _SHOWN} more' * (len(moved) > _SHOWN)
+            + f': bands are read in the order {", ".join(moved[0].names)}, by their names'
+        )
 
 
 def _are_close(first: Sequence[Unit], second: Sequence[Unit]) -> bool:
-    return np.allclose(first, np.broadcast_to(second, np.shape(first)), rtol=1e-5, atol=1e-9)
+    """Return whether units are equal, as far as both know the bands."""
+    return all(
+        math.isclose(*numbers, rel_tol=1e-5, abs_tol=1e-9)
+        for pair in zip(first, second)
+        for numbers in zip(*pair)
+    )
 
 
 def sample_quantiles(raster: Raster) -> np.ndarray:
@@ -299,13 +321,10 @@ def sample_quantiles(raster: Raster) -> np.ndarray:
         float64 (bands, quantiles); NaN if no sampled pixel has data.
     """
     pixels: List[np.ndarray] = []
-    width, height = min(_SIDE, raster.width), min(_SIDE, raster.height)
-    columns, rows = raster.width - width, raster.height - height
-    for square in range(_SQUARES if columns or rows else 1):
-        # Roberts' R2 sequence, whose points are evenly spread.
-        column = int(square * 0.7548776662466927 % 1 * columns)
-        row = int(square * 0.5698402909980532 % 1 * rows)
-        values, valid = raster.read(column, row, width, height)
+    # Squares of a small scene coincide.
+    shape = raster.height, raster.width
+    for box in {spread_square(number, shape, _SIDE) for number in range(_SQUARES)}:
+        values, valid = raster.read(*box)
         pixels.append(values[:, valid])
     joined = np.concatenate(pixels, 1).astype(np.float64)
     finite = joined[:, np.isfinite(joined).all(0)]
@@ -314,128 +333,70 @@ def sample_quantiles(raster: Raster) -> np.ndarray:
     return np.quantile(finite, QUANTILES, axis=1).T
 
 
-def item_text(
-    properties: Mapping[str, Any], assets: Sequence[Any], collection: object = None
-) -> str:
-    """Return what a STAC item says about the pixels of some assets, as JSON for ``open_scene``."""
-    return json.dumps(
-        dict(
-            properties={
-                key: properties.get(key)
-                for key in (
-                    's2:processing_baseline', 'processing:version', 'constellation', 'datetime',
-                    'earthsearch:boa_offset_applied', 'processing:level',
-                )
-            },
-            assets=dict(enumerate(assets)),
-            collection=collection,
-        ),
-        # A table has dates as such.
-        default=str,
-    )  # fmt: skip
-
-
-def _item_beside(raster: Raster) -> Optional[str]:
-    path = os.path.splitext(raster.path)[0] + '.json'
-    try:
-        if raster.is_remote or os.path.getsize(path) > _LONGEST_ITEM:
-            return None
-        with open(path, encoding='utf-8') as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _read_item(text: Optional[str], count: int) -> Dict[str, Any]:
-    """Return the facts in a STAC item: baseline, applied, scales, offsets, names, sensor, day."""
-    try:
-        item = parse_json(text) if text else None
-    except ValueError:
-        item = None
-    assets = item.get('assets') if isinstance(item, dict) else None
-    properties = item.get('properties') if isinstance(item, dict) else None
-    if item is None or not isinstance(assets, dict) or not isinstance(properties, dict):
-        return {}
-    bands: List[Mapping[str, Any]] = []
-    for asset in assets.values():
-        asset = asset if isinstance(asset, dict) else {}
+def read_item(
+    properties: Mapping[str, Any], assets: Iterable[object], collection: object = None
+) -> Product:
+    """Return what a STAC item says about the pixels of some assets."""
+    bands: List[Dict[str, Any]] = []
+    for asset in map(_mapping, assets):
         tables = [asset.get(key) for key in ('bands', 'eo:bands', 'raster:bands')]
-        of_asset = {
-            key: asset[f'raster:{key}'] for key in ('scale', 'offset') if f'raster:{key}' in asset
-        }
         for rows in zip_longest(*(table for table in tables if isinstance(table, list))):
-            band = dict(of_asset)
-            for row in rows:
-                if isinstance(row, dict):
-                    band.update({key.replace('raster:', ''): row[key] for key in row})
-            bands.append(band)
-    facts: Dict[str, Any] = dict(applied=properties.get('earthsearch:boa_offset_applied') is True)
-    for key in ('s2:processing_baseline', 'processing:version'):
-        if isinstance(properties.get(key), (str, int, float)):
-            facts.setdefault('baseline', str(properties[key]))
-    constellation = str(properties.get('constellation') or item.get('collection') or '').lower()
-    if constellation.startswith('sentinel-2') or 's2:processing_baseline' in properties:
-        facts['sensor'] = sensor_rules.SENTINEL2 if 'baseline' in facts else None
+            # What an asset says counts for all of its bands.
+            band = [pair for row in (asset, *rows) for pair in _mapping(row).items()]
+            bands.append({key.replace('raster:', ''): value for key, value in band})
+    baseline = properties.get('s2:processing_baseline')
+    mission = str(properties.get('constellation') or collection).lower()
+    is_sentinel2 = baseline or mission.startswith('sentinel-2')
+    baseline = baseline or properties.get('processing:version')
     level = re.match('L[12]', str(properties.get('processing:level')))
-    facts['level'] = level and level.group()
-    day = re.match(r'\d{4}-\d\d-\d\d', str(properties.get('datetime')))
-    facts['day'] = day and day.group().replace('-', '')
-    if len(bands) == count:
-        facts['names'] = [str(band.get('name') or '') for band in bands]
-        if any('scale' in band or 'offset' in band for band in bands):
-            facts['scales'] = [band.get('scale', 1.0) for band in bands]
-            facts['offsets'] = [band.get('offset', 0.0) for band in bands]
-    return facts
+    day = re.match(r'(\d{4})-(\d\d)-(\d\d)', str(properties.get('datetime')))
+    # An item may still state the offset that is no longer in the pixels (earth-search #66).
+    applied = properties.get('earthsearch:boa_offset_applied') is True
+    return Product(
+        sensor_rules.SENTINEL2 if is_sentinel2 and baseline else None,
+        level and level.group(),
+        str(baseline) if baseline else None,
+        day and ''.join(day.groups()),
+        tuple(str(band.get('name') or '') for band in bands),
+        tuple(
+            (band.get('scale', 1.0), 0.0 if applied else band.get('offset', 0.0)) for band in bands
+        ),
+        applied,
+    )
+
+
+def _item_beside(path: str) -> Product:
+    """Return the content of the STAC item beside a scene, such as ``a.json`` beside ``a.tif``."""
+    try:
+        with open(os.path.splitext(path)[0] + '.json', encoding='utf-8') as file:
+            item = _mapping(parse_json(file.read(_LONGEST_ITEM)))
+    except (OSError, ValueError):
+        return Product()
+    assets = _mapping(item.get('assets')).values()
+    return read_item(_mapping(item.get('properties')), assets, item.get('collection'))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a JSON value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _units(
-    scales: Optional[Sequence[Any]],
-    offsets: Optional[Sequence[Any]],
-    path: str,
-    bands: Sequence[int],
-    doubts: List[str],
+    stated: Sequence[Tuple[Any, Any]], raster: Raster, bands: Sequence[int], doubts: List[str]
 ) -> Optional[Tuple[Unit, ...]]:
     """Return the units of the bands that are read; None if no scale or offset is stated."""
-    if scales is None or offsets is None:
-        return None
     units = []
-    for number in bands:
-        scale, offset = scales[number - 1], offsets[number - 1]
+    for number in bands if len(stated) == len(raster.header.scales) else ():
+        scale, offset = stated[number - 1]
         try:
             unit = Unit(float(scale), float(offset))
         except (TypeError, ValueError):
             unit = Unit(math.nan, math.nan)
         if not (np.isfinite(unit).all() and unit.scale):
             doubts.append(
-                f'{path} states the scale {scale} and the offset {offset} of band {number}, '
+                f'{raster.path} states the scale {scale} and the offset {offset} of band {number}, '
                 f'which are no unit; its unit counts as unknown'
             )
             return None
         units.append(unit)
-    return None if set(units) == {Unit(1.0, 0.0)} else tuple(units)
-
-
-def _pixel(raster: Raster) -> Optional[float]:
-    """Return the side of a pixel in meters on the ground, None without a georeference."""
-    if raster.crs is None or not raster.is_georeferenced:
-        return None
-    kind, factor = _crs_kind(raster.crs)
-    transform = raster.transform
-    side = math.sqrt(abs(transform.determinant)) * factor
-    y = (transform * (raster.width / 2, raster.height / 2))[1]
-    if kind == 'degrees':
-        return side * _DEGREE * math.sqrt(max(0.0, math.cos(math.radians(y * factor))))
-    if kind == 'mercator':
-        return side / math.cosh(y * factor / _RADIUS)
-    return side if kind == 'meters' else None
-
-
-@lru_cache(maxsize=256)
-def _crs_kind(crs: CRS) -> Tuple[str, float]:
-    """Return whether coordinates are degrees, meters or meters of Mercator, and their factor."""
-    if crs.is_geographic:
-        return 'degrees', math.degrees(crs.units_factor[1])
-    if not crs.is_projected:
-        return 'unknown', 1.0
-    is_mercator = 'PROJECTION["Mercator' in crs.to_wkt()
-    return 'mercator' if is_mercator else 'meters', crs.linear_units_factor[1]
+    return None if set(units) <= {Unit(1.0, 0.0)} else tuple(units)

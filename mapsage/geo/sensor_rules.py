@@ -8,7 +8,9 @@ product specification, and the common names of STAC's extension ``eo``.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
+
+from .stacks import canonical_band
 
 SENTINEL2 = 'sentinel-2'
 # Digital numbers that newer baselines of Sentinel-2 add to every value, and the scale of reflectance.
@@ -56,21 +58,25 @@ _COMMON = {
 
 
 class Product(NamedTuple):
-    """What the name of a file says; None for what it does not say.
+    """What a name or a STAC item says of a file; None or empty for what it does not say.
 
     Attributes:
         sensor: ``'sentinel-2'``, ``'landsat-oli'``, ``'landsat-tm'`` or ``'planetscope'``.
         level: ``'L1'`` or ``'L2'``.
         baseline: Processing baseline of Sentinel-2, such as ``'05.09'``.
         day: Day as YYYYMMDD.
-        band: Band of a file with one band.
+        names: Names of all bands of the file.
+        units: Scale and offset of each of them, as they are stated.
+        applied: Whether the pixels no longer have the offset that is stated elsewhere.
     """
 
     sensor: Optional[str] = None
     level: Optional[str] = None
     baseline: Optional[str] = None
     day: Optional[str] = None
-    band: Optional[str] = None
+    names: Tuple[str, ...] = ()
+    units: Tuple[Tuple[Any, Any], ...] = ()
+    applied: bool = False
 
 
 def read_name(path: str) -> Product:
@@ -92,7 +98,7 @@ def read_name(path: str) -> Product:
         # A file such as `LABELS_T1_B2.tif` is no product.
         if product.sensor or day:
             return product._replace(
-                sensor=product.sensor or SENTINEL2, day=product.day or day, band=match['band']
+                sensor=product.sensor or SENTINEL2, day=product.day or day, names=(match['band'],)
             )
     return product
 
@@ -116,5 +122,5 @@ def shift_of(scale: float, offset: float) -> int:
 def common_names(sensor: Optional[str], names: Sequence[str]) -> Tuple[str, ...]:
     """Return names as they can be compared: STAC's common names of a sensor's bands, small letters."""
     table = _COMMON.get(sensor or '', {})
-    plain = [re.sub(r'^(?:SR_)?B0*(?=\d)', 'B', name.upper()) for name in names]
+    plain = (canonical_band(re.sub('^SR_', '', name.upper())) for name in names)
     return tuple(table.get(name, name.lower()) for name in plain)

@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from typing import Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from rasterio.enums import ColorInterp
 
 from .errors import Box, GeoError, PathName
-from .gdal_files import open_file
 from .raster import Raster
 
 # Side of a window in pixels.
 _WINDOW = 512
 # Number of pixels that stay in memory for the percentiles.
 _SAMPLED = 1000000
-# Side in pixels of the squares that are examined, and their number along the diagonal.
+# Side in pixels of the squares of an alpha band that are examined, and their number.
 _SQUARE, _SQUARES = 256, 3
 # A mask holds two values. If it was smoothed, a few pixels along its edges have other values; this
 # is the largest share of such pixels.
@@ -180,6 +178,22 @@ class _BandTally:
         )
 
 
+def spread_square(number: int, shape: Tuple[int, int], side: int) -> Box:
+    """Return one of a sequence of squares that are spread evenly over a scene.
+
+    Their corners are Roberts' R2 sequence, however many of them are taken.
+
+    Args:
+        number: Number of the square.
+        shape: Height and width of the scene in pixels.
+        side: Side of the square in pixels; a smaller scene is taken whole.
+    """
+    height, width = (min(side, length) for length in shape)
+    column = int(number * 0.7548776662466927 % 1 * (shape[1] - width))
+    row = int(number * 0.5698402909980532 % 1 * (shape[0] - height))
+    return column, row, width, height
+
+
 def hidden_data_band(scene: Raster) -> Optional[int]:
     """Return the number of an alpha band that is not in ``scene.bands`` and holds more than a mask.
 
@@ -192,25 +206,14 @@ def hidden_data_band(scene: Raster) -> Optional[int]:
     Raises:
         RasterBlockError: If the scene is damaged in one of the squares.
     """
-    with open_file(scene.path) as source:
-        alpha = [
-            band
-            for band, kind in zip(source.indexes, source.colorinterp)
-            if kind == ColorInterp.alpha and band not in scene.bands
-        ]
+    colors = enumerate(scene.header.colors, 1)
+    alpha = [band for band, kind in colors if kind == 'alpha' and band not in scene.bands]
     if len(alpha) != 1:
         return None
     with Raster(scene.path, alpha) as band:
-        values = np.concatenate(
-            [
-                band.read(
-                    max(0, (band.width - _SQUARE) * square // (_SQUARES - 1)),
-                    max(0, (band.height - _SQUARE) * square // (_SQUARES - 1)),
-                    min(_SQUARE, band.width),
-                    min(_SQUARE, band.height),
-                )[0].ravel()
-                for square in range(_SQUARES)
-            ]
+        boxes = (
+            spread_square(number, (band.height, band.width), _SQUARE) for number in range(_SQUARES)
         )
+        values = np.concatenate([band.read(*box)[0].ravel() for box in boxes])
     between = (values != 0) & (values != values.max())
     return alpha[0] if between.mean() > _LARGEST_EDGE else None

@@ -87,8 +87,10 @@ class DeviceBlender(RowBlender):
         height, width = valid.shape
         with _naming_memory():
             box = self._open_box(column, valid.shape)
-            self._open.sums[:-1][(slice(None), *box)] += scores[:, :height, :width]
-            self._open.sums[-1][box] += weights[:height, :width]
+            # Not +=, which also writes the sum back into the slice.
+            sums = self._open.sums[(slice(None), *box)]
+            sums[:-1].add_(scores[:, :height, :width])
+            sums[-1].add_(weights[:height, :width])
         self._open.valid[box] |= valid
 
     def take(self) -> Blended:
@@ -108,6 +110,11 @@ class DeviceBlender(RowBlender):
 
     def _new_sums(self, scores: int, rows: int, columns: int) -> Any:
         return _DeviceSums(scores, rows, columns, self._device)
+
+    def _widen(self, stop: int) -> None:
+        # As many columns as there is room for, because every call starts two kernels.
+        if stop > self._right:
+            super()._widen(min(self._left + self._open.valid.shape[1], self._width))
 
     def _finish_box(self, count: int, columns: slice) -> None:
         box = np.s_[: self._rows, :count]

@@ -56,6 +56,8 @@ class _OpenedFile(NamedTuple):
 class ExportedModel(MapModel, Predictor):
     """A file of tools/export.py as the model of a prediction, in one process.
 
+    Several processes are several jobs, which share their maps (`sharing.py`).
+
     It computes weighted scores as :class:`mapsage.maps.predictor.WindowPredictor` does.
 
     Args:
@@ -71,9 +73,8 @@ class ExportedModel(MapModel, Predictor):
         description: Description in the metadata of the file.
 
     Raises:
-        PredictError: If a launcher has started several processes, the runtime is not installed, the
-            file cannot be read or was not written by tools/export.py, or its fixed batch is not
-            ``batch_size``.
+        PredictError: If the runtime is not installed, the file cannot be read or was not written by
+            tools/export.py, or its fixed batch is not ``batch_size``.
     """
 
     def __init__(
@@ -86,14 +87,6 @@ class ExportedModel(MapModel, Predictor):
         window: Optional[int] = None,
     ) -> None:
         self._path, self._expected_window = path, window
-        ranks = os.environ.get('WORLD_SIZE', '1')
-        if ranks not in ('', '1'):
-            raise PredictError(
-                f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
-                f'process, and each rank would write the same maps. Start python '
-                f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
-                f'left from one.'
-            )
         try:
             # Passed as bytes, because runtimes cannot open every name that the system can.
             with open(path, 'rb') as file:
@@ -202,11 +195,7 @@ class ExportedModel(MapModel, Predictor):
             )
         self.classes, self.bands = self.description.as_classes(), self.description.bands
         self.window, self.window_origin = (side, side), f'those of {self._path}'
-        self.passport, self.passport_problem = self.read_passport()
-
-    def read_passport(self) -> Tuple[Optional[Dict[str, Any]], str]:
-        """Return the passport in the file, and '' or the reason why it has none."""
-        return read_passport(self.description.passport, self._path)
+        self.passport, self.passport_problem = read_passport(self.description.passport, self._path)
 
     def prepare(self, decisions: Mapping[str, Any]) -> None:
         """Compute as many windows at a time as the first job decided."""

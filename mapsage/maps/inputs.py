@@ -37,7 +37,6 @@ from mapsage.geo import (
     suffix_of,
     without_secrets,
 )
-from mapsage.geo.places import PlaceRaster
 
 from .description import Bands
 from .errors import BrokenInputError, PredictError
@@ -125,11 +124,15 @@ class Scene:
         raster: The opened file or mosaic.
         size: Height and width in pixels in which the model sees the scene.
         is_picture: Whether the file is decoded as a whole.
+        dtypes: Types of pixels that are read as they are; others become float32, and so do
+            interpolated pixels but uint8.
 
     Raises:
         PredictError: If the file cannot be opened, has another number of bands than the model
             takes, or has values of a type that the model was not trained on.
     """
+
+    dtypes: Tuple[type, ...] = (np.uint8,)
 
     def __init__(
         self,
@@ -164,12 +167,6 @@ class Scene:
         else:
             self._check_bands()
 
-    def units(self, sensor: str) -> str:
-        """Return the unit in which the images of a sensor are read; ``''`` for single scenes."""
-        return (
-            self.raster.units[sensor] if isinstance(self.raster, PlaceRaster) else self._bands.units
-        )
-
     def read(
         self, column: int, row: int, window: Tuple[int, int]
     ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
@@ -184,7 +181,7 @@ class Scene:
             window: Height and width of the window in pixels.
 
         Returns:
-            Pixels ``(bands, height, width)``, uint8 or else float32; the mask of pixels with data,
+            Pixels ``(bands, height, width)``, see ``dtypes``; the mask of pixels with data,
             ``(h, w)`` bool, for the section of the window inside the scene; and at most one line
             about blocks that could not be read.
 
@@ -283,7 +280,7 @@ class Scene:
         return self._in_order(*self.raster.read(*box))
 
     def _in_order(self, values: np.ndarray, valid: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        if values.dtype != np.uint8:
+        if values.dtype not in self.dtypes:
             values = values.astype(np.float32)
         return values[::-1] if self._bands.like_opencv else values, valid
 
@@ -378,12 +375,12 @@ class _AxisSamples:
 
 
 def _interpolate(values: np.ndarray, y: _AxisSamples, x: _AxisSamples) -> np.ndarray:
-    """Interpolate ``(bands, height, width)`` bilinearly, in the dtype of ``values``."""
+    """Interpolate ``(bands, height, width)`` bilinearly, as uint8 or else float32."""
     rows = values[:, y.lower] + y.fraction[:, None] * (
         values[:, y.upper].astype(np.float32) - values[:, y.lower]
     )
     pixels = rows[:, :, x.lower] + x.fraction * (rows[:, :, x.upper] - rows[:, :, x.lower])
-    return (np.rint(pixels) if values.dtype == np.uint8 else pixels).astype(values.dtype)
+    return np.rint(pixels).astype(np.uint8) if values.dtype == np.uint8 else pixels
 
 
 def choose_size(

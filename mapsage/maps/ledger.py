@@ -10,7 +10,6 @@ belong to nobody, whether they were taken over or not. What the claims are for i
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -18,13 +17,20 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Callable, Dict, Iterator, Optional, Set, Type
+from typing import IO, Any, Callable, Dict, Iterator, Optional, Sequence, Set, Type
 
 from mapsage.base.file_locks import close_in_forks, lock
 from mapsage.base.files import atomic_write, parse_json
+from mapsage.base.folder_claims import (
+    FolderClaimedError,
+    claimed,
+    describe_process,
+    parse_facts,
+    process_facts,
+)
 
 from .errors import PredictError
 from .outputs import writing
@@ -36,6 +42,7 @@ LEASE_SECONDS = 120.0
 # Seconds between two looks at the claims of others.
 PAUSE_SECONDS = 0.5
 _FOLDER = '.ledger'
+_ADVICE = 'Wait for its end, stop it, or choose another --out.'
 _WORKER = re.compile(r'worker-([0-9a-f]{8})\.\d+\.[0-9a-f]{8}')
 # Characters of a worker's file that are read.
 _LONGEST = 1 << 12
@@ -52,7 +59,9 @@ class Worker:
     """This rank's entry in the ledger of a folder, while a ``with`` block runs.
 
     Args:
-        folder: Folder of the maps.
+        folder: Folder of the maps; made if it is missing.
+        names: Names of the job's maps; rank 0 claims them for processes without a ledger: an
+            earlier version of MapSage, or ``mapsage classify``.
         job: Name of the job, eight hexadecimal digits; '' for a new one.
         rank: Rank of this process in the job.
 
@@ -61,19 +70,31 @@ class Worker:
         windows: Number of windows that this worker has computed.
     """
 
-    def __init__(self, folder: Path, job: str = '', rank: int = 0) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str] = (), job: str = '', rank: int = 0
+    ) -> None:
         self._folder, self._rank = folder / _FOLDER, rank
+        self._files = [f'{name}.tif' for name in names]
+        self._claim = ExitStack()
         self.job = job or uuid.uuid4().hex[:8]
-        self.windows = self._windows_before = 0
+        self.windows = 0
         self._plan: Optional[Path] = None
         self._counts: Dict[str, int] = {}
         self._counted = 0.0
         self._mutex, self._end = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Worker:
-        with writing(self._folder):
+        with writing(self._folder.parent):
             self._register()
-        self._counts_at_start = sum(self._count().values())
+            try:
+                claim = claimed(self._folder.parent, self._files, _ADVICE, job=_FOLDER)
+                if self._files:
+                    self._claim.enter_context(claim)
+            except FolderClaimedError as error:
+                self.close()
+                raise PredictError(str(error)) from error
+        self._count()
+        self._counts_at_start = sum(self._counts.values())
         threading.Thread(target=self._renew_often, name='lease', daemon=True).start()
         return self
 
@@ -88,7 +109,7 @@ class Worker:
     def close(self) -> None:
         """Leave the ledger: this worker's claims belong to nobody."""
         self._end.set()
-        with self._mutex, suppress(OSError):
+        with self._mutex, self._claim, suppress(OSError):
             self._remove_file()
             if self._plan is not None:
                 self._plan.unlink()
@@ -128,32 +149,31 @@ class Worker:
             PredictError: If the folder cannot be written.
         """
         self.check()
-        claim: Optional[Path] = None
+        number = 0
         with writing(folder / name):
-            # What a worker has left behind gets a new claim with the next number, because two
-            # workers that removed the old one could each remove the other's new one.
-            numbers = itertools.count()
-            while claim is None:
-                path = folder / f'{name}.{next(numbers)}'
+            while True:
+                claim = folder / f'{name}.{number}'
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
-                    file = open(path, 'x', encoding='utf-8')
+                    file = open(claim, 'x', encoding='utf-8')
                 except FileNotFoundError:
                     # Another worker has just removed the folder.
-                    numbers = itertools.count()
+                    number = 0
                     continue
                 except FileExistsError:
-                    if self._is_claimed(path):
-                        break
+                    if self._is_claimed(claim):
+                        return None
+                    # What a worker has left behind gets a new claim with the next number, because
+                    # two workers that removed the old one could each remove the other's new one.
+                    number += 1
                     continue
                 try:
                     with file:
                         file.write(self._name)
                 except OSError:
-                    path.unlink()
+                    claim.unlink()
                     raise
-                claim = path
-        return claim
+                return claim
 
     def release(self, claim: Path) -> None:
         """Give a claim back, unless it may belong to another worker by now."""
@@ -212,14 +232,11 @@ class Worker:
                     path.unlink()
                 continue
             plan = self._folder / f'plan-{match.group(1)}.json'
-            facts = _read_facts(path)
-            who = '{} on {}, since {}'.format(
-                *(facts.get(key, '?') for key in ('process', 'host', 'since'))
-            )
             if plan.exists():
+                who = describe_process(_read_facts(path))
+                plans[who] = None
                 with suppress(OSError, ValueError):
-                    plans[f'process {who}'] = None
-                    plans[f'process {who}'] = parse_json(plan.read_bytes())
+                    plans[who] = parse_json(plan.read_bytes())
         return plans
 
     def leave(self) -> bool:
@@ -229,7 +246,7 @@ class Worker:
         """
         # It removes the files of the dead.
         self.plans()
-        if any(self.job not in name for name in self._count()):
+        if any(self.job not in path.name for path in self._folder.glob('worker-*')):
             return False
         remove_folder(self._folder)
         return True
@@ -245,15 +262,13 @@ class Worker:
             self._count()
         return self.windows + sum(self._counts.values()) - self._counts_at_start
 
-    def _count(self) -> Dict[str, int]:
-        """Read and remember the numbers of windows of the other workers; return them by name."""
-        current = {}
+    def _count(self) -> None:
+        """Read the numbers of windows of the other ranks; those of ranks that have left stay."""
         for path in self._folder.glob('worker-*'):
-            if path.name != self._name:
-                windows = str(_read_facts(path).get('windows'))
-                current[path.name] = int(windows) if windows.isdecimal() else 0
-        self._counts.update(current)
-        return current
+            windows = str(_read_facts(path).get('windows'))
+            # The stem names job and rank, which a new worker of the rank keeps.
+            if path.stem != Path(self._name).stem and windows.isdecimal():
+                self._counts[path.stem] = int(windows)
 
     def _register(self) -> None:
         """Make and lock the file of this worker."""
@@ -265,11 +280,11 @@ class Worker:
             # and refuse the repeated call.
             with suppress(FileNotFoundError, FileExistsError):
                 self._file = open(self._path, 'x+', encoding='utf-8')
+                self._set_time()
                 break
         _locked.add(self._file)
         lock(self._file)
-        self._since = time.strftime('%Y-%m-%d %H:%M:%S %z')
-        self._windows_before = self.windows
+        self._facts = process_facts()
         self._write_facts()
         self._renewed, self._has_lapsed = _seconds(), False
 
@@ -282,14 +297,8 @@ class Worker:
             self._file.close()
 
     def _write_facts(self) -> None:
-        facts = dict(
-            host=socket.gethostname(),
-            process=os.getpid(),
-            since=self._since,
-            machine=_machine(),
-            # Always of one length, so that a full disk has room for it.
-            windows=f'{self.windows - self._windows_before:012d}',
-        )
+        # Always of one length, so that a full disk has room for it.
+        facts = dict(self._facts, machine=_machine(), windows=f'{self.windows:012d}')
         os.pwrite(self._file.fileno(), json.dumps(facts).encode(), 0)
 
     def _renew_often(self) -> None:
@@ -301,14 +310,13 @@ class Worker:
         with self._mutex:
             if self._has_lapsed or self._file.closed:
                 return
-            start = _seconds()
+            start, before = _seconds(), self._time
             try:
-                before = os.stat(self._path).st_mtime
                 # A full disk does not end a lease.
                 with suppress(OSError):
                     self._write_facts()
-                os.utime(self._path)
-                elapsed = max(start - self._renewed, os.stat(self._path).st_mtime - before)
+                self._set_time()
+                elapsed = max(start - self._renewed, self._time - before)
             except FileNotFoundError:
                 elapsed = LEASE_SECONDS
             except OSError:
@@ -316,6 +324,12 @@ class Worker:
                 return
             self._has_lapsed = elapsed >= LEASE_SECONDS
             self._renewed = start
+
+    def _set_time(self) -> None:
+        """Let the file server set the time of this worker's file, and read its clock from it."""
+        os.utime(self._path)
+        self._time = os.stat(self._path).st_mtime
+        self._server_ahead = self._time - _seconds()
 
     def _is_claimed(self, claim: Path) -> bool:
         """Return whether a claim is a living worker's."""
@@ -341,7 +355,7 @@ class Worker:
         try:
             # NFS asks the server for the attributes of a file that is opened.
             with open(path, encoding='utf-8', errors='replace') as file:
-                if _parse(file.read(_LONGEST)).get('machine') == _machine():
+                if parse_facts(file.read(_LONGEST)).get('machine') == _machine():
                     locked = lock(file, shared=True)
                     if locked is not None:
                         return not locked
@@ -354,25 +368,15 @@ class Worker:
 
     def _is_fresh(self, state: os.stat_result) -> bool:
         """Return whether a file was changed within a lease, by the clock of the file server."""
-        self._renew()
-        if self._has_lapsed:
-            raise LapsedError
-        return os.stat(self._path).st_mtime - state.st_mtime < LEASE_SECONDS
+        self.check()
+        return _seconds() + self._server_ahead - state.st_mtime < LEASE_SECONDS
 
 
 def _read_facts(path: Path) -> Dict[str, Any]:
     try:
-        return _parse(path.read_text(encoding='utf-8', errors='replace')[:_LONGEST])
+        return parse_facts(path.read_text(encoding='utf-8', errors='replace')[:_LONGEST])
     except OSError:
         return {}
-
-
-def _parse(text: str) -> Dict[str, Any]:
-    try:
-        facts = parse_json(text)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _seconds() -> float:

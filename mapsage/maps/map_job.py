@@ -197,6 +197,7 @@ class MapJob:
             BrokenInputError: If the input cannot be read any more, or has changed.
         """
         scene = self._open((self.plan.height, self.plan.width))
+        scene.dtypes = predictor.dtypes
         with scene.raster:
             return predict_strips(
                 scene,

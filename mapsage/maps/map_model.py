@@ -71,6 +71,7 @@ class Predictor:
         weights: ``(height, width)`` float32 factors of the scores, where the scores are.
         batch_size: Largest number of windows that are computed at a time.
         parallel: Number of threads that may compute a batch at the same time.
+        dtypes: Types of pixels that it takes beside float32.
     """
 
     scores: int
@@ -78,6 +79,7 @@ class Predictor:
     weights: Any
     batch_size: int
     parallel = 1
+    dtypes: Tuple[type, ...] = (np.uint8,)
 
     def stack(self, windows: Sequence[np.ndarray]) -> Scores:
         """Return a batch of ``(bands, h, w)`` windows, in memory that suits the device.

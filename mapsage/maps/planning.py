@@ -193,7 +193,7 @@ class MapPlanner:
         """Count the strips that nobody has finished; damaged ones are removed."""
         job = MapJob(plan, self._setup)
         if plan.name not in self._shared:
-            job.strips.finished()
+            job.strips.remove_damaged()
         missing, total = job.missing(), job.grid.strip_count
         self._plan.strips += sum(bool(job.grid.columns_of(strip)) for strip in missing)
         self._plan.windows += count_windows(job.grid, missing)

@@ -9,17 +9,16 @@ map is in `map_job.py`.
 from __future__ import annotations
 
 import json
-import time
 from collections import ChainMap
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from mapsage.base.progress import ProgressLine
 from mapsage.geo import AreaOfInterest, is_remote
 from mapsage.geo.change_classes import UNCHANGED
 
-from .door import Door, as_in_training, choose_gsd
+from .door import Door
 from .errors import PredictError
 from .inputs import find_inputs, find_members
 from .ledger import Worker
@@ -29,8 +28,7 @@ from .options import MapOptions, class_indices
 from .outputs import Outputs
 from .places import find_places
 from .planning import MapPlan, MapPlanner
-from .sharing import run_length, share, shared_plan
-from .strips import Waits
+from .sharing import SharedWork, run_length, shared_plan
 from .upload import Upload, local_folder
 
 # Lines about damaged blocks that a map's summary shows at most.
@@ -98,18 +96,21 @@ class Prediction:
             self._inputs = find_inputs(options, model.places)
             members = find_members(options.inputs, options.allow_remote) if options.mosaic else []
             if self._rank == 0:
-                self._worker = stack.enter_context(self._enter())
+                if self._upload is not None:
+                    self._say(self._upload.check())
+                self._worker = stack.enter_context(Worker(self._folder, list(self._inputs)))
             model.load()
             if model.passport_problem:
                 self._say(f'note: {model.passport_problem}')
-            options = replace(options, gsd=choose_gsd(options.gsd, model.passport))
+            door = Door(model.passport, options.trust_scenes, self._say)
+            options = replace(options, gsd=door.gsd(options.gsd))
             # Polygons of a map of change show what has changed.
             unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
                 folder=self._folder,
                 upload=self._upload,
                 classes=model.classes,
-                bands=as_in_training(model.bands, model.passport, options.units, options.bands),
+                bands=door.bands_of(model.bands, options.units, options.bands),
                 window=model.window,
                 overlap=model.overlap,
                 members=members,
@@ -132,7 +133,6 @@ class Prediction:
             shared: Dict[str, Any] = {}
             self._plan = MapPlan()
             if self._rank == 0:
-                door = Door(model.passport, options.trust_scenes, self._say)
                 planner = MapPlanner(
                     options, self.setup, self._inputs, model.settings(), self._say, door
                 )
@@ -150,7 +150,7 @@ class Prediction:
         for job in self._jobs:
             job.note_input_files()
         if self._rank > 0:
-            self._worker = Worker(self._folder, shared['job'], self._rank)
+            self._worker = Worker(self._folder, job=shared['job'], rank=self._rank)
             self._entry.enter_context(self._worker)
 
     def _plan_maps(self, planner: MapPlanner) -> Dict[str, Any]:
@@ -202,9 +202,11 @@ class Prediction:
             GeoError, PredictError: If a map cannot be made.
         """
         with self._entry:
-            seconds, broken = self._predict()
+            work = self._predict()
             texts = self.model.gather_texts(
-                json.dumps(dict(broken=broken, windows=self._worker.windows, seconds=seconds))
+                json.dumps(
+                    dict(broken=work.broken, windows=self._worker.windows, seconds=work.seconds)
+                )
             )
             ranks = [json.loads(text) for text in texts]
             self._plan.broken.update(ChainMap(*(rank['broken'] for rank in ranks)))
@@ -215,58 +217,19 @@ class Prediction:
                     for job in self._jobs:
                         if job.plan.name in self._plan.broken:
                             job.strips.remove()
-            return self._summarize(seconds, ranks)
+            return self._summarize(work, ranks)
 
-    def _predict(self) -> Tuple[float, Dict[str, str]]:
-        """Work on the maps until all are finished. Collective.
-
-        Returns:
-            Seconds that this rank predicted; name of a map whose input is broken -> reason.
-        """
-        model, worker = self.model, self._worker
-        seconds = 0.0
-        self._waits = Waits()
+    def _predict(self) -> SharedWork:
+        """Work on the maps until all are finished. Collective."""
+        model, options = self.model, self.options
         with model.fail_together('predicting'), ProgressLine(
             self._windows, 'predicting', self._say, self._rank == 0
         ) as progress:
             model.prepare(self._decisions)
-
-            def advance(count: int = 0) -> None:
-                worker.windows += count
-                progress.done = min(worker.windows_of_all(), self._windows)
-                progress.show()
-
-            def predict(job: MapJob, strips: List[int]) -> None:
-                nonlocal seconds
-                start = time.monotonic()
-                waits = job.predict(
-                    strips, model.predictor, model.batch_size, advance, worker.check
-                )
-                self._waits.reading += waits.reading
-                self._waits.writing += waits.writing
-                seconds += time.monotonic() - start
-
-            broken = share(
-                self._jobs,
-                worker,
-                (self.options.shard + self._rank / model.world_size) / self.options.shards,
-                predict,
-                advance,
-                self.options.skip_broken,
-            )
-        return seconds, broken
-
-    def _enter(self) -> Worker:
-        """Return the entry of rank 0 in the ledger, once the folder is known to be writable."""
-        if self._upload is not None:
-            self._say(self._upload.check())
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PredictError(
-                f'--out {self._folder} cannot be made or written: {error}.'
-            ) from error
-        return Worker(self._folder)
+            begin = (options.shard + self._rank / model.world_size) / options.shards
+            work = SharedWork(self._worker, begin, model.predictor, model.batch_size, progress)
+            work.finish(self._jobs, options.skip_broken)
+        return work
 
     def _describe(self) -> None:
         """Tell the user the inputs, the windows and the device."""
@@ -284,7 +247,7 @@ class Prediction:
                 f"note: {', '.join(setup.bands.ignored)} of the config's test pipeline is not done."
             )
 
-    def _summarize(self, seconds: float, ranks: Sequence[Mapping[str, Any]]) -> List[str]:
+    def _summarize(self, work: SharedWork, ranks: Sequence[Mapping[str, Any]]) -> List[str]:
         """Tell the user about every map and the work of the ranks; return what the maps lack."""
         has_damage = False
         for name in self.mapped_inputs:
@@ -314,8 +277,8 @@ class Prediction:
                 f'{windows / slowest:.1f} windows/s'
             )
         # The others may have left no strip to this rank.
-        if seconds:
-            self._say(self._waits.describe(seconds))
+        if work.seconds:
+            self._say(work.waits.describe(work.seconds))
         gaps = ['damaged parts of the input are no data in the map(s)'] * has_damage
         if self._plan.broken:
             gaps.append(f'{len(self._plan.broken)} of {len(self._inputs)} input(s) skipped')

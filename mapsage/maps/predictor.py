@@ -43,6 +43,7 @@ _MOST_PARALLEL = 4
 class TorchPredictor(Predictor):
     """A predictor with a PyTorch model, which several threads of a CPU may call at the same time."""
 
+    dtypes = (np.uint8, np.uint16)
     _model: Any
     _replicas: Optional[queue.SimpleQueue[TorchPredictor]] = None
 
@@ -78,10 +79,14 @@ class TorchPredictor(Predictor):
 
     def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
         """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
+        dtype = windows[0].dtype
+        # PyTorch 1.10 has no uint16; the same bits travel as int16, see _widen.
+        bits = np.int16 if dtype == np.uint16 else dtype
         # From an empty array, because PyTorch takes no view that is mirrored.
-        dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
-        batch = current_accelerator().host_buffer((len(windows), *windows[0].shape), dtype)
-        np.stack(windows, out=batch.numpy())
+        batch = current_accelerator().host_buffer(
+            (len(windows), *windows[0].shape), torch.from_numpy(np.empty(0, bits)).dtype
+        )
+        np.stack(windows, out=batch.numpy().view(dtype))
         return batch
 
     def __call__(self, windows: Scores) -> Any:
@@ -229,8 +234,8 @@ class WindowPredictor(TorchPredictor):
         """Return the weighted scores of a batch of windows.
 
         Args:
-            windows: ``(batch, bands, height, width)`` uint8 or float32 on the CPU, bands in the
-                order of the config's test pipeline.
+            windows: ``(batch, bands, height, width)`` of :meth:`stack`, bands in the order of the
+                config's test pipeline.
 
         Returns:
             ``(batch, scores, height, width)`` float32; a tensor if the device blends, which may
@@ -248,7 +253,11 @@ class WindowPredictor(TorchPredictor):
             # The host is at most two batches ahead of the device, whose scores take memory.
             if len(self._fences) == _BATCHES_AHEAD:
                 self._fences.popleft()()
-            windows = windows.to(self._device, non_blocking=windows.is_pinned())
+            pinned = windows.is_pinned()
+            # Only a device that copies by itself is known to compute with integers of 16 bits.
+            windows = windows if pinned else _widen(windows)
+            windows = windows.to(self._device, non_blocking=pinned)
+        windows = _widen(windows)
         computed: List[Any] = []
         first = 0
         while first < len(windows):
@@ -388,6 +397,13 @@ class WindowPredictor(TorchPredictor):
         if self._gives_scores:
             return logits
         return logits.softmax(1) if self.scores > 1 else logits.sigmoid()
+
+
+def _widen(windows: torch.Tensor) -> torch.Tensor:
+    """Return float32 for the bits of uint16 in an int16 tensor, and other windows as they are."""
+    if windows.dtype != torch.int16:
+        return windows
+    return windows.to(torch.int32).bitwise_and_(0xFFFF).float()
 
 
 def divide_threads(threads: int) -> Tuple[int, int]:

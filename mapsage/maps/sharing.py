@@ -8,14 +8,18 @@ assembly. Claims lie in the folder of the map's strips and go with it.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from mapsage.base.progress import ProgressLine
 from mapsage.geo import GeoError
 
 from .errors import BrokenInputError, PredictError
 from .ledger import PAUSE_SECONDS, LapsedError, Worker
 from .map_job import MapJob
+from .map_model import Predictor
+from .strips import Waits
 
 # Most strips of a run. The row of windows above a run is computed by its neighbor, too.
 _MOST_STRIPS = 8
@@ -97,127 +101,135 @@ def refuse_differences(
         )
 
 
-def share(
-    jobs: Sequence[MapJob],
-    worker: Worker,
-    begin: float,
-    predict: Callable[[MapJob, List[int]], None],
-    wait: Callable[[], None] = lambda: None,
-    skip_broken: bool = False,
-) -> Dict[str, str]:
-    """Work on maps until all of them are finished, by this worker or by others.
-
-    The worker is closed after an error.
+class SharedWork:
+    """This rank's work on maps, which other ranks and jobs work on, too.
 
     Args:
-        jobs: The maps.
-        worker: This rank's entry in the ledger.
-        begin: Where in the list, and in each map, this worker begins, from 0 to below 1.
-        predict: Function that predicts and stores strips of a map.
-        wait: Function that is called while only others work.
-        skip_broken: Whether maps whose input is broken are left out.
+        worker: This rank's entry in the ledger; closed after an error.
+        begin: Where in the list of maps, and in each map, this rank begins, from 0 to below 1.
+        predictor: The model.
+        batch_size: Largest number of windows in a batch.
+        progress: Shows the windows of all workers.
 
-    Returns:
-        Name of a map whose input is broken -> reason.
-
-    Raises:
-        GeoError, PredictError: If a map cannot be made.
+    Attributes:
+        seconds: Seconds in which this rank predicted.
+        waits: Its waits in these seconds.
+        broken: Name of a map whose input is broken -> reason.
     """
-    try:
-        return _share(jobs, worker, begin, predict, wait, skip_broken)
-    except BaseException:
-        # Others take over what this worker has claimed, although its process may still live.
-        worker.close()
-        raise
 
+    def __init__(
+        self,
+        worker: Worker,
+        begin: float,
+        predictor: Predictor,
+        batch_size: int,
+        progress: ProgressLine,
+    ) -> None:
+        self._worker, self._begin, self._progress = worker, begin, progress
+        self._predictor, self._batch_size = predictor, batch_size
+        self.seconds, self.waits = 0.0, Waits()
+        self.broken: Dict[str, str] = {}
 
-def _share(
-    jobs: Sequence[MapJob],
-    worker: Worker,
-    begin: float,
-    predict: Callable[[MapJob, List[int]], None],
-    wait: Callable[[], None],
-    skip_broken: bool,
-) -> Dict[str, str]:
-    broken: Dict[str, str] = {}
-    left = rotate(jobs, begin)
-    while left:
-        has_worked = False
-        for job in list(left):
+    def finish(self, jobs: Sequence[MapJob], skip_broken: bool = False) -> None:
+        """Work until all maps are finished, by this rank or by others.
+
+        Args:
+            jobs: The maps.
+            skip_broken: Whether maps whose input is broken are left out.
+
+        Raises:
+            GeoError, PredictError: If a map cannot be made.
+        """
+        left = rotate(jobs, self._begin)
+        with ExitStack() as after_error:
+            # Others take over what this worker has claimed, although its process may still live.
+            after_error.callback(self._worker.close)
+            while left:
+                has_worked = False
+                for job in list(left):
+                    try:
+                        is_finished, has_claimed = self._work_on(job)
+                        has_worked = has_worked or has_claimed
+                    except (LapsedError, GeoError, PredictError) as error:
+                        # What a worker does without a claim may fail in many ways.
+                        if self._worker.has_lapsed():
+                            self._worker.restart()
+                            continue
+                        if not (skip_broken and isinstance(error, BrokenInputError)):
+                            raise
+                        self.broken[job.plan.name] = str(error)
+                        is_finished = True
+                    if is_finished:
+                        left.remove(job)
+                if left and not has_worked:
+                    self._advance()
+                    time.sleep(PAUSE_SECONDS)
+            after_error.pop_all()
+
+    def _work_on(self, job: MapJob) -> Tuple[bool, bool]:
+        """Do what nobody else does for a map; return if it is finished, and if this rank worked."""
+        worker, has_claimed = self._worker, False
+        while not job.is_finished():
+            claims, runs = self._claim_runs(job)
+            is_assembly = not claims and not job.missing()
+            if is_assembly:
+                claim = worker.claim(job.strips.folder, 'assembly')
+                claims = [] if claim is None else [claim]
+            if not claims:
+                return False, has_claimed
+            has_claimed = True
             try:
-                is_finished, has_claimed = _work_on(job, worker, begin, predict)
-                has_worked = has_worked or has_claimed
-            except (LapsedError, GeoError, PredictError) as error:
-                # What a worker does without a claim may fail in many ways.
-                if worker.has_lapsed():
-                    worker.restart()
-                    continue
-                if not (skip_broken and isinstance(error, BrokenInputError)):
-                    raise
-                broken[job.plan.name] = str(error)
-                is_finished = True
-            if is_finished:
-                left.remove(job)
-        if left and not has_worked:
-            wait()
-            time.sleep(PAUSE_SECONDS)
-    return broken
+                # Somebody may have finished it just before the claim.
+                if job.is_finished():
+                    break
+                if is_assembly:
+                    job.assemble(worker.check)
+                else:
+                    self._predict(job, [strip for run in runs for strip in job.missing(run)])
+            except BrokenInputError:
+                for claim in claims:
+                    worker.release(claim)
+                raise
+        job.strips.remove()
+        return True, has_claimed
+
+    def _claim_runs(self, job: MapJob) -> Tuple[List[Path], List[Sequence[int]]]:
+        """Claim this rank's share of a map: unfinished runs that follow each other, or one."""
+        worker = self._worker
+        claims: List[Path] = []
+        runs: List[Sequence[int]] = []
+        # Half of a large map stays free for a later job even without other workers.
+        most = -(-len(job.runs) // max(2, worker.worker_count())) if len(job.runs) > 1 else 1
+        for run in rotate(job.runs, self._begin):
+            claim = None
+            if job.missing(run):
+                claim = worker.claim(job.strips.folder, f'run{run[0]}-{run[-1]}')
+            if claim is not None:
+                claims.append(claim)
+                runs.append(run)
+            if claims and (claim is None or len(claims) >= most):
+                break
+        return claims, runs
+
+    def _predict(self, job: MapJob, strips: List[int]) -> None:
+        start = time.monotonic()
+        waits = job.predict(
+            strips, self._predictor, self._batch_size, self._advance, self._worker.check
+        )
+        self.waits.reading += waits.reading
+        self.waits.writing += waits.writing
+        self.seconds += time.monotonic() - start
+
+    def _advance(self, windows: int = 0) -> None:
+        """Count windows that this rank has finished, and show those of all workers."""
+        self._worker.windows += windows
+        self._progress.reach(self._worker.windows_of_all())
 
 
 def rotate(items: Sequence[Any], begin: float) -> List[Any]:
     """Return the items from the one at the part ``begin`` of the list, and then those before it."""
     first = int(begin * len(items))
     return [*items[first:], *items[:first]]
-
-
-def _work_on(
-    job: MapJob, worker: Worker, begin: float, predict: Callable[[MapJob, List[int]], None]
-) -> Tuple[bool, bool]:
-    """Do what nobody else does for a map; return whether it is finished, and whether this worked."""
-    has_claimed = False
-    while not job.is_finished():
-        claims, runs = _claim_runs(job, worker, begin)
-        is_assembly = not claims and not job.missing()
-        if is_assembly:
-            claim = worker.claim(job.strips.folder, 'assembly')
-            claims = [] if claim is None else [claim]
-        if not claims:
-            return False, has_claimed
-        has_claimed = True
-        try:
-            # Somebody may have finished it just before the claim.
-            if job.is_finished():
-                break
-            if is_assembly:
-                job.assemble(worker.check)
-            else:
-                predict(job, [strip for run in runs for strip in job.missing(run)])
-        except BrokenInputError:
-            for claim in claims:
-                worker.release(claim)
-            raise
-    job.strips.remove()
-    return True, has_claimed
-
-
-def _claim_runs(
-    job: MapJob, worker: Worker, begin: float
-) -> Tuple[List[Path], List[Sequence[int]]]:
-    """Claim this worker's share of a map: unfinished runs that follow each other, or one."""
-    claims: List[Path] = []
-    runs: List[Sequence[int]] = []
-    # Half of a large map stays free for a later job even without other workers.
-    most = -(-len(job.runs) // max(2, worker.worker_count())) if len(job.runs) > 1 else 1
-    for run in rotate(job.runs, begin):
-        claim = None
-        if job.missing(run):
-            claim = worker.claim(job.strips.folder, f'run{run[0]}-{run[-1]}')
-        if claim is not None:
-            claims.append(claim)
-            runs.append(run)
-        if claims and (claim is None or len(claims) >= most):
-            break
-    return claims, runs
 
 
 def _is_plan(plan: Any) -> bool:

@@ -15,7 +15,7 @@ import uuid
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import List, Mapping
+from typing import Mapping
 
 import numpy as np
 
@@ -60,9 +60,13 @@ class StripStore:
         self.folder, self._grid = folder, grid
         self._confidence, self._probabilities = int(confidence), probabilities
 
-    def finished(self) -> List[int]:
-        """Return the numbers of the finished strips; damaged ones are removed."""
-        return [number for number in range(self._grid.strip_count) if self._is_whole(number)]
+    def remove_damaged(self) -> None:
+        """Read all finished strips, and remove the damaged ones."""
+        for number in filter(self.has, range(self._grid.strip_count)):
+            try:
+                self.read(number)
+            except PredictError:
+                self._path(number).unlink()
 
     def has(self, number: int) -> bool:
         """Return whether a strip is there, damaged or not."""
@@ -139,16 +143,6 @@ class StripStore:
     def remove(self) -> None:
         """Remove the folder with all strips."""
         remove_folder(self.folder)
-
-    def _is_whole(self, number: int) -> bool:
-        if not self.has(number):
-            return False
-        try:
-            self.read(number)
-        except PredictError:
-            self._path(number).unlink()
-            return False
-        return True
 
     def _path(self, number: int) -> Path:
         return self.folder / f'strip{number:06d}'

@@ -2,7 +2,7 @@
 
 Nothing here communicates with other ranks: where a loss needs a sum over all ranks, the model
 wrapper supplies it (mapsage/distributed/wrappers/batch_counts.py). Start with ``backbones/`` and ``losses/``;
-``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters.
+``lora/`` has the adapters.
 """
 
 from .backbones import (
@@ -19,8 +19,6 @@ from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
 from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss
-from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
-from .necks import TemporalPool
 
 __all__ = [
     'BackboneInputError',
@@ -29,17 +27,12 @@ __all__ = [
     'DINOv3LayerDecayConstructor',
     'DINOv3ViT',
     'EfficientNetLite',
-    'EoMT',
-    'EoMTHead',
     'FrozenWeightsError',
     'JaccardLoss',
     'LinearHead',
     'LoRAError',
-    'MaskClassLoss',
-    'PMTHead',
     'SegDiceLoss',
     'SegFocalLoss',
     'StackBackbone',
-    'TemporalPool',
     'WeightsError',
 ]

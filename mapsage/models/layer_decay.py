@@ -2,7 +2,7 @@
 
 The rate shrinks from the head down to the backbone's first block, which keeps the features of the
 early blocks close to their pretrained values. EoMT has another schedule
-(mask_transformers/two_stages.py).
+(extras/mask_transformers/two_stages.py).
 """
 
 from __future__ import annotations

@@ -95,7 +95,10 @@ def render_preview(
     entries, note = _legend_entries(samples, classes, colors)
     return _draw(
         rows,
-        _column_titles(dates == {2}, with_truth, labels),
+        [
+            *(['Before', 'After'] if dates == {2} else ['Image']),
+            *(['Truth', labels, 'Disagreement'] if with_truth else [labels]),
+        ],
         entries,
         title,
         '   '.join(filter(None, (subtitle, note))),
@@ -122,11 +125,6 @@ def save_preview(
         OSError: If the folder cannot be written.
     """
     save_png(path, render_preview(samples, classes, palette, title, subtitle, labels))
-
-
-def _column_titles(with_dates: bool, with_truth: bool, labels: str) -> List[str]:
-    images = ['Before', 'After'] if with_dates else ['Image']
-    return images + (['Truth', labels, 'Disagreement'] if with_truth else [labels])
 
 
 def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:

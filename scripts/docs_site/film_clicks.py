@@ -29,10 +29,31 @@ from mapsage.extras.viewer import Labeling, ViewServer, ViewSession  # noqa: E40
 
 WIDTH, HEIGHT, SHOWN = 1100, 640, 760  # pixels
 STILL, LAST = 800, 3000  # milliseconds
-COLORS = 96
+COLORS = 128
 SETTLED = (
     '!viewer.labels().busy && (document.body.dataset.version || 0) == viewer.labels().state.version'
 )
+
+
+def save_film(frames: List[Image.Image], target: Path, durations: List[int]) -> None:
+    """Write pictures of equal size as a GIF.
+
+    Args:
+        frames: RGB pictures. The colors of the film are those of the first, the middle and the last one.
+        target: File to write.
+        durations: Milliseconds of each picture.
+    """
+    width, height = frames[0].size
+    shown = [frames[0], frames[len(frames) // 2], frames[-1]]
+    together = Image.new('RGB', (width, len(shown) * height))
+    for number, frame in enumerate(shown):
+        together.paste(frame, (0, number * height))
+    palette = together.quantize(COLORS)
+    stills = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    stills[0].save(
+        target, save_all=True, append_images=stills[1:], duration=durations, loop=0, optimize=True
+    )
+    print(f'{target}: {len(stills)} pictures, {target.stat().st_size / 1000:.0f} kB')
 
 
 def film(embedding: str, points: str, target: Path) -> None:
@@ -84,17 +105,7 @@ def film(embedding: str, points: str, target: Path) -> None:
                 photograph()
             server.shutdown()
         browser.close()
-    # Colors of the first and of the last picture.
-    both = Image.new('RGB', (SHOWN, 2 * frames[0].height))
-    for number, frame in enumerate((frames[0], frames[-1])):
-        both.paste(frame, (0, number * frame.height))
-    palette = both.quantize(COLORS)
-    stills = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    durations = [STILL] * (len(stills) - 1) + [LAST]
-    stills[0].save(
-        target, save_all=True, append_images=stills[1:], duration=durations, loop=0, optimize=True
-    )
-    print(f'{target}: {len(stills)} pictures, {target.stat().st_size / 1000:.0f} kB')
+    save_film(frames, target, [STILL] * (len(frames) - 1) + [LAST])
 
 
 if __name__ == '__main__':

@@ -52,7 +52,13 @@ def data(tmp_path_factory: Any) -> Path:
 
 
 @main_leg
-@pytest.mark.parametrize('name', SAMPLE)
+@pytest.mark.parametrize(
+    'name',
+    [
+        *SAMPLE[::3],
+        *(pytest.param(name, marks=pytest.mark.long) for name in SAMPLE if name not in SAMPLE[::3]),
+    ],
+)
 def test_a_shipped_config_ends_alike(name: str, data: Path, tmp_path: Path) -> None:
     assert compare_shipped(name, data, tmp_path) == Compared('equal')
 

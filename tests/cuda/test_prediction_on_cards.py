@@ -77,9 +77,9 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Transfers:
     return counted
 
 
-def predicted(device: str) -> np.ndarray:
+def predicted(device: str, pixels: np.ndarray = PIXELS) -> np.ndarray:
     torch.manual_seed(0)
-    scene = Following(PIXELS)
+    scene = Following(pixels)
     model = Device(scene, device)
     grid = Grid(SIDE, PIXELS.shape[2], (SIDE, SIDE), 0)
     predictor = WindowPredictor(model, torch.device(device), grid.window, 0, 2)
@@ -100,6 +100,15 @@ def test_windows_come_from_pinned_memory_while_the_next_ones_are_read(transfers:
         on_cpu = predicted('cpu')
     assert not transfers.copies
     np.testing.assert_array_equal(on_card, on_cpu)
+
+
+def test_16_bits_of_a_scene_come_as_16_bits(transfers: Any) -> None:
+    deep = np.random.RandomState(2).randint(0, 1 << 16, PIXELS.shape)
+    with transfers:
+        on_card = predicted('cuda', deep.astype(np.uint16))
+    windows = [copy for copy in transfers.copies if copy[0] == torch.int16]
+    assert windows == [(torch.int16, False)] * 4
+    np.testing.assert_array_equal(on_card, predicted('cpu', deep.astype(np.float32)))
 
 
 class SevenClasses(Device):

@@ -9,6 +9,8 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from mapsage.extras.elastic.heartbeat import has_heartbeat
+
 
 @HOOKS.register_module()
 class DieOnce(Hook):
@@ -25,7 +27,7 @@ class DieOnce(Hook):
 
 @HOOKS.register_module()
 class MeetPeers(Hook):
-    """Holds a run at an iteration while it has fewer ranks than it shall have at that point."""
+    """Holds a run at an iteration until it has so many ranks; notes if machines watch each other."""
 
     def __init__(self, iteration: int, ranks: int, reached: str) -> None:
         self.iteration, self.ranks, self.reached = iteration, ranks, Path(reached)
@@ -35,16 +37,18 @@ class MeetPeers(Hook):
             self.reached.touch()
             while runner.world_size < self.ranks:
                 time.sleep(0.1)
+            if has_heartbeat():
+                self.reached.with_name('watched').touch()
 
 
 @HOOKS.register_module()
 class SlowSteps(Hook):
-    """Steps of half a second; the second one makes a file."""
+    """Slow steps; the second one makes a file."""
 
-    def __init__(self, reached: str) -> None:
-        self.reached = Path(reached)
+    def __init__(self, reached: str, seconds: float = 0.5) -> None:
+        self.reached, self.seconds = Path(reached), seconds
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         if runner.iter == 1:
             self.reached.touch()
-        time.sleep(0.5)
+        time.sleep(self.seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,8 +59,11 @@ def test_torchrun_restarts_a_killed_rank(
 def test_a_machine_joins_a_job_of_torchrun(
     reference: Dict[str, Any], tiny_data: Path, tmp_path: Path
 ) -> None:
-    """torchrun alone leaves it waiting for MASTER_ADDR; then all machines end."""
-    meet = (
+    """torchrun alone leaves it waiting for MASTER_ADDR; then all machines end.
+
+    MapSage's watch over lost machines is off where the config says so.
+    """
+    meet = "env_cfg['dist_cfg'] = dict(env_cfg.get('dist_cfg', {}), heartbeat_timeout=0)\n" + (
         f"custom_hooks = [dict(type='MeetPeers', iteration=3, ranks=2, "
         f'reached={str(tmp_path / "reached")!r})]\n'
     )
@@ -76,30 +80,40 @@ def test_a_machine_joins_a_job_of_torchrun(
     second = Launch(*options, command=TORCHRUN, environ=environ, cold=True)
     for machine in (first, second):
         check_finished(machine.finish())
+    assert not (tmp_path / 'watched').exists()
     check_same(tmp_path, reference)
 
 
-def test_the_stop_hook_of_a_pod_lets_the_ranks_of_torchrun_save(
-    tiny_data: Path, tmp_path: Path
+@pytest.mark.parametrize('program', ['launcher', 'torchrun'])
+def test_a_pod_that_is_stopped_and_started_again(
+    program: str, reference: Dict[str, Any], tiny_data: Path, tmp_path: Path
 ) -> None:
-    """docs/how-to/engines.md has this command; there, torchrun is process 1."""
-    slow = (
-        f"custom_hooks = [dict(type='SlowSteps', reached={str(tmp_path / 'reached')!r})]\n"
-        "train_cfg['max_iters'] = 1000\n"
-    )
+    """The first process of the container gets SIGTERM, after docs/how-to/engines.md's preStop hook
+    where it is torchrun; what it takes is less than a grace period."""
+    slow = f"custom_hooks = [dict(type='SlowSteps', reached={str(tmp_path / 'reached')!r})]\n"
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT + slow)
-    run = Launch(
-        *['--standalone', '--nproc-per-node', '2', 'tools/train.py'],
-        *[config, '--launcher', 'pytorch', '--work-dir', tmp_path],
-        command=TORCHRUN,
-        environ={'PYTHONPATH': HOOKS},
-        cold=True,
-    )
-    run.wait_for(tmp_path / 'reached')
-    assert 'pkill -USR1 -P 1 &&' in (ROOT / 'docs/how-to/engines.md').read_text()
-    subprocess.run(['pkill', '-USR1', '-P', str(run.process.pid)], check=True)
-    finished = run.finish()
-    assert (tmp_path / 'stopped.pth').exists(), finished.output[-6000:]
+    arguments: List[Any] = [config, '--work-dir', tmp_path, '--resume']
+    command = ['bash', 'scripts/start_8card_training.sh']
+    if program == 'torchrun':
+        command = [*TORCHRUN, '--standalone', '--nproc-per-node', '2', 'tools/train.py']
+        arguments += ['--launcher', 'pytorch']
+    pods = []
+    for _ in range(2):
+        pods.append(Launch(*arguments, command=command, environ={'PYTHONPATH': HOOKS}, cold=True))
+        if len(pods) == 1:
+            pods[0].wait_for(tmp_path / 'reached')
+            process = pods[0].process
+            if program == 'torchrun':
+                assert 'pkill -USR1 -P 1 &&' in (ROOT / 'docs/how-to/engines.md').read_text()
+                subprocess.run(['pkill', '-USR1', '-P', str(process.pid)], check=True)
+            else:
+                process.terminate()
+        finished = pods[-1].finish()
+        assert finished.left_running == []
+        assert (tmp_path / 'stopped.pth').exists(), finished.output[-6000:]
+        assert (tmp_path / 'iter_4.pth').exists() == (len(pods) == 2), finished.output[-6000:]
+    assert finished.status == 0 and 'resuming from' in finished.output
+    check_same(tmp_path, reference)
 
 
 def mpi_command() -> List[str]:
@@ -118,6 +132,26 @@ def test_mpirun(reference: Dict[str, Any], tiny_data: Path, tmp_path: Path) -> N
     )
     check_finished(finished)
     check_same(tmp_path, reference)
+
+
+@pytest.mark.skipif(shutil.which('mpirun') is None, reason='not installed: mpirun (openmpi-bin)')
+def test_mpirun_passes_a_request_on(tiny_data: Path, tmp_path: Path) -> None:
+    """SIGUSR1; after SIGTERM it kills the ranks within a second, which is less than such a step."""
+    slow = (
+        f"custom_hooks = [dict(type='SlowSteps', reached={str(tmp_path / 'reached')!r}, "
+        f'seconds=2)]\n'
+    )
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT + slow)
+    run = Launch(
+        *[config, '--launcher', 'mpi', '--work-dir', tmp_path],
+        command=mpi_command(),
+        environ={'PYTHONPATH': HOOKS, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())},
+    )
+    run.wait_for(tmp_path / 'reached')
+    run.process.send_signal(signal.SIGUSR1)
+    finished = run.finish()
+    assert (tmp_path / 'stopped.pth').exists(), finished.output[-6000:]
+    assert not (tmp_path / 'iter_4.pth').exists()
 
 
 def test_pods_without_a_local_rank(

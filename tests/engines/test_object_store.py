@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import rasterio
 from rasterio.transform import from_origin
-from support import ROOT, Finished, launch, main_leg
+from support import ROOT, Finished, launch, main_leg, write_tiny_config
 from warm_python import warm_python
 
 pytestmark = main_leg
@@ -112,6 +112,45 @@ def test_maps_of_a_bucket_in_a_bucket(
     } == local_maps
     assert {'a.json', 'b.json', 'a_preview.png'} <= set(stored)
     assert digests((tmp_path / f's3-maps-maps{fault}').glob('*.tif')) == local_maps
+
+
+@pytest.mark.parametrize('ranks, options', [(2, []), (2, ['--allow-remote']), (1, [])])
+def test_ranks_read_a_bucket(
+    ranks: int,
+    options: List[str],
+    server: Any,
+    model: Tuple[Path, Path],
+    local_maps: Dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """By its folder on two ranks, and object by object."""
+    server.set_fault('')
+    names = (
+        ['s3://maps/scenes/'] if ranks > 1 else [f's3://maps/scenes/{name}.tif' for name in NAMES]
+    )
+    finished = launch(
+        *[*model, *names, '--out', tmp_path, *options],
+        ranks=ranks,
+        command=['bash', 'scripts/predict.sh'],
+        environ={
+            'ACCELERATOR': 'cpu',
+            'PYTHONPATH': str(ROOT / 'tests'),
+            **PATIENCE,
+            **server.environ,
+        },
+    )
+    assert finished.status == 0, finished.output[-3000:]
+    assert digests(tmp_path.glob('*.tif')) == local_maps
+
+
+def test_checkpoints_are_not_saved_in_a_bucket(
+    server: Any, tiny_data: Path, tmp_path: Path
+) -> None:
+    out = "default_hooks['checkpoint'].update(out_dir='s3://maps/runs', interval=1)\n"
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, out)
+    finished = launch(config, '--work-dir', tmp_path / 'work', environ=server.environ)
+    assert finished.status == 1
+    assert 'Please install petrel_client' in finished.output[-2000:], finished.output[-3000:]
 
 
 def test_a_second_run_continues_with_what_the_bucket_lacks(

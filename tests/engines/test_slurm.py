@@ -1,4 +1,4 @@
-"""scripts/slurm_train.sh under a real Slurm of one node: `apt-get install slurm-wlm munge`.
+"""scripts/slurm_train.sh and arrays under a real Slurm of one node: `apt-get install slurm-wlm munge`.
 
 The test starts daemons of its own."""
 
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 from ranks import free_port
@@ -191,3 +191,45 @@ def test_a_job_saves_and_goes_on_by_itself(
     assert 'the run was asked to stop' in text and 'ends after iteration 3' in text
     resumed = f'resuming from {tmp_path}/work/stopped.pth' in text
     assert resumed == (tmp_path / 'work' / 'iter_4.pth').exists() == (states[0] == 'COMPLETED')
+
+
+def test_the_tasks_of_an_array_share_a_folder_of_maps(
+    slurm: Callable[..., str], model: Tuple[Path, Path], tmp_path: Path
+) -> None:
+    """An array of two, and an array of one that begins with 7; docs/how-to/engines.md has the command."""
+    from color_model import paint, write_scene
+
+    (tmp_path / 'scenes').mkdir()
+    for number in range(4):
+        write_scene(tmp_path / 'scenes' / f'{number}.tif', paint(200 + number, 150))
+    environ = {'PYTHONPATH': str(ROOT / 'tests')}
+    program = f'{warm_python()} {ROOT}/tools/predict.py {model[0]} {model[1]} {tmp_path}/scenes'
+    assert (
+        'sbatch --array 0-7 --wrap "python tools/predict.py'
+        in (ROOT / 'docs/how-to/engines.md').read_text()
+    )
+    for array in ('0-1', '7'):
+        out = tmp_path / array
+        log = out.with_suffix('.%a.out')
+        slurm(
+            'sbatch',
+            '--array',
+            array,
+            '--output',
+            log,
+            '--wrap',
+            f'{program} --out {out}',
+            **environ,
+        )
+    logs = [tmp_path / f'{name}.out' for name in ('0-1.0', '0-1.1', '7.7')]
+
+    def facts() -> str:
+        return slurm('squeue') + ''.join(log.read_text()[-2000:] for log in logs if log.exists())
+
+    await_true(lambda: not slurm('squeue', '--noheader').strip(), facts, 180)
+    maps = [
+        [path.read_bytes() for path in sorted((tmp_path / array).glob('*.tif'))]
+        for array in ('0-1', '7')
+    ]
+    assert len(maps[0]) == 4 and maps[0] == maps[1], facts()
+    assert list(tmp_path.glob('*/.*')) == []

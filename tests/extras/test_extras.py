@@ -165,6 +165,7 @@ def contracts_without(extras: List[str]) -> str:
 
 
 @pytest.mark.parametrize('extra', EXTRAS)
+@pytest.mark.long
 def test_the_rest_works_without_it(extra: str, checkout: Path, tmp_path: Path) -> None:
     removed = needing(extra)
     with deleted(removed, checkout, tmp_path):
@@ -233,6 +234,7 @@ for setting in sys.argv[3:]:
 """
 
 
+@pytest.mark.long
 def test_jobs_of_a_fixed_size_start_without_elastic(checkout: Path, tmp_path: Path) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', write_tiny_data(tmp_path / 'data'))
     settings = ['env_cfg.dist_cfg.heartbeat_timeout', 'default_hooks.checkpoint.neighbor_copy']

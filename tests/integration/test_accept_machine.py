@@ -77,6 +77,7 @@ def test_the_steps_pass_on_simulated_cards(tiny_data: Path, tmp_path: Path) -> N
     assert 'left of the killed run' not in text
 
 
+@pytest.mark.long
 def test_it_goes_on_after_a_failure(tmp_path: Path) -> None:
     status, text = accept(tmp_path, 'doctor', 'machine', ACCEPT_CONFIG=str(tmp_path / 'absent.py'))
     assert status == 1

@@ -1,17 +1,24 @@
 """Files that commit b5f4341 wrote are used: `tests/golden/b5f4341/`.
 
 `iter_5.pth` is the checkpoint of the tiny run after 5 of its 10 steps (main leg), and
-`tiny_iter_5.onnx` is what `tools/export.py` made of it.
+`tiny_iter_5.onnx` is what `tools/export.py` made of it. `strip000000` is the first of four strips of
+the map of `test_a_half_finished_map_is_finished`, and `map_settings.json` what its key was made of,
+without the input and the checkpoint, whose bytes depend on the machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from map_runs import read
+import rasterio
+from color_model import paint, write_checkpoint, write_config, write_scene
+from map_runs import read, run
 from support import ROOT, main_leg
 
 from mapsage.commands import predict, train
@@ -77,3 +84,29 @@ def test_an_exported_file_makes_the_map_of_its_checkpoint(
     np.testing.assert_array_equal(
         read(tmp_path / 'file' / name), read(tmp_path / 'checkpoint' / name)
     )
+
+
+@pytest.mark.usefixtures('own_environment')
+def test_a_half_finished_map_is_finished(tmp_path: Path, capsys: Any) -> None:
+    model = write_config(tmp_path), write_checkpoint(tmp_path)
+    scene = write_scene(
+        tmp_path / 'field.tif',
+        paint(90, 150),
+        'EPSG:32633',
+        rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000),
+    )
+    stat = scene.stat()
+    settings = dict(
+        json.loads((BEFORE / 'map_settings.json').read_text()),
+        checkpoint=hashlib.sha256(model[1].read_bytes()).hexdigest(),
+        input=[[str(scene), stat.st_size, stat.st_mtime_ns]],
+    )
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    maps = tmp_path / 'maps'
+    strips = maps / f'.field.{key}'
+    strips.mkdir(parents=True)
+    shutil.copy(BEFORE / 'strip000000', strips)
+    assert run(model, scene, '--out', maps, '--confidence', '--window', 32, '--batch-size', 2) == 0
+    assert 'continues, 1 of 4 strips are finished' in capsys.readouterr().out
+    np.testing.assert_array_equal(read(maps / 'field.tif'), paint(90, 150))
+    assert not strips.exists()

@@ -26,7 +26,7 @@ def claims(folder: Path) -> int:
     return len(list(folder.glob('.claim-*')))
 
 
-@pytest.mark.parametrize('ranks', [1, 3])
+@pytest.mark.parametrize('ranks', [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_second_training_in_the_work_dir(ranks: int, tiny_config: Path, tmp_path: Path) -> None:
     first = Launch(
         tiny_config,

@@ -78,7 +78,7 @@ def test_a_disk_that_fills_up_at_any_step(tmp_path: Path, disk: Path, capsys: An
     options = (*model, scene, *ALL, '--accelerator', 'cpu', '--out')
     assert command.main([*options, str(tmp_path / 'right')]) == 0
     stopped: List[Tuple[str, List[str]]] = []
-    for free in (8 << 10, 20 << 10, 40 << 10, 104 << 10, 296 << 10, SIZE):
+    for free in (12 << 10, 24 << 10, 40 << 10, 104 << 10, 296 << 10, SIZE):
         leave(disk, free)
         try:
             assert command.main([*options, str(disk / 'out')]) == 0

@@ -48,7 +48,7 @@ def write(
 def trained(tmp_path: Path) -> Tuple[Path, Path]:
     """The config and the checkpoint of the model of four colors, with the passport of a scene."""
     scene = open_scene(write(tmp_path / 'trained.tif', paint(CLASSES)))
-    part = describe_part([facts_of(scene)], [sample_quantiles(scene)], 'stored')
+    part = describe_part([facts_of(scene)], [sample_quantiles(scene)])
     checkpoint = write_checkpoint(tmp_path)
     content = torch.load(checkpoint, map_location='cpu')
     passport = dict(version=VERSION, parts={'': part}, classes={})

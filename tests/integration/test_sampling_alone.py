@@ -127,6 +127,7 @@ class Run:
             rank.communicate()
 
 
+@pytest.mark.long
 def test_the_plain_example_is_killed_and_resumed_to_the_same_bits(
     alone: Installed, tmp_path: Path
 ) -> None:

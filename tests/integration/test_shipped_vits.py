@@ -15,7 +15,7 @@ from small_configs import small_options, write_data
 from support import ROOT, main_leg
 
 from mapsage.commands import cli
-from mapsage.engine.mask_annealing_hook import MaskAnnealingHook, mask_probability
+from mapsage.extras.mask_transformers.annealing_hook import MaskAnnealingHook, mask_probability
 
 pytestmark = [main_leg, pytest.mark.usefixtures('own_environment')]
 
@@ -69,7 +69,16 @@ class Watch(Hook):
         self.losses.append(float(outputs['loss'].detach()))
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+# One of each kind in every run.
+@pytest.mark.parametrize(
+    'name',
+    [
+        name
+        if '/demo/' in name or '_web_' not in name and 'loveda' in name
+        else pytest.param(name, marks=pytest.mark.long)
+        for name in CONFIGS
+    ],
+)
 def test_two_steps_and_a_validation(name: str, folders: Path, tmp_path: Path) -> None:
     """With the config's own optimizer, schedule, hooks, data and weights."""
     runner, watch = runner_of(name, tmp_path), Watch()

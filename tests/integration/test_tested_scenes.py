@@ -33,6 +33,8 @@ def build_config(root: Path, folder: Path) -> Any:
         )  # fmt: skip
     cfg.model.decode_head.num_classes = 3
     cfg.work_dir, cfg.launcher = str(folder / 'run'), 'none'
+    # Runs of one second share a log otherwise.
+    cfg.experiment_name = folder.name
     return cfg
 
 

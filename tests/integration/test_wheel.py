@@ -245,6 +245,7 @@ def test_what_the_launcher_starts(installed: Installed, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_training_a_map_and_its_page(installed: Installed, tmp_path: Path) -> None:
     """From the wheel to the page, with ranks that start cold; it takes half a minute on its own."""
     folder = tmp_path / '地 图'

@@ -92,6 +92,7 @@ def test_ranks_workers_and_a_resume_draw_the_same_windows(tmp_path: Path, scenes
 
 
 @main_leg
+@pytest.mark.long
 def test_fast_copies_leave_a_run_at_the_same_bits(tmp_path: Path, scenes: Path) -> None:
     """Ranks divide the copies, which a run in one process with two workers uses afterwards."""
     copies = dict(folder=str(tmp_path / 'copies'))

@@ -285,7 +285,10 @@ def main() -> int:
             for defect in defects:
                 print(f'{defect.key} {defect.file}:{defect.line} {defect.what}')
             return 0
-        paths = args.tests or [f'--ignore=tests/{name}' for name in (*_NOT_MAIN, 'mutants')]
+        paths = args.tests or [
+            *('-m', 'not long'),
+            *(f'--ignore=tests/{name}' for name in (*_NOT_MAIN, 'mutants')),
+        ]
         with tempfile.TemporaryDirectory(prefix='mapsage-mutants-') as folder:
             lines = record_lines(paths, args.jobs, Path(folder))
             print(f'lines of the tests: {lines}, {time.monotonic() - begin:.0f} s', flush=True)

@@ -689,55 +689,57 @@ MUTANTS = (
     # models
     Mutant(
         'void_masks',
-        'mapsage/models/mask_transformers/loss.py',
+        'mapsage/extras/mask_transformers/loss.py',
         'pixels without a label are negatives of every mask',
         'bce = (functional.softplus(chosen) * targets.valid - ',
         'bce = (functional.softplus(chosen) - ',
-        ('tests/unit/models/mask_transformers/test_loss.py',),
+        ('tests/extras/mask_transformers/test_loss.py',),
     ),
     Mutant(
         'one_query',
-        'mapsage/models/mask_transformers/matching.py',
+        'mapsage/extras/mask_transformers/matching.py',
         'an absent class may have the query of a present one',
         'unassigned = np.setdiff1d(np.arange(len(costs)), rows)',
         'unassigned = np.arange(len(costs))',
-        ('tests/unit/models/mask_transformers/test_loss.py',),
+        ('tests/extras/mask_transformers/test_loss.py',),
     ),
     Mutant(
         'delta',
-        'mapsage/models/mask_transformers/eomt.py',
+        'mapsage/extras/mask_transformers/eomt.py',
         'a delta checkpoint takes the place of its base',
         'fitted = published.add_delta(base, fitted)',
         'fitted = {**base, **fitted}',
-        ('tests/unit/models/mask_transformers/test_published.py',),
+        ('tests/extras/mask_transformers/test_published.py',),
     ),
     Mutant(
         'masked_ranks',
-        'mapsage/engine/mask_annealing_hook.py',
+        'mapsage/extras/mask_transformers/annealing_hook.py',
         'the masks of later virtual ranks never fade out',
         'self.follow_virtual_ranks(runner)',
         'pass',
-        ('tests/unit/engine/test_mask_annealing_hook.py::test_virtual_ranks_all_have_them',),
+        (
+            'tests/extras/mask_transformers/test_annealing_hook.py::test_virtual_ranks_all_have_them',
+        ),
     ),
     Mutant(
         'averaged_masks',
-        'mapsage/engine/mask_annealing_hook.py',
+        'mapsage/extras/mask_transformers/annealing_hook.py',
         'the average of the weights keeps masks that the training has left',
         'self._probabilities += _find',
         '_find',
         (
-            'tests/unit/engine/test_mask_annealing_hook.py::'
+            'tests/extras/mask_transformers/test_annealing_hook.py::'
             'test_an_average_has_the_masks_of_the_step',
         ),
     ),
     Mutant(
         'ignored_class',
-        'mapsage/models/mask_transformers/loss.py',
+        'mapsage/extras/mask_transformers/loss.py',
         'a label that does not count is a class in the counts of the ranks',
         '& (labels != self.ignore_index)).sum()',
         ').sum()',
         (
-            'tests/unit/models/mask_transformers/test_odd_batches.py::'
+            'tests/extras/mask_transformers/test_odd_batches.py::'
             'test_label_0_may_be_the_one_that_does_not_count',
         ),
     ),
@@ -796,6 +798,22 @@ MUTANTS = (
         'if holder is None:',
         'if True:',
         ('tests/unit/base/test_folder_claims.py',),
+    ),
+    Mutant(
+        'lapsed',
+        'mapsage/maps/ledger.py',
+        'a worker that slept writes what others have taken over',
+        'self._has_lapsed = elapsed >= LEASE_SECONDS',
+        'self._has_lapsed = False',
+        ('tests/unit/maps/test_ledger.py',),
+    ),
+    Mutant(
+        'lease_clock',
+        'mapsage/maps/ledger.py',
+        "a lease ends by the reader's clock",
+        'self._server_ahead = self._time - _seconds()',
+        'self._server_ahead = time.time() - _seconds()',
+        ('tests/unit/maps/test_ledger.py',),
     ),
     Mutant(
         'first_pass',

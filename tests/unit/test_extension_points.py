@@ -112,6 +112,7 @@ def test_a_command(checkout: Path) -> None:
     assert printed.endswith('   0  66.67%\n   1  33.33%\n   1  50.00%\n 255  50.00%\n')
 
 
+@pytest.mark.long
 def test_a_command_that_reads_a_config(checkout: Path) -> None:
     printed, _ = run(checkout, 'A command that reads a config')
     sizes = {
@@ -125,6 +126,7 @@ def test_a_hook(checkout: Path) -> None:
     assert re.search(r'slowest step: \d+ ms', run(checkout, 'A hook')[1])
 
 
+@pytest.mark.long
 def test_a_hook_that_knows_how_a_run_ended(checkout: Path) -> None:
     title = 'A hook that knows how a run ended'
     run(checkout, title)
@@ -140,6 +142,7 @@ def test_an_accelerator(checkout: Path) -> None:
     assert (checkout / 'work_dirs' / 'rehearsed' / 'last_checkpoint').is_file()
 
 
+@pytest.mark.long
 def test_an_accelerator_that_changes_another(checkout: Path) -> None:
     _, output = run(checkout, 'An accelerator that changes another')
     assert 'accelerator cpu1 (1 device(s), gradients over gloo)' in output
@@ -159,6 +162,7 @@ def test_an_extra(checkout: Path) -> None:
     subprocess.run([sys.executable, '-c', program, str(checkout)], cwd=str(checkout), check=True)
 
 
+@pytest.mark.long
 def test_an_extra_that_acts_while_a_run_is_built(checkout: Path) -> None:
     title = 'An extra that acts while a run is built'
     run(checkout, title)

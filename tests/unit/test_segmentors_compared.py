@@ -52,6 +52,7 @@ def rows_of(folder: Path) -> List[Dict[str, Any]]:
 
 
 @main_leg
+@pytest.mark.long
 def test_a_killed_comparison_goes_on_and_runs_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

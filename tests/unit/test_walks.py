@@ -20,6 +20,7 @@ def section() -> str:
 
 @main_leg
 @pytest.mark.parametrize('number, name', enumerate(('predict', 'start', 'step')))
+@pytest.mark.long
 def test_a_walk_opens_no_more_files_than_the_page_says(number: int, name: str) -> None:
     stated = [int(count) for count in re.findall(r'\*\*(\d+) files\*\*', section())]
     done = subprocess.run(

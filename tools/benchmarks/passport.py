@@ -42,7 +42,7 @@ from mapsage.geo import GeoError, facts_of, open_scene  # noqa: E402
 from mapsage.geo.passport import describe_part  # noqa: E402
 from mapsage.geo.scene_facts import sample_quantiles  # noqa: E402
 from mapsage.maps.description import Bands  # noqa: E402
-from mapsage.maps.door import Door, as_in_training  # noqa: E402
+from mapsage.maps.door import Door  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402
 
@@ -211,7 +211,7 @@ def write_altered(folder: Path, random: np.random.RandomState, kind: str, state:
 def make_passport(paths: Sequence[str]) -> Dict[str, Any]:
     rasters = [open_scene(path) for path in paths]
     part = describe_part(
-        [facts_of(raster) for raster in rasters], [sample_quantiles(r) for r in rasters], 'stored'
+        [facts_of(raster) for raster in rasters], [sample_quantiles(r) for r in rasters]
     )
     return dict(version=1, classes={}, parts={'': part})
 
@@ -220,12 +220,12 @@ def examine(path: str, passport: Dict[str, Any], count: int) -> Set[str]:
     """Return the kinds of what is said about a scene, as mapsage predict would."""
     door = Door(passport, False, lambda line: None)
     try:
-        scene = Scene(path, as_in_training(Bands(count, False), passport))
+        scene = Scene(path, door.bands_of(Bands(count, False)))
     except (GeoError, PredictError):
         # Only bands are checked before.
         return {'bands'}
     door.examine(scene)
-    return set(door.findings) | ({'bands'} if scene.raster.reordered else set())
+    return set(door.findings) | ({'bands'} if facts_of(scene.raster).reordered else set())
 
 
 def seed_of(root: str, *names: object) -> np.random.RandomState:

@@ -7,24 +7,26 @@ generators is restored afterwards.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-import random
 import time
 import warnings
 from typing import Any, List, Mapping, Optional, Tuple
 
-import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
+from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DefaultScope
 from PIL import Image
 from torch import nn
 
+from mapsage.base.random_state import same_random_numbers
 from mapsage.distributed import error_text
 from mapsage.engine.config import explain_config_error
+from mapsage.engine.guards import metric_obstacle
 from mapsage.engine.loading.build import build_dataset, datasets_of_scenes, notes_on_scenes
 from mapsage.engine.loading.data_checks import (
     build_checked,
@@ -60,15 +62,10 @@ def try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
         or a finding that tells what was tried.
     """
     scope = DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine'))
-    with scope, warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with scope, warnings.catch_warnings(), same_random_numbers():
         # The run shows these warnings.
         warnings.simplefilter('ignore')
-        states = random.getstate(), np.random.get_state()
-        try:
-            return _try_split(cfg, loader, model)
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+        return _try_split(cfg, loader, model)
 
 
 def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
@@ -113,7 +110,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
         return [*findings, Finding('no', f'{loader}: {step} was not tried with so large a model')]
     batch = samples[: min(config.get('batch_size') or 1, _FIRST)] if trains else samples[:1]
     try:
-        _run_step(revert_sync_batchnorm(model), pseudo_collate(batch), trains)
+        outputs = _run_step(revert_sync_batchnorm(model), pseudo_collate(batch), trains)
     # A user's model may raise anything.
     except Exception as error:
         shape = (
@@ -129,7 +126,17 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
                 f'{shape}) fails: {error_text(error)}',
             ),
         ]
+    if loader == 'val_dataloader':
+        obstacle = metric_obstacle(_metrics(cfg, dataset), pseudo_collate(batch), outputs)
+        if obstacle:
+            return [*findings, Finding(level, f'{loader}: {obstacle}')]
     return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
+
+
+def _metrics(cfg: Config, dataset: Any) -> List[BaseMetric]:
+    evaluator = Evaluator(copy.deepcopy(cfg.get('val_evaluator') or []))
+    evaluator.dataset_meta = getattr(dataset, 'metainfo', None)
+    return list(evaluator.metrics)
 
 
 def _compare_with_checkpoint(cfg: Config, loader: str, dataset: Any) -> List[Finding]:
@@ -147,7 +154,7 @@ def _compare_with_checkpoint(cfg: Config, loader: str, dataset: Any) -> List[Fin
 
 
 def _chosen_samples(dataset: Any) -> List[int]:
-    """Return the first samples, and the first one whose image and mask have different sizes.
+    """Return the first samples, and the first one whose image and mask differ in size or one is broken.
 
     Only the headers of the files are read, for at most ``_SECONDS``.
     """
@@ -162,7 +169,7 @@ def _chosen_samples(dataset: Any) -> List[int]:
             break
         info = inner.get_data_info(inner_index)
         sizes = [_stored_size(info.get(key)) for key in ('img_path', 'seg_map_path')]
-        if None not in sizes and sizes[0] != sizes[1]:
+        if sizes[0] != sizes[1]:
             return [*chosen, index]
     return chosen
 
@@ -177,9 +184,8 @@ def _stored_size(path: object) -> Optional[Tuple[int, ...]]:
         return None
 
 
-def _run_step(model: Any, batch: object, trains: bool) -> None:
+def _run_step(model: Any, batch: object, trains: bool) -> Any:
     with torch.no_grad():
         data = model.train(trains).data_preprocessor(batch, trains)
-        losses = model(**data, mode='loss' if trains else 'predict')
-        if trains:
-            model.parse_losses(losses)
+        outputs = model(**data, mode='loss' if trains else 'predict')
+        return model.parse_losses(outputs) if trains else outputs

@@ -31,15 +31,19 @@ from mapsage.geo import (
     Raster,
     RasterLabels,
     VectorLabels,
-    facts_of,
     gdal_environment,
     locate,
     match,
-    open_scene,
     stamp,
     suffix_of,
 )
-from mapsage.geo.scene_facts import STORED, check_one_unit, describe_conversion
+from mapsage.geo.scene_facts import (
+    STORED,
+    check_one_unit,
+    describe_reading,
+    images_by_sensor,
+    open_scenes,
+)
 
 from .area import SceneAreas
 from .fast_copies import FastCopies, describe_report
@@ -434,23 +438,14 @@ class GeoTiffDataset(BaseSegDataset):
 
     def _open_scenes(self) -> Iterator[Raster]:
         """Yield the scenes, opened."""
-        names: Sequence[str] = ()
-        for path in self._find_scenes():
-            scene = open_scene(path, self.bands, names, self.units, keep_open=True)
-            names = names or facts_of(scene).names
-            yield scene
-
-    def _images(self, scenes: List[Raster]) -> Iterator[Tuple[str, str, List[Raster]]]:
-        """Yield sensor, unit and images of the scenes; a single scene is its image."""
-        yield '', self.units, scenes
+        return open_scenes(self._find_scenes(), self.bands, (), self.units, keep_open=True)
 
     def _check_units(self, scenes: List[Raster]) -> None:
         """Check that the values of all images have one unit, and log what was applied."""
-        for name, units, images in self._images(scenes):
-            self.pixel_sources[name] = PixelSource.of(images, units)
-            check_one_unit(self.pixel_sources[name].facts, units)
-            text = describe_conversion(images, units)
-            if text and not get_dist_info()[0]:
+        for name, images in images_by_sensor(scenes).items():
+            self.pixel_sources[name] = PixelSource(images)
+            check_one_unit(self.pixel_sources[name].facts)
+            for text in describe_reading(images) if get_dist_info()[0] == 0 else ():
                 print_log(f'{name}: {text}' if name else text, logger='current')
 
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:

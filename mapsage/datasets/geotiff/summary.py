@@ -24,6 +24,7 @@ from mapsage.geo import (
     pixel_side,
 )
 from mapsage.geo.passport import compare_scenes, describe_mixture
+from mapsage.geo.statistics import spread_square
 
 from .dataset import GeoTiffDataset
 
@@ -235,11 +236,7 @@ def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, 
         return
     for square in range(_SQUARES):
         number = square * len(shapes) // _SQUARES
-        height, width = shapes[number]
-        # Roberts' R2 sequence, whose points are evenly spread however many of them are taken.
-        column = int(square * 0.7548776662466927 % 1 * max(0, width - _SIDE))
-        row = int(square * 0.5698402909980532 % 1 * max(0, height - _SIDE))
-        yield number, (column, row, min(_SIDE, width), min(_SIDE, height))
+        yield number, spread_square(square, shapes[number], _SIDE)
 
 
 def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Container[int]) -> str:
@@ -359,16 +356,10 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
 def _mixed_pixels(dataset: GeoTiffDataset) -> Iterator[Message]:
     """Yield what shows that the pixels of scenes are not of one kind."""
     for sensor, source in dataset.pixel_sources.items():
-        texts = compare_scenes(source.facts, source.quantiles(), source.units)
+        texts = compare_scenes(source.facts, source.sampled())
         # A dataset of stacks has logged how its images differ, by sensor.
-        for text in texts if sensor else [*describe_mixture(source.facts, source.units), *texts]:
+        for text in texts if sensor else [*describe_mixture(source.facts), *texts]:
             yield logging.WARNING, f'{_title(dataset)}: {text}'
-        if source.reordered:
-            yield (
-                logging.INFO,
-                f'{_title(dataset)}: bands of {len(source.reordered)} file(s) are read in the order '
-                f'{", ".join(source.facts[0].names)}: {_some(source.reordered)}',
-            )
 
 
 def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:

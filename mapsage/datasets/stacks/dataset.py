@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, cast
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
@@ -22,7 +22,7 @@ from mapsage.geo.places.file_lists import read_list
 from mapsage.geo.places.place_raster import PlaceRaster
 from mapsage.geo.places.places import FIRST_TILE_COUNTS, Place, find_places
 from mapsage.geo.places.sensor_files import read_sensors
-from mapsage.geo.scene_facts import STORED
+from mapsage.geo.scene_facts import STORED, images_by_sensor
 from mapsage.geo.stacks import StackLayout
 
 # Largest number of places or files that a text names.
@@ -90,9 +90,8 @@ class SceneStackDataset(GeoTiffDataset):
         for name in ('scenes', 'bands'):
             if kwargs.pop(name, None) is not None:
                 raise GeoError(f'SceneStackDataset has no {name}: give it to each of the sensors.')
-        units = kwargs.get('units', STORED)
-        sensors = {name: {'units': units, **sensor} for name, sensor in sensors.items()}
-        self.sensors, self.layout = read_sensors(sensors), StackLayout.of_config(sensors)
+        self.sensors = read_sensors(sensors, kwargs.get('units', STORED))
+        self.layout = StackLayout.of_config(sensors)
         self.places, self.grid = places, grid
         self._stack_files: List[Place] = []
         if grid not in (None, 'labels', *self.sensors):
@@ -190,11 +189,6 @@ class SceneStackDataset(GeoTiffDataset):
             f'the classes in {path} (rio info --stats), and check the no-data values.'
         )
 
-    def _images(self, scenes: List[Raster]) -> Iterator[Tuple[str, str, List[Raster]]]:
-        for name, sensor in self.sensors.items():
-            places = [cast(PlaceRaster, scene) for scene in scenes]
-            yield name, sensor.units, [image for place in places for image in place.scenes_of(name)]
-
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
         assert isinstance(scene, PlaceRaster)
         return dict(scene=scene.path, pixels=scene.path, bands=None, stack=scene)
@@ -280,11 +274,9 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
                 f'{_some(list(dict.fromkeys(tiled)))}',
                 logging.INFO,
             )
-        scenes = [raster for stack in stacks for raster in stack.scenes_of(sensor.name)]
-        texts = describe_mixture(
-            [facts_of(raster) for raster in scenes], stacks[0].units[sensor.name]
-        )
-        yield from ((text, logging.WARNING) for text in texts)
+        scenes = images_by_sensor(stacks).get(sensor.name, [])
+        for text in describe_mixture([facts_of(raster) for raster in scenes]):
+            yield text, logging.WARNING
     resampled = [entry for stack in stacks for entry in stack.resampled]
     if resampled:
         reasons = Counter(reason for _, reason in resampled)

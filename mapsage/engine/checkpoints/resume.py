@@ -139,7 +139,7 @@ def read_choice(path: str) -> Choice:
         OSError, RuntimeError, OnlyWeightsError, pickle.UnpicklingError: If a run cannot resume from
             it.
     """
-    checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    checkpoint = CheckpointLoader.load_checkpoint(path, 'cpu', 'silent')
     meta = _read_meta(checkpoint, path)
     return Choice(
         path,
@@ -275,7 +275,7 @@ def _iterations(path: str) -> float:
     An unreadable checkpoint thereby comes first, and is skipped with its reason.
     """
     try:
-        return float(CheckpointLoader.load_checkpoint(path, map_location='cpu')['meta']['iter'])
+        return float(CheckpointLoader.load_checkpoint(path, 'cpu', 'silent')['meta']['iter'])
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
         return math.inf
 

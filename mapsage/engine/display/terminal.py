@@ -29,7 +29,7 @@ _STEP_LINE = re.compile(r'(Iter|Epoch)\((train|val|test)\)')
 _HOST_LINES = re.compile(
     r'The prefix is not set in metric class|"FileClient" will be deprecated|"HardDiskBackend" is '
     r'the alias|Failed to (search|import)|Loads checkpoint by|The model and loaded state dict do '
-    r'not match'
+    r'not match|Using env variable|Advance dataloader|per class results:'
 )
 # Warnings that the terminal shows before the first step. The summary takes the other lines.
 _MOST_WARNINGS = 5
@@ -52,6 +52,7 @@ class StartFilter(logging.Filter):
         super().__init__()
         self._handler = handler
         self._is_starting = True
+        self._validates_first = False
         self._warnings = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -59,7 +60,12 @@ class StartFilter(logging.Filter):
         text = record.getMessage()
         if not self._is_starting or record.levelno >= logging.ERROR:
             return True
-        if _STEP_LINE.search(text):
+        self._validates_first |= getattr(record, 'validates_first', False)
+        step = _STEP_LINE.search(text)
+        if step and step.group(2) == 'val' and self._validates_first:
+            # A resumed run makes up for a validation. Its scores belong to the start, the progress not.
+            return '  eta: ' not in text
+        if step:
             self._is_starting = False
             return True
         is_host = record.pathname.startswith(_FOLDERS) and not record.pathname.endswith(_PRINT_LOG)

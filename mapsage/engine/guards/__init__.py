@@ -15,6 +15,7 @@ from .slowest_rank_hook import SlowestRankHook
 from .stop_hook import StopHook
 from .trained_weights_hook import TrainedWeightsHook
 from .validation_record_hook import ValidationRecordHook
+from .validation_trial import ValidationTrialHook, metric_obstacle
 
 __all__ = [
     'AcceleratorHook',
@@ -30,4 +31,6 @@ __all__ = [
     'StopHook',
     'TrainedWeightsHook',
     'ValidationRecordHook',
+    'ValidationTrialHook',
+    'metric_obstacle',
 ]

@@ -174,7 +174,8 @@ class DeviceCheckHook(Hook):
         if len(reports) > 1:
             runner.logger.info(
                 f'the first batch is alike on {len(reports)} ranks: '
-                + '; '.join(f'{name} {text}' for name, text in reports[0].batch.items())
+                + '; '.join(f'{name} {text}' for name, text in reports[0].batch.items()),
+                extra=dict(for_file=True),
             )
 
     def after_train_iter(

@@ -132,7 +132,10 @@ class ValidationRecordHook(Hook):
         unit = 'epoch' if by_epoch else 'iter'
         if self._last[unit] == getattr(runner, unit):
             return
-        runner.logger.info(f'the validation after {position} was not completed and runs first')
+        runner.logger.info(
+            f'the validation after {position} was not completed and runs first',
+            extra=dict(validates_first=True),
+        )
         # In an uninterrupted run, the next epoch or step has not updated the number yet.
         runner.message_hub.update_info('iter', runner.iter - 1)
         if by_epoch:

@@ -20,6 +20,7 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, get_worker_info
 
 from mapsage.datasets.byte_labels import narrow_labels
+from mapsage.datasets.packing import last_packers
 from mapsage.distributed import die_with_parent
 from mapsage_launcher.stop_request import is_listening, spare_worker
 
@@ -33,6 +34,7 @@ from .loader_workers import (
     starting_workers,
     workers_of,
 )
+from .shared_batches import SharedCollate
 
 _NUMBER = (int, np.integer)
 # Raises an error for a bad sample; takes the dataset, the index and the sample.
@@ -60,7 +62,8 @@ class KeyedDataset(torch.utils.data.Dataset):
         keep_keys: Whether ``(index, seed)`` is written into the metainfo of each sample's
             ``data_samples``, as ``sample_key``.
         show_keys: Like ``keep_keys``, but only for samples that have metainfo. For inspection.
-        narrow: Whether label maps travel as uint8, which the model's preprocessor must expect.
+        narrow: Whether label maps reach the loop as uint8, which the model's preprocessor must
+            expect.
         loader_name: Name of the loader in messages, such as ``'train_dataloader'``.
         measured: Whether an iterator has compared the size of its batches with shared memory.
     """
@@ -154,7 +157,9 @@ class KeyedLoader(DataLoader):
         needs = workers_of(self.samples.loader_name, self.num_workers, self.prefetch_factor)
         note_crowding(needs)
         spare = is_listening()
-        loader.worker_init_fn = _WorkerInit(self.worker_init_fn, spare, needs)
+        loader.collate_fn = SharedCollate.around(self.collate_fn)
+        shares_batches = isinstance(loader.collate_fn, SharedCollate)
+        loader.worker_init_fn = _WorkerInit(self.worker_init_fn, spare, needs, shares_batches)
         free_bytes = None if self.samples.measured else free_shared_memory()
         self.samples.measured = True
         with starting_workers(needs):
@@ -199,19 +204,29 @@ class _WorkerInit:
         user_init: The loader's ``worker_init_fn``.
         spare: Whether signals that ask the rank to stop must not end the worker.
         workers: The loader's workers, which an error of this one names.
+        shares_batches: Whether the rank receives the batches as :class:`SharedBatch`.
     """
 
     def __init__(
-        self, user_init: Optional[Callable[[int], Any]], spare: bool, workers: Workers
+        self,
+        user_init: Optional[Callable[[int], Any]],
+        spare: bool,
+        workers: Workers,
+        shares_batches: bool,
     ) -> None:
         self._user_init, self._spare, self._workers = user_init, spare, workers
+        self._shares_batches = shares_batches
 
     def __call__(self, worker_id: int) -> None:
         if self._spare:
             spare_worker()
         name_this_worker(self._workers)
         info: Any = get_worker_info()
+        samples = info.dataset
+        if self._shares_batches and samples.finish is None:
+            for packer in last_packers(samples.dataset):
+                packer.keeps_bytes = True
         # torch's WorkerInfo refuses a plain assignment.
-        object.__setattr__(info, 'dataset', info.dataset.dataset)
+        object.__setattr__(info, 'dataset', samples.dataset)
         if self._user_init is not None:
             self._user_init(worker_id)

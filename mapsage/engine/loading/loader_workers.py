@@ -33,8 +33,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.base.errors import UserError
 from mapsage.base.files import megabytes
+from mapsage.datasets.byte_labels import widen_batch
 from mapsage.distributed import error_text
 from mapsage.distributed.nested_tensors import tensors_in
+
+from .shared_batches import SharedBatch
 
 # How long after a broken connection the end of the worker may be noticed, in seconds.
 _END_SECONDS = 2.0
@@ -77,8 +80,11 @@ class Workers(NamedTuple):
     ranks: int
 
     def shared_bytes(self, batch_bytes: int) -> int:
-        """Return the most bytes of shared memory that the batches of all ranks take at once."""
-        return batch_bytes * (self.per_rank * self.prefetch + 1) * self.ranks
+        """Return the most bytes of shared memory that the batches of all ranks take at once.
+
+        A worker keeps its blocks: one for each batch ahead, and one for the batch in the loop.
+        """
+        return batch_bytes * self.per_rank * (self.prefetch + 1) * self.ranks
 
     def crowding_note(self, cores: int) -> Optional[str]:
         """Return a warning if there are far more workers than processor cores, or None."""
@@ -131,8 +137,8 @@ class Workers(NamedTuple):
     def _describe(self, batch_bytes: int) -> str:
         return (
             f'the batches need up to {megabytes(self.shared_bytes(batch_bytes))} in '
-            f'{_SHARED_MEMORY} ({megabytes(batch_bytes)} x ({self.per_rank} workers x '
-            f'prefetch_factor {self.prefetch} + 1) x {self.ranks} rank(s) on this machine)'
+            f'{_SHARED_MEMORY} ({megabytes(batch_bytes)} x {self.per_rank} workers x '
+            f'(prefetch_factor {self.prefetch} + 1) x {self.ranks} rank(s) on this machine)'
         )
 
 
@@ -319,11 +325,19 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             if not _NO_ROOM.search(reason):
                 raise
             raise BatchTransferError(self._workers_of_loader.failure(reason, None)) from error
+        is_shared = isinstance(batch, SharedBatch)
         if self._free_bytes is not None:
-            note = self._workers_of_loader.memory_note(shared_bytes(batch), self._free_bytes)
+            size = batch.memory.numel() if is_shared else shared_bytes(batch)
+            note = self._workers_of_loader.memory_note(size, self._free_bytes)
             self._free_bytes = None
             if note:
                 _warn_once(note)
+        if not is_shared:
+            return batch
+        batch = batch.unpack()
+        samples: Any = self._dataset
+        if not samples.narrow:
+            widen_batch(batch)
         return batch
 
     def _try_get_data(self, *args: Any, **options: Any) -> Any:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
-import numpy as np
-
 from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff.pixel_source import PixelSource
 from mapsage.geo import GeoError, RasterBlockError, SceneFacts, open_scene
 from mapsage.geo.passport import VERSION, Finding, compare, describe_part
+from mapsage.geo.scene_facts import Sampled
 from mapsage.host.dataset_parts import innermost, listed_samples, parts
 
 _PICTURES = 16
-_Sampled = Tuple[str, List[SceneFacts], List[Tuple[SceneFacts, np.ndarray]]]
 
 
 def passport_of(dataset: object) -> Dict[str, Any]:
@@ -30,9 +28,8 @@ def passport_of(dataset: object) -> Dict[str, Any]:
     return dict(
         version=VERSION,
         parts={
-            sensor: describe_part(facts, [rows for _, rows in sampled], units)
-            for sensor, (units, facts, sampled) in _sources(dataset).items()
-            if facts
+            sensor: describe_part(facts, [rows for _, rows in sampled])
+            for sensor, (facts, sampled) in _sources(dataset).items()
         },
         classes={name: round(share, 4) for name, share in shares.items()},
     )
@@ -41,33 +38,31 @@ def passport_of(dataset: object) -> Dict[str, Any]:
 def compare_with_passport(dataset: object, passport: Mapping[str, Any]) -> List[Finding]:
     """Return how the images of a dataset differ from a passport, the first of each kind."""
     first: Dict[str, Finding] = {}
-    for sensor, (units, _, sampled) in _sources(dataset).items():
-        part = passport['parts'].get(sensor)
-        for facts, rows in sampled if part is not None else ():
-            for finding in compare(part, facts, rows, units):
+    for sensor, (_, sampled) in _sources(dataset).items():
+        for facts, rows in sampled if sensor in passport['parts'] else ():
+            for finding in compare(passport['parts'][sensor], facts, rows):
                 first.setdefault(finding.kind, finding)
     return list(first.values())
 
 
-def _sources(dataset: object) -> Dict[str, _Sampled]:
-    """Return unit, facts and quantiles of the images by sensor; unreadable images are left out."""
-    sources: Dict[str, _Sampled] = {}
+def _sources(dataset: object) -> Dict[str, Tuple[List[SceneFacts], List[Sampled]]]:
+    """Return facts and samples of the images by sensor; unreadable images are left out."""
+    sources: Dict[str, Tuple[List[SceneFacts], List[Sampled]]] = {}
     for part in parts(dataset):
         inner = innermost(part, 0)[0]
         by_sensor = (
             inner.pixel_sources if isinstance(inner, GeoTiffDataset) else {'': _pictures(inner)}
         )
         for sensor, source in by_sensor.items():
-            _, facts, sampled = sources.setdefault(sensor, (source.units, [], []))
             try:
-                quantiles = source.quantiles()
+                sampled = source.sampled()
             except (GeoError, RasterBlockError, OSError):
                 # The training reports a damaged file when it needs the pixels.
                 continue
-            facts += source.facts
-            sampled += [
-                (known, rows) for known, rows in zip(source.facts, quantiles) if rows is not None
-            ]
+            if source.facts:
+                facts, samples = sources.setdefault(sensor, ([], []))
+                facts += source.facts
+                samples += sampled
     return sources
 
 
@@ -79,4 +74,4 @@ def _pictures(dataset: Any) -> PixelSource:
             rasters.append(open_scene(path))
         except (GeoError, OSError):
             continue
-    return PixelSource.of(rasters, 'stored')
+    return PixelSource(rasters)

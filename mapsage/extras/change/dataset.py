@@ -214,7 +214,7 @@ class ChangeDataset(BaseSegDataset):
             before, after = open_pair(pair, self.bands, self.units)
             with before, after:
                 check_same_grid(before, after)
-                check_one_unit(map(facts_of, (before, after)), self.units)
+                check_one_unit(map(facts_of, (before, after)))
                 self._check_label_grids(pair, before)
         if not self.test_mode:
             self._check_any_change(pairs)

@@ -14,17 +14,16 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmseg.registry import TRANSFORMS
 
-from mapsage.geo import GeoError, Raster, facts_of, open_scene
-from mapsage.geo.scene_facts import STORED
+from mapsage.geo import GeoError, Raster
+from mapsage.geo.scene_facts import STORED, open_scenes
 
 from .labels import read_change
 
 
 def open_pair(paths: Mapping[str, Any], bands: Sequence[int], units: str) -> Tuple[Raster, Raster]:
     """Return the images of both dates, with their bands in the order of the first one's names."""
-    before = open_scene(paths['img_path_from'], bands, units=units)
-    names = facts_of(before).names
-    return before, open_scene(paths['img_path_to'], bands, names, units)
+    before, after = open_scenes([paths['img_path_from'], paths['img_path_to']], bands, (), units)
+    return before, after
 
 
 @TRANSFORMS.register_module()

@@ -42,7 +42,7 @@ from mapsage.geo import stamp
 from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.maps.assembly import has_transform
 from mapsage.maps.description import Classes
-from mapsage.maps.door import Door, as_in_training, choose_gsd
+from mapsage.maps.door import Door
 from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
 from mapsage.maps.ledger import Worker
 from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan
@@ -50,7 +50,7 @@ from mapsage.maps.model import find_bands, load_weights, place_settings, setting
 from mapsage.maps.outputs import Outputs, is_done, remove_outdated, write_report, writing
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
-from mapsage.maps.sharing import run_length, share, shared_plan
+from mapsage.maps.sharing import SharedWork, run_length, shared_plan
 from mapsage.maps.strip_store import StripStore, key_of
 from mapsage.maps.strips import count_windows
 from mapsage.models.frozen_weights import digest_of, pretrained_source
@@ -184,7 +184,7 @@ class EmbedRun:
         with self._fail_together('preparing the embeddings'), ExitStack() as stack:
             self._inputs = self._find_inputs()
             if self._rank == 0:
-                self._worker = stack.enter_context(self._enter())
+                self._worker = stack.enter_context(Worker(Path(args.out), list(self._inputs)))
             self._load()
             if self._rank == 0:
                 with self._worker.exclusive(self._say):
@@ -210,7 +210,7 @@ class EmbedRun:
         for job in self._jobs:
             job.note_input_files()
         if self._rank > 0:
-            self._worker = Worker(Path(args.out), shared['job'], self._rank)
+            self._worker = Worker(Path(args.out), job=shared['job'], rank=self._rank)
             self._entry.enter_context(self._worker)
 
     def _fail_together(self, task: str) -> Any:
@@ -229,15 +229,6 @@ class EmbedRun:
             '--units': args.units,
         }
         return find_places(self._places, args.inputs, unused)
-
-    def _enter(self) -> Worker:
-        """Return the entry of rank 0 in the ledger, once the folder is known to be writable."""
-        folder = Path(self._args.out)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EmbeddingError(f'--out {folder} cannot be made or written: {error}.') from error
-        return Worker(folder)
 
     def _load(self) -> None:
         """Build the encoder on the device of this rank."""
@@ -259,8 +250,9 @@ class EmbedRun:
         model = place_module(revert_sync_batchnorm(model), self._accelerator, local_rank())
         self._encoder = Encoder(model, device, args.layer, self._window, 1, self._amp, self._say)
         assert bands is not None
-        self._bands = as_in_training(bands, self._passport, args.units, args.bands)
-        self._gsd = choose_gsd(args.gsd, self._passport)
+        self._door = Door(self._passport, args.trust_scenes, self._say)
+        self._bands = self._door.bands_of(bands, args.units, args.bands)
+        self._gsd = self._door.gsd(args.gsd)
         self._batch_size = self._encoder.batch_size = choose_batch(
             args.batch_size, self._window, 1, self._accelerator, self._bands.count
         )
@@ -316,13 +308,12 @@ class EmbedRun:
     def _open_inputs(self) -> Dict[str, Tuple[Scene, Tuple[int, int]]]:
         """Open every input; return the scene and the size in which the encoder sees it, by name."""
         scenes, broken = {}, []
-        door = Door(self._passport, self._args.trust_scenes, self._say)
         for name, path in self._inputs.items():
             try:
                 opener = None if self._places is None else self._places.open
                 scene = Scene(path, self._bands, None, (), opener)
                 size, origin = choose_size(scene, self._bands.resize, self._args.scale, self._gsd)
-                door.examine(scene, size != scene.size)
+                self._door.examine(scene, size != scene.size)
                 scenes[name] = Scene(path, self._bands, size, (), opener), size
                 if origin != OWN_SIZE:
                     self._say(f'the encoder sees {path} in {size[1]}x{size[0]} pixels ({origin})')
@@ -334,7 +325,7 @@ class EmbedRun:
             raise EmbeddingError(
                 f'{len(broken)} of {len(self._inputs)} input(s) cannot be read: {" ".join(broken)}'
             )
-        door.report()
+        self._door.report()
         return scenes
 
     def _plan(self) -> Dict[str, Any]:
@@ -424,7 +415,7 @@ class EmbedRun:
                 ScenePlan(name, scene.path, height, width, settings, outdated=outdated), setup
             )
             if not peers:
-                job.strips.finished()
+                job.strips.remove_damaged()
             strips, total = job.missing(), job.grid.strip_count
             if len(strips) < total:
                 self._say(
@@ -515,24 +506,17 @@ class EmbedRun:
 
     def _compute(self) -> float:
         """Work on the embeddings until all are finished; return the seconds."""
-        encoder, worker = self._encoder, self._worker
+        encoder = self._encoder
         if self._accelerator.device(local_rank()).type == 'cpu':
             encoder.use_threads(torch.get_num_threads())
-        start = time.monotonic()
         with self._fail_together('computing the embeddings'), ProgressLine(
             self._windows, 'embedding', self._say, self._rank == 0
         ) as progress:
-
-            def advance(count: int = 0) -> None:
-                worker.windows += count
-                progress.done = min(worker.windows_of_all(), self._windows)
-                progress.show()
-
-            def predict(job: MapJob, strips: List[int]) -> None:
-                job.predict(strips, encoder, self._batch_size, advance, worker.check)
-
-            share(self._jobs, worker, self._rank / self._world_size, predict, advance)
-        return time.monotonic() - start
+            work = SharedWork(
+                self._worker, self._rank / self._world_size, encoder, self._batch_size, progress
+            )
+            work.finish(self._jobs)
+        return work.seconds
 
     def _summarize(self, seconds: float, windows: int) -> int:
         """Tell the user about every embedding; return the exit status."""

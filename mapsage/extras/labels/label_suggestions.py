@@ -39,7 +39,7 @@ from mapsage.extras.labels.window_source import WindowCandidate, WindowSource
 from mapsage.extras.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.geo import GeoError
 from mapsage.geo.passport import passport_of_checkpoint
-from mapsage.maps.door import Door, as_in_training, choose_gsd
+from mapsage.maps.door import Door
 from mapsage.maps.errors import PredictError
 from mapsage.maps.inputs import find_inputs
 from mapsage.maps.model import check_labeling, place_settings
@@ -98,8 +98,8 @@ class LabelSuggestions:
         passport, problem = passport_of_checkpoint(meta, args.checkpoint)
         if problem:
             say(f'note: {problem}')
-        bands = as_in_training(bands, passport, args.units, args.bands)
-        gsd = choose_gsd(args.gsd, passport)
+        door = Door(passport, args.trust_scenes, say)
+        bands, gsd = door.bands_of(bands, args.units, args.bands), door.gsd(args.gsd)
         window, _, window_origin = choose_window(self._cfg, args.window, 0)
         self._source = WindowSource(bands, window, args.scale, gsd, places)
         model = place_module(revert_sync_batchnorm(model), accelerator, local_rank())
@@ -118,7 +118,6 @@ class LabelSuggestions:
         )
         self._judge = WindowJudge(model, predictor, len(self._classes.names), args.min_confidence)
         self._crs = self._common_crs()
-        door = Door(passport, args.trust_scenes, say)
         for path in self._inputs:
             with self._source.scene(path).raster as raster:
                 scene = self._source.scene(path)

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 from mapsage.base.files import parse_json
 from mapsage.geo import GeoError, acquisition_time, locate
-from mapsage.geo.scene_facts import item_text
+from mapsage.geo.scene_facts import read_item
 
 from .places import DatedImage, Place, check_files, read_date
 from .sensor_files import SensorFiles
@@ -25,7 +25,7 @@ _OPTIONAL = ('mask', 'band', 'labels')
 # Properties of a STAC item that may name its place, the first that it has counts.
 _PLACE_PROPERTIES = ('place', 'grid:code', 's2:mgrs_tile')
 
-Row = Dict[str, str]
+Row = Dict[str, Any]
 
 
 def read_list(path: str, sensors: Mapping[str, SensorFiles]) -> List[Place]:
@@ -302,14 +302,13 @@ def _rows_of_items(
         clouds = sensor.clouds
         if clouds is not None and clouds.band is None:
             common['mask'] = _href(assets, clouds.mask or 'mask', subject)
-        if all(str(band) in assets for band in sensor.bands):
-            for band in map(str, sensor.bands):
-                text = item_text(properties, [assets[band]], item.get('collection'))
-                yield dict(common, band=band, path=_href(assets, band, subject), item=text)
-        else:
-            name = _data_asset(assets, sensor, subject)
-            text = item_text(properties, [assets[name]], item.get('collection'))
-            yield dict(common, path=_href(assets, name, subject), item=text)
+        bands = [str(band) for band in sensor.bands]
+        if any(band not in assets for band in bands):
+            bands = []
+        for name in bands or [_data_asset(assets, sensor, subject)]:
+            path = _href(assets, name, subject)
+            product = read_item(properties, [assets[name]], item.get('collection'))
+            yield dict(common, band=name if bands else '', path=path, item=product)
 
 
 def _date_of(properties: Mapping[str, Any], subject: str) -> str:

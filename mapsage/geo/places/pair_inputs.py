@@ -14,9 +14,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.geo import GeoError, Raster, facts_of, output_name
+from mapsage.geo import GeoError, facts_of, output_name
 from mapsage.geo.registration import ShiftReport, check_same_grid, measure_shift
-from mapsage.geo.scene_facts import STORED, check_one_unit
+from mapsage.geo.scene_facts import STORED, check_one_unit, open_scenes
 from mapsage.geo.stacks import StackLayout
 
 from .place_inputs import ModelPlaceRaster
@@ -72,9 +72,9 @@ class PairInputs:
                 f'scenes, first the one before, then the one after.'
             )
         images = [DatedImage(day_in_name(path), (str(path),)) for path in paths]
-        with Raster(paths[0], self._bands) as first, Raster(paths[1], self._bands) as second:
-            check_same_grid(first, second)
-            check_one_unit(map(facts_of, (first, second)), self._sensor.units)
+        first, second = open_scenes(paths, self._bands, (), self._sensor.units)
+        check_same_grid(first, second)
+        check_one_unit(map(facts_of, (first, second)))
         days = [image.date for image in images]
         if None not in days and days[0] > days[1]:  # type: ignore[operator]
             raise GeoError(

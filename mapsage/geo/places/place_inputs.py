@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from mapsage.geo import GeoError
+from mapsage.geo.passport import days_apart
 from mapsage.geo.scene_facts import STORED
 
 from .file_lists import list_text, read_list
@@ -23,7 +24,6 @@ from .sensor_files import SensorFiles, read_sensors
 
 # A date of training counts as missing if no image lies within so many days of it.
 _NEAR = 30
-_YEAR = 366
 
 _Box = Tuple[int, int, int, int]
 
@@ -37,7 +37,6 @@ class ModelPlaceRaster(PlaceRaster):
         super().__init__(place, sensors, grid)
         self.dtype = np.dtype(np.float32)
         self.bands = tuple(range(1, self.layout.input_channels + 1))
-        self.descriptions = tuple(None for _ in self.bands)
 
     def _compose(self, box: _Box) -> Tuple[np.ndarray, np.ndarray]:
         values, valid = super()._compose(box)
@@ -57,10 +56,7 @@ class PlaceInputs:
     """
 
     def __init__(self, dataset: Mapping[str, Any]) -> None:
-        units = dataset.get('units', STORED)
-        self._sensors = read_sensors(
-            {name: {'units': units, **sensor} for name, sensor in dataset['sensors'].items()}
-        )
+        self._sensors = read_sensors(dataset['sensors'], dataset.get('units', STORED))
         # There are no labels, so a grid of theirs is that of the smallest pixels.
         grid = dataset.get('grid')
         self._grid = None if grid == 'labels' else grid
@@ -147,11 +143,11 @@ class PlaceInputs:
             if not stack.images[name]:
                 lines.append(f'place {stack.name!r} has no image of sensor {name!r}')
                 continue
-            days = np.array([date.timetuple().tm_yday for date in dates])
+            days = [date.timetuple().tm_yday for date in dates]
             far = [
                 day
                 for day in self.training_days.get(name, ())
-                if len(days) and _days_apart(days, day).min() > _NEAR
+                if days and days_apart(days, day).min() > _NEAR
             ]
             if far:
                 lines.append(
@@ -179,12 +175,6 @@ class PlaceInputs:
 
     def _patterns(self) -> str:
         return ' and '.join(str(sensor.scenes) for sensor in self._sensors.values())
-
-
-def _days_apart(days: np.ndarray, day: int) -> np.ndarray:
-    """Return the distances of days of the year from one, across New Year."""
-    distance = np.abs(days - day)
-    return np.minimum(distance, _YEAR - distance)
 
 
 def _runs(days: Sequence[int]) -> str:

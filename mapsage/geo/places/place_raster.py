@@ -12,8 +12,8 @@ Shapes:
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import zip_longest
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from itertools import islice, zip_longest
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
@@ -31,6 +31,7 @@ from mapsage.geo import (
     read_on_grid,
 )
 from mapsage.geo.scene_facts import STORED, facts_of, open_scene
+from mapsage.geo.sensor_rules import Product
 from mapsage.geo.stacks import NO_DAY, StackLayout, day_number
 
 from .places import DatedImage, Place
@@ -257,7 +258,7 @@ class PlaceRaster(Raster):
         layout: Order of the bands.
         days: Day number of each date of each sensor; 0 for a missing date.
         resampled: Path of each file that is not on the grid, with the difference.
-        units: Unit in which the images of each sensor are read.
+        units: Unit of each sensor whose values are not read as they are stored.
 
     Raises:
         GeoError: If a file cannot be opened, lacks bands, or does not overlap the grid, or if the
@@ -282,8 +283,10 @@ class PlaceRaster(Raster):
             self.control_points, self.blocks = reference.control_points, (BLOCK, BLOCK)
             self.validity = reference.validity
         self.bands = tuple(range(1, self.layout.image_channels + 1))
-        self.nodata, self.descriptions = None, tuple(None for _ in self.bands)
-        self.units = {name: sensor.units for name, sensor in sensors.items()}
+        self.nodata = None
+        self.units = {
+            name: sensor.units for name, sensor in sensors.items() if sensor.units != STORED
+        }
         self._layers: List[Union[_Layer, _TiledLayer, None]] = []
         days: List[int] = []
         for name, sensor in sensors.items():
@@ -410,7 +413,7 @@ class PlaceRaster(Raster):
         return dict(
             grid=[fact['grid'] for fact in facts],
             validity=dict(files=[fact['validity'] for fact in facts], clouds=clouds),
-            **({} if set(self.units.values()) == {STORED} else dict(units=self.units)),
+            **(dict(units=self.units) if self.units else {}),
         )
 
     def files(self) -> List[str]:
@@ -437,7 +440,7 @@ class PlaceRaster(Raster):
     def __repr__(self) -> str:
         # The text identifies cached samples, so it must be the same in every process.
         # Cached samples of earlier versions, which had stored values only, stay valid.
-        units = f', {self.units}' if set(self.units.values()) != {STORED} else ''
+        units = f', {self.units}' * bool(self.units)
         return f'PlaceRaster({self.place}, {self.layout}, {self.path}{units})'
 
     def _rasters(self) -> List[Raster]:
@@ -469,15 +472,13 @@ class PlaceRaster(Raster):
                 'of both files.'
             )
 
-    def scenes_of(self, sensor: str) -> List[Raster]:
-        """Return the files of a sensor's bands, in the order of the dates."""
-        number = 0
-        for candidate in self.layout.sensors:
-            layers = self._layers[number : number + candidate.max_dates]
-            if candidate.name == sensor:
-                return [file.position.raster for layer in layers if layer for file in layer.files]
-            number += candidate.max_dates
-        return []
+    def images(self) -> Iterator[Tuple[str, Raster]]:
+        """Yield the files of the sensors' bands, in the order of the dates."""
+        layers = iter(self._layers)
+        for sensor in self.layout.sensors:
+            for layer in islice(layers, sensor.max_dates):
+                for file in layer.files if layer else ():
+                    yield sensor.name, file.position.raster
 
     def much_finer_files(self) -> List[str]:
         """Return the files whose pixels are much smaller than the pixels of the grid.
@@ -536,7 +537,7 @@ def _numbers(path: str, bands: Sequence[Band], sensor: str) -> Tuple[int, ...]:
     if all(isinstance(band, int) for band in bands):
         return tuple(int(band) for band in bands)
     with Raster(path) as raster:
-        descriptions = dict(zip(raster.descriptions, raster.bands))
+        descriptions = {raster.header.descriptions[band - 1]: band for band in raster.bands}
         count = len(raster.bands)
     if set(descriptions) <= {None} and count == len(bands):
         return tuple(range(1, count + 1))
@@ -564,7 +565,7 @@ def _open(
     transform: affine.Affine,
     size: Tuple[int, int],
     units: str = STORED,
-    item: Optional[str] = None,
+    item: Optional[Product] = None,
 ) -> _BandFile:
     with open_scene(path, bands, units=units, item=item) as raster:
         box = box_on_grid(raster, crs, transform, size)

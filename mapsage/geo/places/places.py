@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from mapsage.geo import GeoError, acquisition_time, is_gdal_name
+from mapsage.geo.sensor_rules import Product
 
 from .dates import ImageDate, parse_date, spread_evenly
 from .sensor_files import SensorFiles
@@ -34,7 +35,7 @@ class DatedImage:
         paths: Path of the file, or of the file of each band.
         mask: Path of the mask of clouds, or None.
         may_be_next_year: As in ``ImageDate``.
-        items: What a STAC item says of each file, as ``scene_facts.item_text`` returns it; empty
+        items: What a STAC item says of each file, as ``scene_facts.read_item`` returns it; empty
             without an item. They are no part of the text that identifies cached samples.
     """
 
@@ -42,7 +43,7 @@ class DatedImage:
     paths: Tuple[str, ...]
     mask: Optional[str] = None
     may_be_next_year: bool = False
-    items: Tuple[str, ...] = field(default=(), repr=False)
+    items: Tuple[Product, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def tiles(self) -> Tuple[DatedImage, ...]:

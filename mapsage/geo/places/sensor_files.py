@@ -59,21 +59,24 @@ class SensorFiles:
         return self.scenes is not None and '{band}' in self.scenes
 
 
-def read_sensors(sensors: Mapping[str, Mapping[str, Any]]) -> Dict[str, SensorFiles]:
+def read_sensors(
+    sensors: Mapping[str, Mapping[str, Any]], units: str = STORED
+) -> Dict[str, SensorFiles]:
     """Return the settings of the sensors of a config, by name and in the order of their names.
 
     Args:
         sensors: ``sensors`` of ``SceneStackDataset``.
+        units: Unit of the sensors that have no ``units``.
 
     Raises:
         GeoError: If a setting is unknown, missing or of the wrong kind.
         StackLayoutError: If there is no sensor, or one has no band or no date.
     """
     StackLayout.of_config(sensors)
-    return {name: _read_sensor(name, sensor) for name, sensor in sorted(sensors.items())}
+    return {name: _read_sensor(name, sensor, units) for name, sensor in sorted(sensors.items())}
 
 
-def _read_sensor(name: str, sensor: Mapping[str, Any]) -> SensorFiles:
+def _read_sensor(name: str, sensor: Mapping[str, Any], units: str) -> SensorFiles:
     _check_keys(f'sensor {name!r}', sensor, _KEYS)
     scenes = sensor.get('scenes')
     if scenes is not None and (not isinstance(scenes, str) or '{place}' not in scenes):
@@ -82,7 +85,7 @@ def _read_sensor(name: str, sensor: Mapping[str, Any]) -> SensorFiles:
             f"and {{date}}, such as '{name}/{{place}}_{{date}}.tif'."
         )
     bands = tuple(_band(name, band) for band in sensor['bands'])
-    units = sensor.get('units', STORED)
+    units = sensor.get('units', units)
     if units not in UNITS:
         raise GeoError(f'sensor {name!r} has units={units!r}, expected one of {", ".join(UNITS)}.')
     files = SensorFiles(

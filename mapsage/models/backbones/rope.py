@@ -4,7 +4,7 @@ The embedding is axial and not learned, so it works for any grid of patches. It 
 queries and keys inside the attention, never added to the tokens.
 
 Shapes: N images, T tokens (class and register tokens, then patches in row order), D channels of one
-attention head, Q leading tokens with an attention mask (the queries of models/mask_transformers).
+attention head, Q leading tokens with an attention mask (the queries of extras/mask_transformers).
 """
 
 from __future__ import annotations

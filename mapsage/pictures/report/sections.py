@@ -44,6 +44,10 @@ _PERCENT = (
 )
 # Number of charts for keys without a chart of a fixed title; further keys are only named.
 _MAX_OTHER_CHARTS = 12
+# Share of the time of steps from which the report says how to shorten the wait for data.
+_LONG_WAIT = 0.1
+# Datasets that can make a fast copy of their scenes.
+_SCENES = ('GeoTiffDataset', 'SceneStackDataset')
 
 
 def overview(run: Run, previous: Optional[Run]) -> str:
@@ -58,7 +62,7 @@ def overview(run: Run, previous: Optional[Run]) -> str:
     rows += [
         ['Score', score_line(run, previous)],
         ['Steps', text(steps_line(run))],
-        ['Time', text(time_line(run))],
+        ['Time', text(' '.join(filter(None, (time_line(run), wait_advice(run)))))],
         ['Devices', text(device_line(run))],
     ]
     peak = run.last.record.get('peak_memory')
@@ -106,14 +110,40 @@ def steps_line(run: Run) -> str:
 
 
 def time_line(run: Run) -> str:
-    """Return the wall-clock time, and the mean logged time of a step, as text."""
+    """Return the wall-clock time, the mean logged time of a step, and its wait for data, as text."""
     curves = run.curves()
     phrases = [duration(run.seconds) if run.seconds else 'not recorded']
-    for key, unit in (('time', 's a step'), ('data_time', 's of it waiting for data')):
-        values = [value for _, value in curves.get(key, ())]
-        if values:
-            phrases.append(f'{sum(values) / len(values):.3g} {unit}')
+    step, wait = (
+        sum(value for _, value in curves.get(key, ())) / max(1, len(curves.get(key, ())))
+        for key in ('time', 'data_time')
+    )
+    if step:
+        phrases.append(f'{step:.3g} s a step')
+    if step and 'data_time' in curves:
+        phrases.append(f'{wait:.3g} s of it waiting for data ({wait / step:.0%})')
     return ', '.join(phrases)
+
+
+def wait_advice(run: Run) -> str:
+    """Return what shortens the wait for data, as text; empty if it is at most 10 % of the steps."""
+    curves = run.curves()
+    step, wait = (sum(value for _, value in curves.get(key, ())) for key in ('time', 'data_time'))
+    if wait <= _LONG_WAIT * step:
+        return ''
+    config = {
+        key: value.strip('\'"')
+        for key, value in run.config().items()
+        if key.startswith('train_dataloader.')
+    }
+    workers = config.get('train_dataloader.num_workers', '0')
+    remedies = [f'raise train_dataloader.num_workers={workers} if processor cores are idle']
+    if any(value in _SCENES for value in config.values()) and not any(
+        '.fast_copy.' in key for key in config
+    ):
+        remedies.append('set fast_copy in train_dataloader.dataset, so that windows decode faster')
+    return (
+        f'The steps waited for data for {wait / step:.0%} of their time: {", or ".join(remedies)}.'
+    )
 
 
 def device_line(run: Run) -> str:

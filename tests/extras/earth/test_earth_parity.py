@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from packages_here import package_folder
 from support import ROOT, main_leg
 
@@ -16,6 +17,7 @@ CASES = dict(olmoearth=7, terramind=5, prithvi=6, dofa=5)
 
 
 @main_leg
+@pytest.mark.long
 def test_features_equal_those_of_the_published_code() -> None:
     """Several sizes, sets of bands and missing dates, with weights read from a published file."""
     program = [sys.executable, str(ROOT / 'tests/compare_earth.py'), package_folder('earth')]

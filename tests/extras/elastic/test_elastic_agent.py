@@ -16,6 +16,8 @@ from mapsage_launcher import rank_notes
 from mapsage_launcher.nodes import elastic, elastic_agent
 from mapsage_launcher.stop_request import has_left
 
+pytestmark = pytest.mark.usefixtures('own_environment')  # of MAPSAGE_RESTART
+
 SETTINGS = elastic.Settings(nodes=(2, 3), host='127.0.0.1', port=29400, run_id='job')
 
 

@@ -229,6 +229,7 @@ def test_ranks_give_the_same_bytes(alone: Any, tmp_path: Path, ranks: int) -> No
     assert f'on {ranks} rank(s)' in finished.output and hidden(tmp_path / 'o') == []
 
 
+@pytest.mark.long
 def test_killed_and_started_again_it_gives_the_same_bytes(alone: Any, tmp_path: Path) -> None:
     config, scenes, expected = alone
     out = tmp_path / 'o'

@@ -98,6 +98,7 @@ def test_names_and_tiles() -> None:
     assert [tile_side(dims) for dims in (3, 64, 65, 768, 2000)] == [512, 512, 256, 128, 64]
 
 
+@pytest.mark.long
 def test_2000_bands(tmp_path: Path) -> None:
     stored = quantize(unit_vectors(np.random.RandomState(0), 2000, 70, 90))
     file = EmbeddingFile(write(tmp_path / 'a.tif', stored))

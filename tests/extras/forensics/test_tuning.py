@@ -288,6 +288,7 @@ def test_configs_that_cannot_be_measured(
 
 
 @pytest.mark.usefixtures('two_rounds')
+@pytest.mark.long
 def test_the_old_option_of_the_doctor(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
     assert doctor.main([str(tiny_config), '--tune', '--accelerator', 'cpu']) == 0
     output = capsys.readouterr()

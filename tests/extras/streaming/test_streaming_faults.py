@@ -257,6 +257,7 @@ def take_patiently(links: List[Link]) -> Dict[str, float]:
     return take(links, timeout=60)
 
 
+@pytest.mark.long
 def test_an_encoder_that_is_slower_than_peer_timeout_is_not_lost(tmp_path):
     report, served, _ = run_job(take_patiently, serve_late, 1, 2, tmp_path, peer_timeout=3.0)
     assert report['waited'] > LATE / 2 and not {'failovers', 'lost', 'local'} & set(report)

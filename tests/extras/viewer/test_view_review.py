@@ -272,6 +272,7 @@ def start_viewer(where: Folders, *arguments: Any) -> Tuple[Any, Opened]:
     return process, viewer
 
 
+@pytest.mark.long
 def test_a_killed_viewer_and_two_at_once(tmp_path: Path) -> None:
     where = folders(tmp_path)
     add_map(where, 'a', polygons=False, **UTM)

@@ -19,8 +19,8 @@ from support import ROOT, UNDECODABLE
 from mapsage.commands import cli
 from mapsage.distributed import RankError, RankLostError, WeightsDifferError
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.mask_annealing_hook import AnnealingError
 from mapsage.extras.labels.fixmatch import SemiSupervisedError
+from mapsage.extras.mask_transformers.annealing_hook import AnnealingError
 from mapsage.geo import GeoError
 
 FILE = UNDECODABLE + '.tif'

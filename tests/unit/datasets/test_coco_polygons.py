@@ -165,7 +165,10 @@ def _set(*path: Any) -> Callable[[Any], None]:
         (_set('annotations', 1, 'segmentation', [[1] * 7]), 'malformed polygon'),
         (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4, 5, 'x']]), 'malformed polygon'),
         (_set('annotations', 1, 'segmentation', [[1, 2, 3, 4, 5, float('nan')]]), 'malformed'),
-        (_set('annotations', 1, 'segmentation', dict(counts='x')), 'run-length'),
+        (
+            _set('annotations', 1, 'segmentation', dict(counts='x')),
+            'run-length.*mapsage prepare coco',
+        ),
         (
             _set('annotations', 1, 'segmentation', [_box(2, 22, 9, 29)]),
             'y 22..29, outside.*30 x 20',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Sequence, Set
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from mapsage.geo.passport import (
     passport_of_checkpoint,
     read_passport,
 )
-from mapsage.geo.scene_facts import QUANTILES, SceneFacts, Unit
+from mapsage.geo.scene_facts import QUANTILES, SceneFacts, Unit, convert
 
 OLD, NEW = (Unit(1e-4, 0.0),) * 4, (Unit(1e-4, -0.1),) * 4
 FACTS = SceneFacts(
@@ -41,7 +41,7 @@ def quantiles(seed: int, *changes: Any) -> np.ndarray:
 
 def passport(facts: SceneFacts = FACTS, count: int = 6) -> Dict[str, Any]:
     rows = [quantiles(seed) for seed in range(count)]
-    part = describe_part([facts] * count, rows, 'stored')
+    part = describe_part([facts] * count, rows)
     stored = json.loads(json.dumps(dict(version=VERSION, parts={'': part}, classes={})))
     return read_passport(stored, 'x')[0]['parts']['']  # type: ignore[index]
 
@@ -118,11 +118,10 @@ def test_differences_that_are_none() -> None:
     part = passport()
     for change in (dict(pixel=14.9), dict(day='20220711'), dict(pixel=None), dict(day='20219999')):
         assert not compare(part, replace(FACTS, **change), None)
-    new = replace(FACTS, units=NEW)
     # Read in another unit than the training's, and with the offset taken off.
-    assert not compare(part, replace(new, pixel=99), None, 'harmonized', compares_pixel=False)
-    harmonized = dict(part, units='harmonized')
-    assert not compare(harmonized, new, quantiles(60), 'harmonized')
+    new, _ = convert(replace(FACTS, units=NEW), 'harmonized')
+    assert not compare(part, replace(new, pixel=99, units=NEW), None, compares_pixel=False)
+    assert not compare(dict(part, units='harmonized'), new, quantiles(60))
 
 
 def test_a_statement_that_the_pixels_contradict_is_no_error() -> None:
@@ -170,17 +169,18 @@ def test_no_passport_and_a_newer_one() -> None:
 
 
 def test_scenes_of_one_training() -> None:
-    def said(facts: List[SceneFacts], rows: List[Optional[np.ndarray]]) -> str:
-        return ' | '.join(compare_scenes(facts, rows, 'stored'))
+    def said(facts: List[SceneFacts], rows: List[np.ndarray]) -> str:
+        return ' | '.join(compare_scenes(facts, list(zip(facts, rows))))
 
-    rows: List[Optional[np.ndarray]] = [quantiles(seed) for seed in range(6)]
+    rows = [quantiles(seed) for seed in range(6)]
     assert not said([PLAIN] * 6, rows)
     assert 'pixels of 0.3 m and' in said([PLAIN] * 5 + [replace(PLAIN, pixel=0.3)], rows)
     assert '1000 above' in said([PLAIN] * 6, [*rows[:5], quantiles(9, raised)])
     assert 'another unit' in said([PLAIN] * 6, [*rows[:5], quantiles(9, lambda v: v / 1e4)])
     assert not said([PLAIN], [rows[0]])
-    texts = list(describe_mixture([FACTS, replace(FACTS, units=NEW, baseline='04.00')], 'stored'))
+    # A scene whose sampled squares have no data says nothing.
+    assert not said([PLAIN] * 6, [*rows[:5], np.full((4, 8), np.nan)])
+    mixture = [FACTS, replace(FACTS, units=NEW, baseline='04.00')]
+    texts = list(describe_mixture(mixture))
     assert 'scale or offset' in texts[0] and 'offset -0.1 (baseline 04.00) (a.tif)' in texts[0]
-    assert not list(
-        describe_mixture([FACTS, replace(FACTS, units=NEW, baseline='04.00')], 'harmonized')
-    )
+    assert not list(describe_mixture([convert(facts, 'harmonized')[0] for facts in mixture]))

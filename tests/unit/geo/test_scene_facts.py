@@ -14,7 +14,7 @@ from rasterio.enums import ColorInterp
 from rasterio.transform import from_origin
 
 from mapsage.geo import GeoError, Mosaic, facts_of, open_raster, open_scene
-from mapsage.geo.scene_facts import Unit, item_text
+from mapsage.geo.scene_facts import Unit, describe_reading, read_item
 from mapsage.geo.sensor_rules import Product, common_names, physical_units, read_name
 
 GROUND = np.random.RandomState(0).randint(200, 3000, (3, 64, 96)).astype('uint16')
@@ -63,12 +63,12 @@ def read(path: str, **arguments: Any) -> np.ndarray:
     [
         (
             'S2A_MSIL2A_20230601T100031_N0509_R122_T33UUP_20230601T1.SAFE/GRANULE/T33UUP_20230601T100031_B8A_20m.jp2',
-            Product('sentinel-2', 'L2', '05.09', '20230601', 'B8A'),
+            Product('sentinel-2', 'L2', '05.09', '20230601', ('B8A',)),
         ),
         ('S2B_33UUP_20230601_0_L2A/B04.tif', Product('sentinel-2', 'L2', None, '20230601')),
         (
             'LC09_L2SP_192024_20230610_20230620_02_T1_SR_B4.TIF',
-            Product('landsat-oli', 'L2', None, '20230610', 'B4'),
+            Product('landsat-oli', 'L2', None, '20230610', ('B4',)),
         ),
         (
             'LT05_L1TP_192024_19990610_20230620_02_T1.tif',
@@ -157,7 +157,7 @@ def test_the_unit_comes_from_item_and_name(tmp_path: Path) -> None:
     item['properties']['earthsearch:boa_offset_applied'] = True
     (tmp_path / 'x.json').write_text(json.dumps(item))
     assert facts_of(open_scene(path)).units[0] == Unit(1e-4, 0)
-    given = item_text({}, [{'bands': [{'raster:scale': 2.0, 'raster:offset': 1.0}] * 3}])
+    given = read_item({}, [{'bands': [{'raster:scale': 2.0, 'raster:offset': 1.0}] * 3}])
     assert facts_of(open_scene(path, item=given)).units[0] == Unit(2, 1)
 
 
@@ -181,7 +181,7 @@ def test_a_unit_that_is_none(tmp_path: Path, scale: float, offset: float) -> Non
 
 def test_tags_that_disagree_with_the_item(tmp_path: Path) -> None:
     path = write(tmp_path / 'a.tif', scale=1e-4, offset=0)
-    item = item_text({}, [{'raster:bands': [dict(scale=1e-4, offset=-0.1)] * 3}])
+    item = read_item({}, [{'raster:bands': [dict(scale=1e-4, offset=-0.1)] * 3}])
     facts = facts_of(open_scene(path, item=item))
     assert facts.units[0] == Unit(1e-4, 0)
     (doubt,) = facts.doubts
@@ -210,7 +210,7 @@ def test_bands_are_read_by_name(tmp_path: Path) -> None:
     names = ('B02', 'B04', 'B08')
     other = write(tmp_path / 'b.tif', GROUND[::-1], names[::-1])
     raster = open_scene(other, names=names)
-    assert raster.bands == (3, 2, 1) and raster.reordered
+    assert raster.bands == (3, 2, 1) and facts_of(raster).reordered
     np.testing.assert_array_equal(read(other, names=names), GROUND)
     # More bands than asked for, written in another way, and with another unit in each.
     more = write(
@@ -237,7 +237,7 @@ def test_names_that_say_nothing_leave_the_order(
 ) -> None:
     path = write(tmp_path / 'a.tif', GROUND, names)
     raster = open_scene(path, names=('B02', 'B04', 'B08'), strict=True)
-    assert raster.bands == (1, 2, 3) and not raster.reordered
+    assert raster.bands == (1, 2, 3) and not facts_of(raster).reordered
 
 
 def test_a_band_that_is_missing(tmp_path: Path) -> None:
@@ -275,8 +275,16 @@ def test_mosaics(tmp_path: Path) -> None:
     mosaic = Mosaic([first, second], units='harmonized')
     values = mosaic.read(0, 0, 192, 64)[0]
     np.testing.assert_array_equal(values[:, :, :96], values[:, :, 96:])
-    assert '1000 taken off in 1 of 2' in mosaic.describe()
-    assert 'b.tif are read in the order B02, B04, B08' in mosaic.describe()
+    applied, order = describe_reading(mosaic.scenes)
+    assert '1000 taken off in 1 of 2' in applied
+    assert 'b.tif: bands are read in the order B02, B04, B08' in order
+
+
+def test_a_mosaic_of_another_number_of_bands_is_an_error(tmp_path: Path) -> None:
+    first = write(tmp_path / 'a.tif', GROUND, scale=1e-4, offset=0)
+    second = write(tmp_path / 'b.tif', np.concatenate([GROUND, GROUND[:1]]), scale=1e-4, offset=0)
+    with pytest.raises(GeoError, match='band'):
+        Mosaic([first, second])
 
 
 def test_unknown_units(tmp_path: Path) -> None:

@@ -298,6 +298,7 @@ def test_collections_count_with_their_polygons(tmp_path: Path) -> None:
     'name, words',
     [
         ('a.kml', 'it is KML.*ogr2ogr -f GPKG labels.gpkg .*a.kml'),
+        ('a.csv', 'it is a table.*a.csv -oo X_POSSIBLE_NAMES=lon'),
         ('a.zip', 'it is a zip archive.*ogr2ogr -f GPKG labels.gpkg /vsizip/.*a.zip'),
         ('a.gdb', 'it is a FileGDB.*ogr2ogr'),
         ('A.KMZ', 'it is KMZ'),

@@ -72,6 +72,17 @@ def test_each_job_of_one_machine_has_a_secret(here: None, monkeypatch: pytest.Mo
     assert 'MAPSAGE_SECRET' not in os.environ
 
 
+@pytest.mark.parametrize('text', ['two', '0', '-1', '2.5', ''])
+def test_a_number_of_ranks_that_is_none(text: str) -> None:
+    from torch.distributed import run
+
+    launch._check_rank_count(run, '2')
+    with pytest.raises(
+        SystemExit, match=f"NPROC_PER_NODE .* is '{text}': .* Set a number of ranks"
+    ):
+        launch._check_rank_count(run, text)
+
+
 def test_a_program_of_the_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv('PYTHON_EXEC', 'python')
     ranks = RankStart([])

@@ -8,9 +8,16 @@ import pytest
 from mmengine.config import Config
 from support import ROOT
 
+from mapsage.engine.config.file import read_config_file
 from mapsage.extras.elastic.node_settings import code_digest
 from mapsage_launcher import shipped
-from mapsage_launcher.shipped import ShippedError, copy_configs, find_config, list_configs
+from mapsage_launcher.shipped import (
+    ShippedError,
+    copy_config,
+    copy_configs,
+    find_config,
+    list_configs,
+)
 
 NAME = 'demo/efficientnet_lite0_fpn_demo_48.py'
 
@@ -67,6 +74,26 @@ def test_a_copy_is_read_as_the_original_is(tmp_path: Path) -> None:
     names = Config.fromfile(str(folder / NAME)).train_dataloader.dataset.names
     assert Path(names).is_file() and folder in Path(names).parents
     assert copy_configs(str(folder)) == []  # again: nothing is left to do
+
+
+@pytest.mark.parametrize(
+    'name', ['loveda/efficientnet_lite0_fpn_loveda.py', 'demo/eomt_tiny_demo.py']
+)
+def test_a_copy_of_one_inherits_from_the_shipped_files(name: str, tmp_path: Path) -> None:
+    copied = Path(copy_config(name, str(tmp_path / '配置')))
+    assert [copied] == list((tmp_path / '配置').iterdir())
+    assert "'mapsage::" in copied.read_text(encoding='utf-8')
+    original = read_config_file(ROOT / 'configs' / name)
+    assert read_config_file(copied).to_dict() == original.to_dict()
+    with pytest.raises(ShippedError, match='is there. Nothing is copied'):
+        copy_config(name, str(tmp_path / '配置'))
+
+
+def test_lists_that_a_config_reads_come_with_its_copy(tmp_path: Path) -> None:
+    names = read_config_file(Path(copy_config(NAME, str(tmp_path)))).train_dataloader.dataset.names
+    assert Path(names).is_file() and tmp_path in Path(names).parents
+    with pytest.raises(ShippedError, match='does not exist'):
+        copy_config('demo/none.py', str(tmp_path))
 
 
 def test_a_changed_copy_is_kept(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -36,6 +37,19 @@ def test_windows_in_another_size_are_those_of_the_resized_scene(
     window, valid, _ = scene.read(size[1] - 40, size[0] - 30, (64, 64))
     assert valid.shape == (30, 40) and window.shape == (3, 64, 64)
     np.testing.assert_array_equal(window[:, 30:50], window[:, 28:8:-1])  # mirrored
+
+
+@pytest.mark.parametrize('size', [None, (97, 111)])
+def test_16_bits_are_handed_out_to_those_who_take_them(tmp_path: Path, size: Any) -> None:
+    values = paint(draw_classes(), 3, 'uint16')
+    scene = Scene(str(write_raster(tmp_path / 'a.tif', values)), Bands(3, False), size)
+    wide = scene.read(5, 6, (64, 64))[0]
+    scene.dtypes = (np.uint8, np.uint16)
+    window = scene.read(5, 6, (64, 64))[0]
+    assert wide.dtype == np.float32
+    # Interpolated values have fractions.
+    assert window.dtype == (np.uint16 if size is None else np.float32)
+    np.testing.assert_array_equal(window, wide)
 
 
 def test_a_pixel_of_the_ground_in_meters(tmp_path: Path) -> None:

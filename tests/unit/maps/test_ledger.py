@@ -12,6 +12,8 @@ from typing import Any, Iterator, List, Optional
 
 import pytest
 
+from mapsage.base import folder_claims
+from mapsage.base.folder_claims import FolderClaimedError, claimed
 from mapsage.maps import ledger, sharing
 from mapsage.maps.errors import PredictError
 from mapsage.maps.ledger import LapsedError, Worker
@@ -74,7 +76,10 @@ def test_between_machines_the_lease_decides(
     with Worker(tmp_path) as here, Worker(tmp_path) as there:
         assert there.claim(tmp_path / 'a', 'run') is not None
         there._file.close()
+        moment = os.stat(file_of(here)).st_mtime
         assert here.claim(tmp_path / 'a', 'run') is None
+        # A look writes nothing: there may be thousands of claims.
+        assert os.stat(file_of(here)).st_mtime == moment
         monkeypatch.undo()
         monkeypatch.setattr(ledger, '_machine', lambda: 'a third machine')
         age(file_of(there), ledger.LEASE_SECONDS + 1)
@@ -137,6 +142,22 @@ def test_plans_of_the_living(tmp_path: Path) -> None:
             with pytest.raises(PredictError, match='may run another version'):
                 sharing.shared_plan(worker.plans(), ['a'], {}, {}, False)
         assert worker.plans() == {}
+
+
+def test_processes_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version, and mapsage classify, claim the names of their maps."""
+    monkeypatch.setattr(folder_claims, '_PATIENCE', 0.0)
+    with claimed(tmp_path, ['a.tif'], 'Stop it.'):
+        with pytest.raises(PredictError, match='in use: process .* writes a.tif. Wait for its end'):
+            Worker(tmp_path, ['a', 'b']).__enter__()
+        assert not (tmp_path / '.ledger').exists()
+        with Worker(tmp_path, ['b']):
+            pass
+    with Worker(tmp_path, ['a']), Worker(tmp_path, ['a']):
+        with pytest.raises(FolderClaimedError, match='writes a.tif'):
+            with claimed(tmp_path, ['a.tif'], 'Stop it.'):
+                pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

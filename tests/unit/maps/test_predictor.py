@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from color_model import PixelModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
@@ -86,3 +87,49 @@ def test_another_error_of_the_model_is_not_hidden() -> None:
     model.convolution = torch.nn.Conv2d(5, 4, 1)
     with pytest.raises(RuntimeError, match='channels'):
         predict(WINDOWS)
+
+
+def test_windows_of_16_bits_are_those_of_float32() -> None:
+    deep = np.random.RandomState(1).randint(0, 1 << 16, (2, 3, 12, 16)).astype(np.uint16)
+    predict = predictor(Watched(), 2)
+    # Bands in another order are a mirrored view.
+    windows = [window[::-1] for window in deep]
+    batch = predict.stack(windows)
+    assert batch.element_size() == 2
+    np.testing.assert_array_equal(
+        predict(batch), predict(predict.stack([window.astype(np.float32) for window in windows]))
+    )
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_map_on_a_device_asks_for_few_operators_beside_those_of_its_model() -> None:
+    side, batch, step = 16, 8, 12
+    model = PixelModel().to('meta')
+    predict = WindowPredictor(model, torch.device('meta'), (side, side), 4, batch)
+    width = step * (batch - 1) + side
+    blender: Any = predict.blender((side, side), width, 4, confidence=False, probabilities=False)
+    # Tensors without numbers arrive on the host as zeros.
+    blender._copy_to_host = lambda tensor: lambda: torch.zeros(tensor.shape, dtype=tensor.dtype)
+    windows = [np.zeros((3, side, side), np.uint8)] * batch
+
+    def add_row() -> None:
+        scores = predict(predict.stack(windows))
+        blender.begin(step)
+        for index in range(batch):
+            blender.add(index * step, scores[index], predict.weights, np.ones((side, side), bool))
+        blender.take()
+
+    add_row()
+    with Operators() as operators:
+        add_row()
+    # Two sums and their views a window, and what a batch and a row of windows cost. They were 28.
+    assert operators.calls / batch <= 15

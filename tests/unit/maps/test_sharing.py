@@ -48,7 +48,15 @@ def alone(scenes: List[Path], tmp_path_factory: Any) -> Dict[str, str]:
     return digests(folder / 'out')
 
 
-@pytest.mark.parametrize('jobs, ranks', [(1, 2), (1, 3), (2, 1), (3, 2), (8, 1), (8, 3)])
+@pytest.mark.parametrize(
+    'jobs, ranks',
+    [
+        (1, 3),
+        (2, 1),
+        (8, 3),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [(1, 2), (3, 2), (8, 1)]),
+    ],
+)
 def test_any_number_of_jobs_and_ranks_make_the_same_bytes(
     scenes: List[Path], alone: Dict[str, str], tmp_path: Path, jobs: int, ranks: int
 ) -> None:

@@ -25,6 +25,9 @@ from .source_files import PrepareError, list_files, nothing_found, some
 Shape = Union[List[np.ndarray], np.ndarray]
 """Rings of polygons, or the counts of a run-length mask."""
 
+# Light gray: most pixels of a picture are of no category, and the default colors are bright.
+_BACKGROUND = (235, 235, 235)
+
 
 class _Instance(NamedTuple):
     label: int
@@ -87,7 +90,7 @@ def read_coco(source: Path, background: str, ignore_crowds: bool) -> Export:
     if crowds:
         fate = 'are ignored' if ignore_crowds else 'have their category'
         notes.append(f'{crowds} annotation(s) with iscrowd=1 {fate}')
-    return Export(classes, (), samples, notes)
+    return Export(classes, (_BACKGROUND,), samples, notes)
 
 
 def _parse(content: bytes, name: str) -> Dict[str, Any]:

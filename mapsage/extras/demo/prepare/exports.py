@@ -49,7 +49,7 @@ class Export(NamedTuple):
 
     Attributes:
         classes: Names of the classes in the order of their indices.
-        palette: RGB colors of the classes, 0 to 255; empty if the export has none.
+        palette: RGB colors of the first classes, 0 to 255; others get default colors.
         samples: Images with labels.
         notes: Sentences about what was left out or changed.
     """

@@ -57,6 +57,21 @@ def test_the_start_is_short_and_the_file_has_all(logger: Tuple) -> None:
     assert 'UserWarning: of the host' in text
 
 
+def test_a_validation_that_runs_first_shows_its_scores_only(logger: Tuple) -> None:
+    logger, terminal, _ = logger
+    quiet_start(logger, 'INFO')
+    first = 'the validation after iteration 4 was not completed and runs first'
+    logger.info(first, extra=dict(validates_first=True))
+    scores = 'Iter(val) [6/6]    aAcc: 69.7800  mIoU: 48.8500'
+    progress = 'Iter(val) [2/6]    eta: 0:00:01  time: 0.2335'
+    for text in (progress, 'per class results:', '\n+---+\n+---+', scores, 'Config:\na = 1'):
+        logger.info(text)
+    assert terminal.getvalue().splitlines() == [first, scores]
+    logger.info('Iter(train) [6/8]  loss: 1')
+    logger.info(progress)
+    assert terminal.getvalue().splitlines()[-1] == progress
+
+
 def test_debug_shows_all(logger: Tuple) -> None:
     logger, terminal, file = logger
     quiet_start(logger, 'DEBUG')

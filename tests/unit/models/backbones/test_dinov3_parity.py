@@ -44,7 +44,13 @@ def reference_of(arch: Arch, hub: State) -> Any:
     return model
 
 
-@pytest.fixture(scope='module', params=list(ARCHS))
+@pytest.fixture(
+    scope='module',
+    params=[
+        pytest.param(name, marks=pytest.mark.long) if name in ('huge+', '7B') else name
+        for name in ARCHS
+    ],
+)
 def case(request: pytest.FixtureRequest) -> Any:
     """The narrow variant, weights by the hub's names, an image, and the reference's states."""
     arch = narrowed(request.param)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
@@ -89,6 +90,34 @@ def test_killed_run(tmp_path: Path) -> None:
     assert run.seconds == 90
     text = write_report(tmp_path).read_text(encoding='utf-8')
     assert 'could not be made' not in text and 'no end recorded' in text
+
+
+SCENES = {'train_dataloader.num_workers': '2', 'train_dataloader.dataset.type': 'GeoTiffDataset'}
+COPIES = {'train_dataloader.dataset.fast_copy.folder': '/copies'}
+WORKERS = 'raise train_dataloader.num_workers=2 if processor cores are idle'
+
+
+@pytest.mark.parametrize(
+    ('config', 'wait', 'expected'),
+    [
+        ({'train_dataloader.num_workers': '2'}, 0.05, ''),
+        ({'train_dataloader.num_workers': '2'}, 0.1, f' for 20% of their time: {WORKERS}.'),
+        (SCENES, 0.1, f' for 20% of their time: {WORKERS}, or set fast_copy in train_dataloader'),
+        (dict(SCENES, **COPIES), 0.1, f' for 20% of their time: {WORKERS}.'),
+        # The loader of the validation has no part in it.
+        ({'val_dataloader.num_workers': '9'}, 0.1, '.num_workers=0 if processor cores are idle.'),
+    ],
+)
+def test_the_wait_for_data_has_a_share_and_a_remedy(
+    config: Dict[str, str], wait: float, expected: str, tmp_path: Path
+) -> None:
+    folder = write_start(tmp_path, STAMP, 70.0, flat_config=config)
+    rows = [dict(time=0.5, data_time=wait, loss=1, iter=step, step=step) for step in (10, 20)]
+    (folder / 'vis_data' / 'scalars.json').write_text('\n'.join(map(json.dumps, rows)))
+    page = html.unescape(write_report(tmp_path).read_text(encoding='utf-8'))
+    assert f'0.5 s a step, {wait:.3g} s of it waiting for data ({wait / 0.5:.0%})' in page
+    assert expected in page
+    assert ('The steps waited for data' in page) == bool(expected)
 
 
 def test_settings_against_the_bases_come_from_the_log(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 OUT gets model.safetensors, config.json and preprocessor_config.json, for
 ``EomtDinov3ForUniversalSegmentation.from_pretrained(OUT)`` and ``EomtImageProcessor``. The folder
-is written by `mapsage/models/mask_transformers/huggingface_folder.py`; this module checks that
+is written by `mapsage/extras/mask_transformers/huggingface_folder.py`; this module checks that
 transformers can represent the model at all: three bands in RGB order, square images.
 """
 
@@ -54,12 +54,12 @@ def export_eomt(args: argparse.Namespace) -> int:
     from mapsage.commands import cli
     from mapsage.commands.cli import build_model
     from mapsage.engine.env_cfg import ConfigError
+    from mapsage.extras.mask_transformers import EoMT
+    from mapsage.extras.mask_transformers.huggingface_folder import write_huggingface
     from mapsage.maps.model import find_bands, find_classes, load_weights
     from mapsage.models.backbones.dinov3_weights import WeightsError
     from mapsage.models.lora import merge_lora
     from mapsage.models.lora.adapted import Adapted
-    from mapsage.models.mask_transformers import EoMT
-    from mapsage.models.mask_transformers.huggingface_folder import write_huggingface
 
     if os.path.exists(args.out):
         raise ConfigError(f'{args.out} exists already: remove it, or give another name.')

@@ -17,7 +17,7 @@ from mask_models import (
 )
 from mmengine.config import ConfigDict
 
-from mapsage.models.mask_transformers.pmt import TokensError
+from mapsage.extras.mask_transformers.pmt import TokensError
 
 CONFIGS = dict(eomt=eomt_config, pmt=pmt_config)
 every_model = pytest.mark.parametrize('kind', list(CONFIGS))

@@ -21,8 +21,8 @@ from mask_models import (
 from mmengine.config import ConfigDict
 from mmengine.optim import build_optim_wrapper
 
-from mapsage.models.mask_transformers.pmt import TokensError
-from mapsage.models.mask_transformers.query_head import class_scores
+from mapsage.extras.mask_transformers.pmt import TokensError
+from mapsage.extras.mask_transformers.query_head import class_scores
 
 CONFIGS = dict(eomt=eomt_config, pmt=pmt_config)
 META = dict(img_shape=(64, 64), ori_shape=(64, 64), pad_shape=(64, 64), padding_size=[0] * 4)

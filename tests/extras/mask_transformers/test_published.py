@@ -11,8 +11,8 @@ import torch
 from dinov3_states import hub_state, huggingface_state
 from mask_models import ARCH, CLASSES, build, eomt_config, pmt_config
 
+from mapsage.extras.mask_transformers import published
 from mapsage.models.backbones.dinov3_weights import WeightsError
-from mapsage.models.mask_transformers import published
 
 State = Dict[str, torch.Tensor]
 C = ARCH['embed_dims']

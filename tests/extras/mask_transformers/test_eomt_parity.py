@@ -10,8 +10,8 @@ import torch
 from mask_models import CLASSES, QUERIES, build, eomt_config, labels_of
 from support import main_leg
 
-from mapsage.models.mask_transformers import published
-from mapsage.models.mask_transformers.loss import QueryPrediction
+from mapsage.extras.mask_transformers import published
+from mapsage.extras.mask_transformers.loss import QueryPrediction
 
 transformers = pytest.importorskip('transformers', reason='no transformers for this Python')
 pytestmark = main_leg

@@ -14,10 +14,10 @@ from mask_runs import config_of
 from mmseg.datasets import LoveDADataset
 from safetensors.torch import load_file
 
-from mapsage.commands import export_eomt as command
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.extras.mask_transformers import export_eomt as command
+from mapsage.extras.mask_transformers import huggingface_folder
 from mapsage.models.backbones.dinov3_weights import WeightsError
-from mapsage.models.mask_transformers import huggingface_folder
 
 ADAPTERS = dict(rank=4, targets=('q', 'v'))
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.distributed.wrappers.batch_counts import BatchCounts
-from mapsage.models import MaskClassLoss
-from mapsage.models.mask_transformers.loss import QueryPrediction
-from mapsage.models.mask_transformers.matching import match_costs, match_hungarian
-from mapsage.models.mask_transformers.targets import build_mask_targets
+from mapsage.extras.mask_transformers import MaskClassLoss
+from mapsage.extras.mask_transformers.loss import QueryPrediction
+from mapsage.extras.mask_transformers.matching import match_costs, match_hungarian
+from mapsage.extras.mask_transformers.targets import build_mask_targets
 
 
 def bound(**options: Any) -> MaskClassLoss:
