@@ -106,7 +106,7 @@ class Mistake(NamedTuple):
         edit: Old and new text in the config.
         arguments: Command line after the config.
         config: Path of the config, for a wrong one.
-        before: What commit b5f4341 said (2026-11-28, main leg, 2 shared cores).
+        before: What commit b5f4341 said; the rows below have it in mistakes_before.tsv.
         text: Whole config, for a row of mistakes.tsv.
         doctor: Whether the doctor can know it: not what only the command line of a training has.
     """
@@ -375,6 +375,8 @@ def main() -> int:
     # A row of the table is not repeated.
     rows += [row for row in MISTAKES if row.name not in {other.name for other in rows}]
     rows = [row for row in rows if not args.only or row.name in args.only]
+    text = (Path(__file__).parent / 'mistakes_before.tsv').read_text(encoding='utf-8')
+    before = dict(line.split('\t') for line in text.splitlines() if not line.startswith('#'))
     import mmseg.datasets  # noqa: F401
     import mmseg.evaluation  # noqa: F401
     import mmseg.models  # noqa: F401
@@ -418,7 +420,10 @@ def main() -> int:
                 )
                 if name == 'training':
                     sentence = _line(outcome, row.sentence)
-            print(f'| {row.name} | {sentence} | {" | ".join(cells)} | {row.before} |', flush=True)
+            print(
+                f'| {row.name} | {sentence} | {" | ".join(cells)} | {row.before or before.get(row.name, "")} |',
+                flush=True,
+            )
             sys.path.remove(folder)
             os.chdir(str(ROOT))
     print(f'\n{len(rows)} rows, {len(missed)} not as they should be.', *missed, sep='\n')
