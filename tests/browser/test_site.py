@@ -78,7 +78,7 @@ def search(page: Any, word: str) -> List[str]:
             'reference/config.html?h=class+weights#class-weights-and-losses-for-unequal-classes',
         ),
         ('conda', 'tutorials/first-hour.html?h=conda#with-conda'),
-        ('no data', 'how-to/troubleshooting.html?h=no+data#no-data'),
+        ('no data', 'how-to/troubleshooting.html?h=no+data#no-data-nodata'),
         ('python api', 'how-to/maps.html?h=python+api#python-api'),
         ('wandb', 'how-to/run-report.html?h=wandb#tensorboard-mlflow-and-wandb'),
     ],
