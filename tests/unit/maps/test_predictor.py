@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from color_model import PixelModel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
@@ -101,17 +100,19 @@ def test_windows_of_16_bits_are_those_of_float32() -> None:
     )
 
 
-class Operators(TorchDispatchMode):
-    """Counts what is dispatched."""
-
-    calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_a_map_on_a_device_asks_for_few_operators_beside_those_of_its_model() -> None:
+    # PyTorch 1.10 lacks it.
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operators(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
     side, batch, step = 16, 8, 12
     model = PixelModel().to('meta')
     predict = WindowPredictor(model, torch.device('meta'), (side, side), 4, batch)
