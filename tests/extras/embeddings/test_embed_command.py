@@ -23,7 +23,9 @@ from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.embeddings import read_embeddings
 from mapsage.extras.embeddings.embedding_maps import choose_overlap
 from mapsage.extras.embeddings.errors import EmbeddingError
+from mapsage.geo.passport import VERSION
 from mapsage.maps.errors import PredictError
+from mapsage.maps.strip_store import key_of
 
 pytestmark = main_leg
 
@@ -295,14 +297,20 @@ def test_weights_are_part_of_the_identity(tmp_path: Path) -> None:
     torch.save(dict(state_dict=state, meta={}), tmp_path / 'w.pth')
     head = {name: value + 1 * name.startswith('decode_head') for name, value in state.items()}
     torch.save(dict(state_dict=head, meta={}), tmp_path / 'head.pth')
+    passport = dict(version=VERSION, parts={}, classes={})
+    meta = dict(data=dict(passport=passport))
+    torch.save(dict(state_dict=state, meta=meta), tmp_path / 'passport.pth')
     identities = []
-    for number, weights in enumerate(([], [tmp_path / 'w.pth'], [tmp_path / 'head.pth'])):
+    for number, weights in enumerate(
+        ([], *([tmp_path / f'{name}.pth'] for name in ('w', 'head', 'passport')))
+    ):
         out = tmp_path / str(number)
         run(config, *weights, scene, '--out', out)
         tag = rasterio.open(out / 'a.tif').tags()['MAPSAGE_EMBEDDING']
         identities.append(json.loads(tag)['identity'])
     # A head does not change the vectors of a backbone.
     assert identities[0] != identities[1] == identities[2]
+    assert identities[3] == dict(identities[1], passport=key_of(passport))
     with pytest.raises(SystemExit):
         run(config, tmp_path / 'w.pth', '--out', tmp_path / 'x')
 
