@@ -30,12 +30,12 @@ from typing import Any
 from .compat_paths import keep_old_paths
 from .version import __version__  # noqa: F401
 
-__all__ = ['__version__', 'load_model', 'predict']
+__all__ = ['__version__', 'load_model', 'predict', 'train']
 
 
 def __getattr__(name: str) -> Any:
     # They import GDAL, which a training on images does not need.
-    if name in ('load_model', 'predict'):
+    if name in ('load_model', 'predict', 'train'):
         from .commands import from_python
 
         return getattr(from_python, name)

@@ -45,6 +45,7 @@ MODULES: Dict[str, str] = {
     'mapsage.distributed.nodes.heartbeat': 'mapsage.extras.elastic.heartbeat',
     'mapsage.distributed.nodes.writer_lease': 'mapsage.engine.checkpoints.writer_lease',
     'mapsage.drawing': 'mapsage.pictures',
+    'mapsage.drawing.area_plot': 'mapsage.extras.assess.area_plot',
     'mapsage.engine.checkpoints.clock': 'mapsage.engine.checkpoints.checkpoint_hook',
     'mapsage.engine.checkpoints.neighbor': 'mapsage.extras.elastic.neighbor',
     'mapsage.engine.config_file': 'mapsage.engine.config.file',

@@ -1,15 +1,17 @@
-"""Maps from Python: ``from mapsage import load_model, predict``.
+"""Trainings and maps from Python: ``from mapsage import train, load_model, predict``.
 
-Both do what tools/predict.py does, in this process, with the same windows and the same bits.
+They do what tools/train.py and tools/predict.py do, in this process, with the same bits.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import html
 import io
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -17,8 +19,10 @@ from mapsage.geo import Raster
 from mapsage.geo.gdal_files import open_file
 from mapsage.maps.errors import PredictError
 from mapsage.maps.prediction import Prediction
+from mapsage_launcher.shipped import find_config
 
 from . import predict as predict_command
+from . import train as train_command
 from .checkpoint_model import CheckpointModel
 
 PathName = Union[str, Path]
@@ -145,8 +149,70 @@ def predict(
     return [prediction.setup.outputs_of(name).map for name in prediction.mapped_inputs]
 
 
+class TrainedRun(NamedTuple):
+    """The files of a finished training. A notebook shows the report of the run.
+
+    Attributes:
+        config: The resolved config, with all settings.
+        checkpoint: The best checkpoint, or the last one where none was chosen by a score.
+        report: The report of the run, an HTML page.
+    """
+
+    config: Path
+    checkpoint: Path
+    report: Path
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.report.read_text(encoding='utf-8'))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0"></iframe>'
+
+
+def train(
+    config: PathName,
+    work_dir: PathName,
+    settings: Optional[Mapping[str, Any]] = None,
+    **options: Any,
+) -> TrainedRun:
+    """Train a config in this process, as tools/train.py does on one device.
+
+    Args:
+        config: Path of the config, or the name of a shipped one.
+        work_dir: Folder of logs, checkpoints and the report.
+        settings: Settings of the config to change, by their paths: ``{'train_cfg.max_iters': 40}``.
+        **options: Options of tools/train.py, such as ``accelerator='cuda'``, ``amp=True``,
+            ``resume=True``.
+
+    Raises:
+        ConfigError, DataError: As tools/train.py reports them.
+        TypeError: If tools/train.py has no such option.
+    """
+    args = _parse_with(
+        lambda _: train_command.build_parser(), [config], dict(options, work_dir=work_dir)
+    )
+    args.cfg_options = dict(settings or {}) or None
+    train_command.train(args)
+    folder = Path(work_dir)
+    # The newest of several best checkpoints is that of the last validation that was better.
+    best = sorted(folder.glob('best_*.pth'), key=lambda path: path.stat().st_mtime_ns)
+    last = (folder / 'last_checkpoint').read_text(encoding='utf-8').strip()
+    name = Path(find_config(str(config))).name
+    return TrainedRun(folder / name, [Path(last), *best][-1], folder / 'report.html')
+
+
 def _parse(positional: Sequence[PathName], options: Mapping[str, Any]) -> Any:
     """Return the arguments of tools/predict.py."""
+    return _parse_with(
+        predict_command.build_parser, positional, options, predict_command.check_arguments
+    )
+
+
+def _parse_with(
+    build_parser: Callable[[Sequence[str]], argparse.ArgumentParser],
+    positional: Sequence[PathName],
+    options: Mapping[str, Any],
+    check: Callable[..., None] = lambda parser, args: None,
+) -> Any:
+    """Return the arguments of a program."""
     arguments = [str(value) for value in positional]
     for name, value in options.items():
         option = f'--{name.replace("_", "-")}'
@@ -156,15 +222,15 @@ def _parse(positional: Sequence[PathName], options: Mapping[str, Any]) -> Any:
             arguments.append(option)
         elif value is not None and value is not False:
             arguments.append(f'{option}={value}')
-    parser = predict_command.build_parser(arguments)
+    parser = build_parser(arguments)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             args = parser.parse_args(arguments)
-            predict_command.check_arguments(parser, args)
+            check(parser, args)
     except SystemExit as error:
         message = errors.getvalue().strip().rpartition('error: ')[2]
-        raise TypeError(f'{message} (options of tools/predict.py: {dict(options)})') from error
+        raise TypeError(f'{message} (options: {dict(options)})') from error
     return args
 
 

@@ -6,24 +6,36 @@ bash scripts/start_8card_training.sh CONFIG [options of this program]
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+import argparse
+from typing import Any, Iterable, Optional, Sequence
 
 from mapsage.commands import options
 from mapsage_launcher.extras import extensions_of
 from mapsage_launcher.stop_request import listening
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the program with a command line (default: ``sys.argv``)."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options, without those of extras."""
     parser = options.build_parser('Train a segmentation model.', doc=__doc__)
     options.add_resume(parser)
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
+    parser = build_parser()
     extensions = extensions_of('train')
     for extension in extensions:
         extension.add_options(parser)
     args = parser.parse_args(options.with_resume_mode(argv))
     for extension in extensions:
         extension.check_options(parser, args)
+    train(args, extensions)
+
+
+def train(args: argparse.Namespace, extensions: Iterable[Any] = ()) -> None:
+    """Train with the options of a command line; an extension that is asked takes its place."""
     from mapsage.commands import cli
     from mapsage.engine.config import check_config
     from mapsage.engine.guards import ValidationTrialHook

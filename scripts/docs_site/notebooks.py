@@ -75,10 +75,12 @@ def execute(notebook: Path, target: Path) -> float:
 
 
 def _shrink(output: Any) -> None:
-    """Make the picture of an output small, in place."""
+    """Make the picture of an output small, and leave pages out, in place."""
     from PIL import Image
 
     data = output.get('data', {})
+    # The report of a run is a page with pictures, which a live notebook shows.
+    data.pop('text/html', None)
     if 'image/png' not in data:
         return
     image = Image.open(io.BytesIO(base64.b64decode(data['image/png']))).convert('RGB')

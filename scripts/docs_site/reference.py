@@ -249,7 +249,51 @@ def _in_cell(text: str) -> str:
     )
 
 
+def env_cfg_page() -> str:
+    """Return the page of the fields of ``env_cfg``, as Markdown."""
+    from dataclasses import fields
+
+    from mapsage.engine.env_cfg import EnvCfg
+
+    # `        name: Text.`, with lines that are indented further.
+    texts = dict(
+        re.findall(r'^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)', inspect.getdoc(EnvCfg) or '', re.M | re.S)
+    )
+    rows = []
+    for field in fields(EnvCfg):
+        # A message of the parser, which is no key.
+        if field.name == 'note':
+            continue
+        key = field.metadata.get('key', _ENV_KEYS.get(field.name, field.name))
+        kind = re.sub(r'Optional\[(\w+)\]', r'\1 or None', str(field.type))
+        text = re.sub(r':\w+:`~?([^`]+)`', r'`\1`', texts[field.name]).replace('``', '`')
+        rows.append(f'| `{key}` | {kind} | `{field.default!r}` | {_in_cell(text)} |')
+    return '\n'.join(
+        [
+            '# env_cfg',
+            '',
+            'The fields that MapSage reads; [the config reference](config.md) tells more of each. The '
+            'keys of MMEngine are `cudnn_benchmark`, `mp_cfg`, `resource_limit` and '
+            '`dist_cfg.init_backend`.',
+            '',
+            '| key of `env_cfg` | type | default | meaning |',
+            '|---|---|---|---|',
+            *rows,
+            '',
+        ]
+    )
+
+
+# Field of EnvCfg -> its key, where they differ and the field has no rule.
+_ENV_KEYS = {
+    'backend': 'dist_cfg.backend',
+    'timeout': 'dist_cfg.timeout',
+    'cross_check_interval': 'cross_check.interval',
+}
+
+
 def generated_pages() -> Iterator[Tuple[str, str]]:
     """Return path in docs/ and Markdown of every page that is made from the code."""
     yield from registered_pages().items()
     yield 'reference/commands.md', commands_page()
+    yield 'reference/env-cfg.md', env_cfg_page()

@@ -58,3 +58,20 @@ def test_maps_of_scenes_are_written(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file.read(1), classes)
     assert (tmp_path / 'out/b.gpkg').exists()
     assert any('2 input(s), 4 classes' in line for line in said)
+
+
+def test_a_training_shows_its_report(
+    tmp_path: Path, tiny_config: Path, signals_as_before: None
+) -> None:
+    text = tiny_config.read_text(encoding='utf-8')
+    tiny_config.write_text(text.replace('report=None', "report=dict(type='RunReportHook')"))
+    short = {'train_cfg.max_iters': 2, 'train_cfg.val_interval': 2}
+    run = mapsage.train(tiny_config, tmp_path / 'run', short, accelerator='cpu')
+    assert run.config == tmp_path / 'run/tiny.py' and 'max_iters=2' in run.config.read_text()
+    assert run.checkpoint.parent == tmp_path / 'run' and run.checkpoint.exists()
+    shown = run._repr_html_()
+    page = run.report.read_text(encoding='utf-8')
+    assert shown.startswith('<iframe srcdoc="&lt;!DOCTYPE html') and '"' in page
+    assert shown.count('"') == 4 and '<title>tiny (run)</title>' in page
+    with pytest.raises(TypeError, match='--learning-rate'):
+        mapsage.train(tiny_config, tmp_path / 'run', learning_rate=1)

@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / 'docs' / 'tutorials' / 'notebooks').glob('*.ipynb'))
 def shorten(notebook: Path, folder: Path) -> Path:
     """Write a notebook with a fifth of the steps of its trainings; return its path."""
     text, trainings = re.subn(
-        r'\b(max_iters=|val_interval=|checkpoint\.interval=|iter_)(\d+)\b',
+        r"\b((?:max_iters|val_interval|checkpoint\.interval)(?:=|': )|iter_)(\d+)\b",
         lambda match: f'{match[1]}{int(match[2]) // 5}',
         notebook.read_text(encoding='utf-8'),
     )

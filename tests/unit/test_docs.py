@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -138,6 +139,41 @@ def test_every_registered_class_has_its_page() -> None:
 @main_leg
 def test_registered_classes_say_what_they_are() -> None:
     assert [entry.name for entry in reference.read_registries() if len(entry.about) < 15] == []
+
+
+@main_leg
+def test_every_argument_of_a_registered_class_has_its_meaning() -> None:
+    missing = []
+    for entry in reference.read_registries():
+        module, _, name = entry.path.rpartition('.')
+        kind = getattr(importlib.import_module(module), name)
+        # Arguments that a class of ours inherits from the host are documented there.
+        function = kind.__dict__.get('__init__') if inspect.isclass(kind) else kind
+        if function is None:
+            continue
+        text = f'{kind.__doc__}\n{function.__doc__}'
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name in ('self', 'data_prefix', 'metainfo') or parameter.kind in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            ):
+                continue
+            pattern = rf'^\s*(\w+, )*{parameter.name}(, \w+)*(:| \()'
+            if not re.search(pattern, text, re.MULTILINE):
+                missing.append(f'{entry.path}: {parameter.name}')
+    assert missing == []
+
+
+def test_every_field_of_env_cfg_is_a_row() -> None:
+    page = reference.env_cfg_page()
+    assert '| `virtual_ranks` | int or None | `None` | Number of virtual ranks of the run.' in page
+    keys = set(re.findall(r'^\| `([\w.]+)`', page, re.MULTILINE))
+    own = set(env_cfg._KEYS) - {'cudnn_benchmark', 'mp_cfg', 'resource_limit', 'dist_cfg'}
+    assert {key.replace('.interval', '') for key in keys if 'dist' not in key} == own
+    hosts = {'dist_cfg.init_backend'}
+    assert {key for key in keys if 'dist' in key} | hosts == {
+        f'dist_cfg.{key}' for key in env_cfg._DIST_KEYS
+    }
 
 
 def _documented_env_cfg() -> Dict[str, Any]:

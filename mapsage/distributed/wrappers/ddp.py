@@ -54,6 +54,10 @@ class NativeDataParallel(nn.Module):
     :class:`MMDistributedDataParallel` returns this class, which has the same arguments, checks and
     errors. The parameters and buffers of rank 0 reach the other ranks over gloo.
 
+    Args:
+        module, device_ids, output_device, detect_anomalous_params, reduction: As in
+            :class:`MMDistributedDataParallel`.
+
     Raises:
         ValueError: If ``reduction`` is ``'ordered'``, which a vendor's DDP cannot do.
     """

@@ -77,6 +77,9 @@ class LoadChangeLabels(BaseTransform):
     Required keys: ``img``, ``label_folders`` (``LabelFolders``) and the paths of the labels. Added:
     ``gt_seg_map``: 0 for unchanged, else a class of change; the ignore index also where one of the
     dates has no data.
+
+    Args:
+        ignore_index: Label of pixels that are neither trained nor scored.
     """
 
     def __init__(self, ignore_index: int = 255) -> None:

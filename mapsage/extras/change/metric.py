@@ -117,7 +117,7 @@ class ChangeMetric(ConfusionMatrixMetric):
     confused with; ``picture`` is the whole from-to confusion matrix.
 
     Args:
-        ignore_index, picture, prefix, output_dir, format_only: As in
+        ignore_index, picture, prefix, output_dir, format_only, collect_device: As in
             :class:`ConfusionMatrixMetric`.
 
     Raises:

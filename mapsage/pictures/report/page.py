@@ -97,7 +97,9 @@ def write_report(
         lambda: sections.devices(run),
         lambda: sections.starts(run),
     ]
-    html = page(run.name, [guarded(maker) for maker in section_makers])
+    config = run.config_name[:-3] if run.config_name.endswith('.py') else run.config_name
+    title = config if config == run.name else f'{config} ({run.name})'
+    html = page(title, [guarded(maker) for maker in section_makers])
     target = Path(path) / REPORT if out is None else Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, html.encode('utf-8', 'backslashreplace'))
