@@ -30,7 +30,7 @@ from step_options import overridden, register  # noqa: E402
 from step_overhead import make_config  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-CASE, WARM_UP = 'r18-128-2', 20
+CASE, WARM_UP = 'r18-128-2', 10
 
 
 class Turn:
@@ -169,6 +169,8 @@ def time_steps(steps: int) -> Dict[str, List[Tuple[float, float]]]:
         "MMEngine's Runner": by(Runner),
         'Lightning': train_by_lightning,
         'plain loop': train_plainly,
+        # A control: the memory that a way gets depends on when it is built.
+        'MapSage, built last': by(MapSageRunner),
     }
     turns = {name: Turn(steps) for name in ways}
     order = list(turns.values())
@@ -179,7 +181,7 @@ def time_steps(steps: int) -> Dict[str, List[Tuple[float, float]]]:
         data = write_tiles(Path(folder) / 'data', size=int(CASE.split('-')[1]))
         for number, (name, train) in enumerate(ways.items()):
             # What MapSage registers over: put back for the others.
-            register(ours if name == 'MapSage' else hosts)
+            register(ours if name.startswith('MapSage') else hosts)
             cfg = make_config(CASE, data, Path(folder) / f'run_{number}', steps)
             threads.append(threading.Thread(target=train, args=(cfg, turns[name]), daemon=True))
             threads[-1].start()

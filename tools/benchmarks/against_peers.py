@@ -170,7 +170,7 @@ def compare_steps() -> None:
         text=True,
     ).stdout
     times = json.loads(output.splitlines()[-1])
-    header('training', 'step', list(times)[:1])
+    header('training', 'step', [way for way in times if way.startswith('MapSage')])
     describe(f'FCN on ResNet-18, {steps.CASE}', times, 1)
 
 
