@@ -35,7 +35,7 @@ _PRODUCTS = (
         r'(?P<day>\d{8})_\d{6}(?:_[0-9a-f]{2})?_[0-9a-f]{4}_3B_AnalyticMS(?P<level>_SR)?(?![A-Za-z])',
     ),
 )
-# The first names files of Sentinel-2, the second those of Landsat.
+# The first names files of Sentinel-2, the second files of Landsat.
 _BANDS = (
     r'T\d{2}[A-Z]{3}_(?P<day>\d{8})T\d{6}_(?P<band>B\d[\dA])(?![\dA-Z])',
     r'_\w\w_(?:SR_|ST_)?(?P<band>B\d{1,2})\.',
