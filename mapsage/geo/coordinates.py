@@ -40,11 +40,11 @@ def window_bounds(transform: affine.Affine, window: Box) -> List[float]:
 
 
 def corner_offsets(raster: Raster, reference: Raster, corners: np.ndarray) -> np.ndarray:
-    """Return how far corners of a raster lie from those of another one, float64 (N, 2).
+    """Return the distances between the corners of two rasters, float64 (N, 2).
 
     Args:
         raster: The raster.
-        reference: Raster in the same CRS, in whose pixels the offsets are.
+        reference: Raster in the same CRS; the distances are in its pixels, to the right and down.
         corners: Columns and rows in both rasters, (N, 2).
     """
     points, expected = (to_map(scene.transform, corners) for scene in (raster, reference))

@@ -234,7 +234,7 @@ def read_on_grid(window: Box, width: int, height: int, read: Callable[[Box], _Pi
 
 
 def intersection(a: Box, b: Box) -> Optional[Box]:
-    """Return the common part of two boxes; None if there is none."""
+    """Return the common part of two boxes, or None."""
     left, top = max(a[0], b[0]), max(a[1], b[1])
     right = min(a[0] + a[2], b[0] + b[2])
     bottom = min(a[1] + a[3], b[1] + b[3])

@@ -181,7 +181,7 @@ class _Layer:
 
 
 class _TiledLayer:
-    """A date of a sensor that one or several files show; at each pixel the first with data counts.
+    """A date of a sensor, shown by one or several files; at each pixel the first with data counts.
 
     Args:
         layers: Layers of the files, in the order in which they count.
