@@ -420,8 +420,9 @@ def main() -> int:
                 )
                 if name == 'training':
                     sentence = _line(outcome, row.sentence)
+            cells += [row.before or before.get(row.name, '')]
             print(
-                f'| {row.name} | {sentence} | {" | ".join(cells)} | {row.before or before.get(row.name, "")} |',
+                f'| {row.name} | {sentence} | {" | ".join(cells)} |',
                 flush=True,
             )
             sys.path.remove(folder)
