@@ -23,6 +23,7 @@ MODULES: Dict[str, str] = {
     'mapsage.accuracy': 'mapsage.extras.assess',
     'mapsage.change_classes': 'mapsage.geo.change_classes',
     'mapsage.commands.cache_features': 'mapsage.extras.streaming.feature_caching',
+    'mapsage.commands.compare_checkpoints': 'mapsage.extras.forensics.compare_checkpoints',
     'mapsage.commands.configs': 'mapsage.commands.cli',
     'mapsage.commands.doctor.kernels': 'mapsage.extras.forensics.kernels',
     'mapsage.commands.doctor.operators': 'mapsage.extras.forensics.operator_report',
@@ -44,6 +45,7 @@ MODULES: Dict[str, str] = {
     'mapsage.distributed.nodes.heartbeat': 'mapsage.extras.elastic.heartbeat',
     'mapsage.distributed.nodes.writer_lease': 'mapsage.engine.checkpoints.writer_lease',
     'mapsage.drawing': 'mapsage.pictures',
+    'mapsage.drawing.area_plot': 'mapsage.extras.assess.area_plot',
     'mapsage.engine.checkpoints.clock': 'mapsage.engine.checkpoints.checkpoint_hook',
     'mapsage.engine.checkpoints.neighbor': 'mapsage.extras.elastic.neighbor',
     'mapsage.engine.config_file': 'mapsage.engine.config.file',
@@ -80,8 +82,10 @@ MODULES: Dict[str, str] = {
     'mapsage.models.lora.backbone': 'mapsage.models.lora.inject',
     'mapsage.models.lora.settings': 'mapsage.models.lora.adapted',
     'mapsage.models.mask_transformers': 'mapsage.extras.mask_transformers',
+    'mapsage.models.necks': 'mapsage.extras.earth',
     'mapsage.models.semi_supervised': 'mapsage.extras.labels.fixmatch',
     'mapsage.operators': 'mapsage.extras.forensics.operators',
+    'mapsage.pictures.area_plot': 'mapsage.extras.assess.area_plot',
     'mapsage.pictures.fonts': 'mapsage.pictures.canvas',
     'mapsage.places': 'mapsage.geo.places',
     'mapsage.report': 'mapsage.pictures.report',
@@ -158,6 +162,7 @@ NAMES: Dict[str, Dict[str, str]] = {
     ),
     'mapsage.models': {
         **_BACKBONES,
+        'TemporalPool': 'mapsage.extras.earth',
         **dict.fromkeys(
             ('EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead'), 'mapsage.extras.mask_transformers'
         ),

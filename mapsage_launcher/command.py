@@ -64,7 +64,6 @@ COMMANDS: Dict[str, Command] = {
     'passport': Command('mapsage.commands.passport', 'print which pixels a model was trained on'),
     'browse_dataset': Command('mapsage.commands.browse_dataset'),
     'check_weights': Command('mapsage.commands.check_weights'),
-    'compare_checkpoints': Command('mapsage.commands.compare_checkpoints'),
     'count_cards': Command('mapsage.commands.count_cards'),
     'export_lora': Command('mapsage.commands.export_lora'),
     'geotiff_statistics': Command('mapsage.commands.geotiff_statistics', without_hosts=True),

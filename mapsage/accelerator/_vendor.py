@@ -81,20 +81,10 @@ def vendor_version(package: str) -> str:
     return str(getattr(import_vendor(package), '__version__', 'unknown'))
 
 
-def has_device_objects(vendor: ModuleType) -> bool:
-    """Return whether a torch_gcu is the T20 line, which has ``gcu_device`` in the package."""
-    return hasattr(vendor, 'gcu_device')
-
-
 def registered_device() -> Optional[str]:
     """Return the name of the device that a plugin has registered with PyTorch, or None."""
     name = getattr(torch._C, '_get_privateuse1_backend_name', lambda: UNNAMED_DEVICE)()
     return None if name == UNNAMED_DEVICE else str(name)
-
-
-def torch_has_device(device_type: str) -> bool:
-    """Return whether ``torch.<device_type>`` is there."""
-    return hasattr(torch, device_type)
 
 
 def load_entry_point(package: str) -> None:

@@ -13,7 +13,7 @@ from typing import Mapping, Optional
 
 import torch
 
-from ._vendor import DeviceModule, import_vendor, torch_has_device
+from ._vendor import DeviceModule, import_vendor
 from .base import Supports
 from .private_use1 import PrivateUse1Accelerator
 
@@ -54,7 +54,7 @@ class GcuAccelerator(PrivateUse1Accelerator):
         # `torch.gcu` without the module belongs to the simulator.
         if vendor is None:
             return 'torch_gcu is not installed'
-        if not torch_has_device('gcu'):
+        if not hasattr(torch, 'gcu'):
             return 'torch_gcu is the T20 line: use accelerator=gcu_t20'
         if DeviceModule('gcu', 'torch_gcu').device_count() < 1:
             return 'torch_gcu is installed and shows no device (see `efsmi`)'
@@ -62,7 +62,9 @@ class GcuAccelerator(PrivateUse1Accelerator):
 
     def environment_problem(self, environ: Mapping[str, str]) -> Optional[str]:
         value = environ.get(INT64_VARIABLE, '')
-        if not _is_true(value):
+        # As torch_gcu reads a switch.
+        number = re.match(r'\s*[+-]?(\d+)', value)
+        if value != 'true' and (number is None or int(number.group(1)) == 0):
             return None
         version = self.software().get('torch_gcu', '')
         release = re.match(r'(\d+)\.(\d+)', version)
@@ -90,9 +92,3 @@ def int64_problem(setting: str, software: str) -> str:
         f'(unset {setting.split("=")[0]}) and start again; without it, int64 is kept in 32 '
         f'bits, which labels and indices fit.'
     )
-
-
-def _is_true(value: str) -> bool:
-    """Return how torch_gcu reads a switch: ``true``, or a number other than 0."""
-    number = re.match(r'\s*[+-]?(\d+)', value)
-    return value == 'true' or (number is not None and int(number.group(1)) != 0)

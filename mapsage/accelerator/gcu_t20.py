@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 import torch
 from torch import nn
 
-from ._vendor import ask_vendor, has_device_objects, import_vendor, vendor_version
+from ._vendor import ask_vendor, import_vendor, vendor_version
 from .base import Accelerator, AcceleratorError, Supports
 from .xla import replace_batch_norm
 
@@ -42,7 +42,8 @@ class GcuT20Accelerator(Accelerator):
         vendor = import_vendor('torch_gcu')
         if vendor is None:
             return 'torch_gcu is not installed'
-        if not has_device_objects(vendor):
+        # The T20 line has it in the package.
+        if not hasattr(vendor, 'gcu_device'):
             return 'torch_gcu is the S60 line: use accelerator=gcu'
         if ask_vendor('torch_gcu', vendor.device_count) < 1:
             return 'torch_gcu is installed and shows no device (see `efsmi`)'

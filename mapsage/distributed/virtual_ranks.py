@@ -71,10 +71,8 @@ class VirtualRanks:
         if self.one_each:
             return f'{self.count} virtual rank(s), one in each process'
         sizes = [len(block) for block in self.blocks]
-        text = (
-            f'{self.count} virtual ranks in {self.processes} process(es), '
-            f'{_format_sizes(sizes)} each'
-        )
+        listed = ' or '.join(map(str, sorted(set(sizes))))
+        text = f'{self.count} virtual ranks in {self.processes} process(es), {listed} each'
         if sizes[0] != sizes[-1]:
             cost = sizes[0] * self.processes / self.count - 1
             text += (
@@ -82,10 +80,6 @@ class VirtualRanks:
                 f'than with even blocks ({_format_divisors(self.count)} processes)'
             )
         return text
-
-
-def _format_sizes(sizes: List[int]) -> str:
-    return f'{sizes[0]}' if sizes[0] == sizes[-1] else f'{sizes[-1]} or {sizes[0]}'
 
 
 def _format_divisors(count: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import affine
@@ -17,9 +16,9 @@ import numpy as np
 import pyproj
 import shapely
 
-from .coordinates import short_crs, to_map
+from .coordinates import short_crs, window_bounds
 from .errors import GeoError, PathName
-from .gdal_files import check_name
+from .gdal_files import check_name, vector_open_error
 from .raster import Raster
 from .reference_systems import check_proj_database
 from .vector_labels import (
@@ -151,7 +150,9 @@ class SceneArea:
         for top in range(row, bottom, _TILE):
             for left in range(column, right, _TILE):
                 box = left, top, min(_TILE, right - left), min(_TILE, bottom - top)
-                if self._is_near(*box) and self.mask(*box).any():
+                bounds = window_bounds(self._transform, box)
+                is_near = any(layer.meets(bounds) for layer in self._layers)
+                if is_near and self.mask(*box).any():
                     return True
         return False
 
@@ -167,16 +168,6 @@ class SceneArea:
             return self
         scale = affine.Affine.scale(self._size[1] / size[1], self._size[0] / size[0])
         return SceneArea(self._layers, self._transform * scale, size, self._key, True)
-
-    def _is_near(self, column: int, row: int, width: int, height: int) -> bool:
-        corners = to_map(
-            self._transform,
-            np.array([(x, y) for x in (column, column + width) for y in (row, row + height)]),
-        )
-        bounds = [*corners.min(0), *corners.max(0)]
-        return any(
-            len(layer.near(bounds, shift)[0]) for layer in self._layers for shift in layer.shifts
-        )
 
     def bounds(self) -> List[float]:
         """Return left, bottom, right and top of the polygons, in the CRS of the scene."""
@@ -196,11 +187,7 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
         read = [(name, *_read_layer(path, name, where)) for name in names]
     except (DataSourceError, DataLayerError) as error:
-        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
-        raise GeoError(
-            f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
-            'or GeoJSON. Check the path, or copy the file again.'
-        ) from error
+        raise vector_open_error(path, error) from error
     skipped = sorted({kind for _, _, _, kinds in read for kind in kinds})
     layers = []
     for name, crs, polygons, _ in read:

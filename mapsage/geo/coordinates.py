@@ -14,8 +14,9 @@ import pyproj
 import shapely
 from rasterio.crs import CRS
 
+from .errors import Box
 from .raster import Raster
-from .reference_systems import same_crs
+from .reference_systems import full_turn, next_to, same_crs
 
 # Number of segments of each side of a window.
 _STEPS = 8
@@ -28,6 +29,27 @@ def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:
     a, b, c, d, e, f = transform[:6]
     x, y = pixels[:, 0], pixels[:, 1]
     return np.stack([a * x + b * y + c, d * x + e * y + f], 1)
+
+
+def window_bounds(transform: affine.Affine, window: Box) -> List[float]:
+    """Return left, bottom, right and top of a window in pixels, in map coordinates."""
+    column, row, width, height = window
+    corners = [(x, y) for x in (column, column + width) for y in (row, row + height)]
+    points = to_map(transform, np.array(corners))
+    return [*points.min(0), *points.max(0)]
+
+
+def corner_offsets(raster: Raster, reference: Raster, corners: np.ndarray) -> np.ndarray:
+    """Return the distances between the corners of two rasters, float64 (N, 2).
+
+    Args:
+        raster: The raster.
+        reference: Raster in the same CRS; the distances are in its pixels, to the right and down.
+        corners: Columns and rows in both rasters, (N, 2).
+    """
+    points, expected = (to_map(scene.transform, corners) for scene in (raster, reference))
+    points[:, 0] = next_to(points[:, 0], expected[:, 0], full_turn(reference.crs))
+    return to_map(~reference.transform, points) - corners
 
 
 def short_crs(crs: Optional[CRS]) -> str:

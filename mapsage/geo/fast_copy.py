@@ -107,19 +107,13 @@ def estimate_copy_bytes(path: str) -> int:
         file, sampled, written = source.file, 0, 0
         random = np.random.RandomState(0)
         for _ in range(_SAMPLED_TILES):
-            width, height = min(_TILE, file.width), min(_TILE, file.height)
-            box = (
-                int(random.randint(file.width - width + 1)),
-                int(random.randint(file.height - height + 1)),
-                width,
-                height,
-            )
+            box = _random_box(file, _TILE, random)
             values, mask = source.read(box)
             with _copy_in_memory(source, values) as memory:
                 written += len(memory.getbuffer())
             # A mask has one bit for each pixel.
             written += 0 if mask is None else mask.size // 8
-            sampled += width * height
+            sampled += box[2] * box[3]
         return int(_MARGIN * written / sampled * file.width * file.height)
     finally:
         source.close()
@@ -160,13 +154,11 @@ def measure_read_times(path: str, side: int, seconds: float = 1.0) -> ReadTimes:
     random, end = np.random.RandomState(0), time.monotonic() + seconds
     try:
         while len(times) < 8 and (not times or time.monotonic() < end):
-            width, height = min(side, source.file.width), min(side, source.file.height)
-            column = int(random.randint(source.file.width - width + 1))
-            row = int(random.randint(source.file.height - height + 1))
+            column, row, width, height = box = _random_box(source.file, side, random)
             # GDAL forgets the blocks that it has decoded when it closes a file.
             source.reopen()
             start = clock()
-            source.read((column, row, width, height))
+            source.read(box)
             original = clock() - start
             # The place with all tiles of a copy that the window meets.
             left, top = column // _TILE * _TILE, row // _TILE * _TILE
@@ -303,6 +295,12 @@ def _chunks(file: rasterio.DatasetReader) -> Iterator[Box]:
     for row in range(0, file.height, rows):
         for column in range(0, file.width, columns):
             yield column, row, min(columns, file.width - column), min(rows, file.height - row)
+
+
+def _random_box(file: rasterio.DatasetReader, side: int, random: np.random.RandomState) -> Box:
+    width, height = min(side, file.width), min(side, file.height)
+    column = int(random.randint(file.width - width + 1))
+    return column, int(random.randint(file.height - height + 1)), width, height
 
 
 def _copy_metadata(source: rasterio.DatasetReader, copy: Any) -> None:

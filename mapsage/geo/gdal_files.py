@@ -158,6 +158,15 @@ def describe_open_failure(path: str, error: Exception) -> str:
     )
 
 
+def vector_open_error(path: str, error: Exception) -> GeoError:
+    """Return the error to raise for a vector file that cannot be opened."""
+    state = 'no vector file that GDAL reads' if os.path.exists(path) else 'no such file'
+    return GeoError(
+        f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
+        'or GeoJSON. Check the path, or copy the file again.'
+    )
+
+
 def other_format(path: PathName) -> str:
     """Return a sentence on a vector file or archive in place of a raster or labels, or ''.
 

@@ -101,7 +101,6 @@ _DRIVERS_OF_SUFFIX = {
     '.kea': 'KEA',
     '.webp': 'WEBP',
 }
-_TIFF = ('', '.tif', '.tiff', '.vrt')
 
 
 def is_gdal_name(name: str) -> bool:
@@ -192,7 +191,10 @@ def as_vsi(name: str) -> str:
 def is_remote(name: str) -> bool:
     """Return whether a file, or a source of a mosaic (VRT), is on a server."""
     if os.path.exists(name):
-        return name.lower().endswith('.vrt') and _has_remote_source(name)
+        if not name.lower().endswith('.vrt'):
+            return False
+        text = Path(name).read_text(encoding='utf-8', errors='replace')
+        return any(is_remote(source) for source in _SOURCE.findall(text))
     return any(kind in _REMOTE for kind in _VSI.findall(as_vsi(_container(name))))
 
 
@@ -374,11 +376,8 @@ def _until_archive(path: str) -> str:
     return path
 
 
-def _has_remote_source(path: str) -> bool:
-    """Return whether a mosaic has a source on a server."""
-    with open(path, encoding='utf-8', errors='replace') as file:
-        text = file.read()
-    return any(is_remote(source) for source in _SOURCE.findall(text))
+def _is_markup(content: bytes) -> bool:
+    return content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] in _MARKUP
 
 
 def _description(path: str) -> str:
@@ -389,14 +388,13 @@ def _description(path: str) -> str:
     if os.path.isfile(path):
         with open(path, 'rb') as file:
             content = file.read(1024)
-            if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] in _MARKUP:
-                content += file.read()
+            content += file.read() if _is_markup(content) else b''
     else:
         # Without the rest of a large scene on a server.
         content = vsi.read_head(as_vsi(path), 1024)
-        if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] in _MARKUP:
+        if _is_markup(content):
             content = content_of(path, _LARGEST_DESCRIPTION)
-    if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] not in _MARKUP:
+    if not _is_markup(content):
         return ''
     text = html.unescape(_SRS.sub('', content.decode('utf-8', 'replace')))
     return _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), text).replace('\\/', '/')

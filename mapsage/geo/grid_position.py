@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from typing import Callable, List, Optional, Tuple, TypeVar
+from typing import Callable, Optional, Tuple, TypeVar
 
 import affine
 import numpy as np
@@ -21,6 +21,7 @@ from .coordinates import short_crs, to_map
 from .errors import Box, GeoError, RasterBlockError
 from .interpolation import between, interpolate, knots
 from .raster import Raster
+from .read_failures import BlockGrid
 from .reference_systems import full_turn, next_to, same_crs
 
 # Pixels by which a raster may lie off the common grid and still count as on the grid.
@@ -101,49 +102,38 @@ class RasterOnGrid:
         """Whether the raster's pixels are not those of the grid, at one turn of longitude."""
         return self.difference not in ('', _SEVERAL_TURNS)
 
-    def read(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
+    def read(
+        self, box: Box, raster: Optional[Raster] = None, nearest: bool = False
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Read a box of the grid, which must lie inside the raster's ``box``.
+
+        Args:
+            box: Box of the grid.
+            raster: Raster with the same pixels, such as a copy, which is read instead.
+            nearest: Whether to take the nearest pixel, as masks and classes need, in place of an
+                interpolation.
 
         Returns:
             Values (bands, height, width), 0 where invalid, and the valid pixels, bool (height,
             width).
         """
-        return self.read_with(self.raster, box)
-
-    def read_with(self, raster: Raster, box: Box) -> Tuple[np.ndarray, np.ndarray]:
-        """Read as :meth:`read` does from a raster with the same pixels, such as a copy."""
+        raster = self.raster if raster is None else raster
         if not self.difference:
             return raster.read(box[0] - self.box[0], box[1] - self.box[1], *box[2:])
+        sample = _nearest if nearest else interpolate
         columns, rows = self._positions(box)
-        values, valid = interpolate(raster, columns, rows)
-        for right, down in self._other_turns():
+        values, valid = sample(raster, columns, rows)
+        # The raster may have a place at other turns of longitude as well.
+        circle, to_pixels = full_turn(self.raster.crs), ~self.raster.transform
+        for turn in (circle, -circle) if circle else ():
             if not valid.all():
-                further, is_new = interpolate(raster, columns + right, rows + down)
+                further, is_new = sample(
+                    raster, columns + turn * to_pixels.a, rows + turn * to_pixels.d
+                )
                 is_new &= ~valid
                 np.copyto(values, further, where=is_new)
                 valid |= is_new
         return values, valid
-
-    def read_nearest(self, raster: Raster, box: Box) -> Tuple[np.ndarray, np.ndarray]:
-        """Read as :meth:`read_with` does, but take the nearest pixel, as masks and classes need."""
-        if not self.difference:
-            return self.read_with(raster, box)
-        columns, rows = self._positions(box)
-        values, valid = _nearest(raster, columns, rows)
-        for right, down in self._other_turns():
-            if not valid.all():
-                further, is_new = _nearest(raster, columns + right, rows + down)
-                np.copyto(values, further, where=is_new & ~valid)
-                valid |= is_new
-        return values, valid
-
-    def _other_turns(self) -> List[Tuple[float, float]]:
-        """Return the columns and rows from a place to where the raster may have it as well."""
-        circle = full_turn(self.raster.crs)
-        if not circle:
-            return []
-        to_pixels = ~self.raster.transform
-        return [(sign * circle * to_pixels.a, sign * circle * to_pixels.d) for sign in (1, -1)]
 
     def _positions(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         """Return where the centers of the grid's pixels lie in the raster.
@@ -233,28 +223,28 @@ def read_on_grid(window: Box, width: int, height: int, read: Callable[[Box], _Pi
     try:
         return read(window)
     except RasterBlockError as error:
-        raise RasterBlockError(
-            str(error),
-            error.path,
-            window,
-            _damaged_blocks(window, width, height, read),
-            error.reason,
-        ) from error
-
-
-def _damaged_blocks(
-    window: Box, width: int, height: int, read: Callable[[Box], object]
-) -> List[Box]:
-    column, row, columns, rows = window
-    damaged = []
-    for top in range(max(row, 0) // BLOCK * BLOCK, min(row + rows, height), BLOCK):
-        for left in range(max(column, 0) // BLOCK * BLOCK, min(column + columns, width), BLOCK):
-            box = left, top, min(BLOCK, width - left), min(BLOCK, height - top)
+        damaged = []
+        inside = intersection(window, (0, 0, width, height)) or (0, 0, 0, 0)
+        for box in BlockGrid(width, height, BLOCK, BLOCK).meeting(inside):
             try:
                 read(box)
             except RasterBlockError:
                 damaged.append(box)
-    return damaged
+        raise RasterBlockError(str(error), error.path, window, damaged, error.reason) from error
+
+
+def intersection(a: Box, b: Box) -> Optional[Box]:
+    """Return the common part of two boxes, or None."""
+    left, top = max(a[0], b[0]), max(a[1], b[1])
+    right = min(a[0] + a[2], b[0] + b[2])
+    bottom = min(a[1] + a[3], b[1] + b[3])
+    return (left, top, right - left, bottom - top) if right > left and bottom > top else None
+
+
+def slices_in(box: Box, outer: Box) -> Tuple[slice, slice]:
+    """Return the rows and columns of an array of ``outer`` that show a box inside it."""
+    left, top = box[0] - outer[0], box[1] - outer[1]
+    return np.s_[top : top + box[3], left : left + box[2]]
 
 
 def is_north_up(transform: affine.Affine) -> bool:

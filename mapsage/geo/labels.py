@@ -11,13 +11,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
-from .coordinates import short_crs, to_map
+from .coordinates import corner_offsets, short_crs
 from .errors import GeoError, PathName
 from .gdal_files import open_file, other_format
 from .gdal_names import output_name
 from .pool import close_raster, open_raster
 from .raster import Raster
-from .reference_systems import full_turn, next_to, same_crs
+from .reference_systems import same_crs
 
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 
@@ -244,9 +244,7 @@ def _check_same_grid(labels: Raster, scene: Raster) -> None:
     if labels.transform == scene.transform:
         return
     corners = np.array([(0, 0), (scene.width, 0), (0, scene.height)])
-    points, expected = (to_map(raster.transform, corners) for raster in (labels, scene))
-    points[:, 0] = next_to(points[:, 0], expected[:, 0], full_turn(scene.crs))
-    offset = np.abs(to_map(~scene.transform, points) - corners)
+    offset = np.abs(corner_offsets(labels, scene, corners))
     if offset.max() > 0.1:
         raise GeoError(
             f'{subject} lie up to {offset.max():.4g} pixels off their scene '

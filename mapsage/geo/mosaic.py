@@ -21,7 +21,15 @@ import numpy as np
 
 from .coordinates import short_crs
 from .errors import Box, GeoError, PathName
-from .grid_position import BLOCK, RasterOnGrid, box_on_grid, is_north_up, read_on_grid
+from .grid_position import (
+    BLOCK,
+    RasterOnGrid,
+    box_on_grid,
+    intersection,
+    is_north_up,
+    read_on_grid,
+    slices_in,
+)
 from .pool import most_open
 from .raster import Raster
 from .reference_systems import same_crs
@@ -185,11 +193,10 @@ class Mosaic(Raster):
         values = np.zeros((len(self.bands), box[3], box[2]), self.dtype)
         valid = np.zeros((box[3], box[2]), bool)
         for number, member in enumerate(self._members):
-            shared = _intersection(box, member.box)
+            shared = intersection(box, member.box)
             if shared is None:
                 continue
-            left, top = shared[0] - box[0], shared[1] - box[1]
-            area = np.s_[top : top + shared[3], left : left + shared[2]]
+            area = slices_in(shared, box)
             if valid[area].all():
                 continue
             scene_values, is_new = member.read(shared)
@@ -219,7 +226,7 @@ def _neighbors(members: Sequence[RasterOnGrid]) -> List[List[RasterOnGrid]]:
         if (
             around is None
             or box is None
-            or _intersection(box, (around[0] - 1, around[1] - 1, around[2] + 2, around[3] + 2))
+            or intersection(box, (around[0] - 1, around[1] - 1, around[2] + 2, around[3] + 2))
             is None
         ):
             groups.append([member])
@@ -276,10 +283,3 @@ def _north_up(transform: affine.Affine) -> affine.Affine:
     """Return a transform that is north up, with square pixels of the same area and the same origin."""
     side = math.sqrt(abs(transform.determinant))
     return affine.Affine(side, 0, transform.c, 0, -side, transform.f)
-
-
-def _intersection(a: Box, b: Box) -> Optional[Box]:
-    left, top = max(a[0], b[0]), max(a[1], b[1])
-    right = min(a[0] + a[2], b[0] + b[2])
-    bottom = min(a[1] + a[3], b[1] + b[3])
-    return (left, top, right - left, bottom - top) if right > left and bottom > top else None

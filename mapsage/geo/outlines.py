@@ -102,7 +102,7 @@ def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
 
 def ring_areas(points: np.ndarray, ring: np.ndarray) -> np.ndarray:
     """Return the unsigned areas (shoelace formula) of the rings in order, float64 (rings,)."""
-    first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
+    first = _firsts(ring)
     local = points - np.repeat(points[first], np.diff(np.r_[first, len(ring)]), axis=0)
     previous = local[_previous_in_ring(ring)]
     return (
@@ -117,10 +117,15 @@ def polygon_areas(areas: np.ndarray, polygon: np.ndarray) -> np.ndarray:
     return np.bincount(polygon, np.where(outline, areas, -areas))
 
 
+def _firsts(group: np.ndarray) -> np.ndarray:
+    """Return the index at which each of consecutive groups begins."""
+    return np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+
+
 def _previous_in_ring(ring: np.ndarray) -> np.ndarray:
     """Return the index of the point before each point, cyclic within its ring."""
     previous = np.arange(len(ring)) - 1
-    first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
+    first = _firsts(ring)
     previous[first] = np.r_[first[1:], len(ring)] - 1
     return previous
 
@@ -133,7 +138,7 @@ def _rotate_to_start(
     Returns:
         Points in their new order, their rings (unchanged), and where an arc starts, bool (N,).
     """
-    first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
+    first = _firsts(ring)
     count = np.diff(np.r_[first, len(ring)])
     # Sorted by ring, then nodes first, then by position, the first point of each ring is its start.
     begin = np.lexsort((points[:, 0], points[:, 1], ~node, ring))[first]
@@ -176,7 +181,7 @@ def _runs_backward(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
     Returns:
         bool (arcs,).
     """
-    first = np.flatnonzero(np.r_[True, arc[1:] != arc[:-1]])
+    first = _firsts(arc)
     last = np.r_[first[1:], len(arc)] - 1
     key = flat[:, 1] * (flat[:, 0].max() + 1) + flat[:, 0]
     closed = key[first] == key[last]
@@ -185,7 +190,7 @@ def _runs_backward(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
 
 def _flip(group: np.ndarray, backward: np.ndarray) -> np.ndarray:
     """Return the order of points that reverses the groups marked in ``backward``."""
-    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    first = _firsts(group)
     last = np.r_[first[1:], len(group)] - 1
     position = np.arange(len(group))
     return np.where(backward[group], first[group] + last[group] - position, position)

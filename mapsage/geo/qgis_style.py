@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Dict, List, Sequence, Tuple
 from xml.etree import ElementTree
 
 from mapsage.base.files import xml_text
@@ -38,7 +38,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS layer_styles (
 STYLES = 'layer_styles'
 
 # Color of points without a class.
-_UNLABELED = 214, 39, 40
+_UNLABELED: Sequence[int] = (214, 39, 40)
 
 
 def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> bytes:
@@ -89,37 +89,19 @@ def polygon_style(
     visible.
     """
     root = ElementTree.Element('qgis', _VERSION)
-    renderer = ElementTree.SubElement(
-        root,
-        'renderer-v2',
-        type='categorizedSymbol',
-        attr=field,
-        symbollevels='0',
-        enableorderby='0',
-        forceraster='0',
-    )
-    categories = ElementTree.SubElement(renderer, 'categories')
-    symbols = ElementTree.SubElement(renderer, 'symbols')
-    for number, (name, color) in enumerate(zip(class_names, palette)):
-        ElementTree.SubElement(
-            categories,
-            'category',
-            symbol=str(number),
-            value=xml_text(name),
-            label=xml_text(name),
-            render='true',
-            type='string',
+    entries = [(name, name, color) for name, color in zip(class_names, palette)]
+    for symbol, color in _add_categories(root, field, 'fill', entries):
+        rgba = _rgba(color)
+        options: Dict[str, str] = dict(
+            color=rgba,
+            style='no' if hollow else 'solid',
+            outline_color=rgba if hollow else '35,35,35,255',
+            outline_style='solid',
+            outline_width='0.8' if hollow else '0.1',
+            outline_width_unit='MM',
+            joinstyle='bevel',
         )
-        symbol = ElementTree.SubElement(
-            symbols,
-            'symbol',
-            name=str(number),
-            type='fill',
-            alpha='1',
-            clip_to_extent='1',
-            force_rhr='0',
-        )
-        _add_fill(symbol, color, hollow)
+        _add_symbol_layer(symbol, 'SimpleFill', options)
     return _document(root)
 
 
@@ -167,44 +149,16 @@ def add_point_form(
         OSError: If the file cannot be written.
     """
     root = ElementTree.Element('qgis', dict(_VERSION, styleCategories='Symbology|Fields|Forms'))
-    renderer = ElementTree.SubElement(
-        root,
-        'renderer-v2',
-        type='categorizedSymbol',
-        attr=field,
-        symbollevels='0',
-        enableorderby='0',
-        forceraster='0',
-    )
-    categories = ElementTree.SubElement(renderer, 'categories')
-    symbols = ElementTree.SubElement(renderer, 'symbols')
     entries = [(name, name, color) for name, color in zip(class_names, palette)]
     # QGIS draws every other value, and points without a value, as the category with no value.
-    for number, (value, label, color) in enumerate([*entries, ('', 'to be labeled', _UNLABELED)]):
-        ElementTree.SubElement(
-            categories,
-            'category',
-            symbol=str(number),
-            value=xml_text(value),
-            label=xml_text(label),
-            render='true',
-            type='string',
-        )
-        symbol = ElementTree.SubElement(
-            symbols,
-            'symbol',
-            name=str(number),
-            type='marker',
-            alpha='1',
-            clip_to_extent='1',
-            force_rhr='0',
-        )
+    entries.append(('', 'to be labeled', _UNLABELED))
+    for symbol, color in _add_categories(root, field, 'marker', entries):
         _add_symbol_layer(
             symbol,
             'SimpleMarker',
             dict(
                 name='circle',
-                color='{},{},{},255'.format(*map(int, color)),
+                color=_rgba(color),
                 size='3',
                 size_unit='MM',
                 outline_color='255,255,255,255',
@@ -257,18 +211,50 @@ def _add_style(path: PathName, layer: str, style: str) -> None:
         raise OSError(f'the style of layer {layer} cannot be written: {error}') from error
 
 
-def _add_fill(symbol: ElementTree.Element, color: Sequence[int], hollow: bool) -> None:
-    rgba = '{},{},{},255'.format(*map(int, color))
-    options: Dict[str, str] = dict(
-        color=rgba,
-        style='no' if hollow else 'solid',
-        outline_color=rgba if hollow else '35,35,35,255',
-        outline_style='solid',
-        outline_width='0.8' if hollow else '0.1',
-        outline_width_unit='MM',
-        joinstyle='bevel',
+def _add_categories(
+    root: ElementTree.Element,
+    field: str,
+    kind: str,
+    entries: Sequence[Tuple[str, str, Sequence[int]]],
+) -> List[Tuple[ElementTree.Element, Sequence[int]]]:
+    """Add a category for each value, label and color; return the symbols with their colors."""
+    renderer = ElementTree.SubElement(
+        root,
+        'renderer-v2',
+        type='categorizedSymbol',
+        attr=field,
+        symbollevels='0',
+        enableorderby='0',
+        forceraster='0',
     )
-    _add_symbol_layer(symbol, 'SimpleFill', options)
+    categories = ElementTree.SubElement(renderer, 'categories')
+    symbols = ElementTree.SubElement(renderer, 'symbols')
+    colored = []
+    for number, (value, label, color) in enumerate(entries):
+        ElementTree.SubElement(
+            categories,
+            'category',
+            symbol=str(number),
+            value=xml_text(value),
+            label=xml_text(label),
+            render='true',
+            type='string',
+        )
+        symbol = ElementTree.SubElement(
+            symbols,
+            'symbol',
+            name=str(number),
+            type=kind,
+            alpha='1',
+            clip_to_extent='1',
+            force_rhr='0',
+        )
+        colored.append((symbol, color))
+    return colored
+
+
+def _rgba(color: Sequence[int]) -> str:
+    return '{},{},{},255'.format(*map(int, color))
 
 
 def _add_symbol_layer(symbol: ElementTree.Element, kind: str, options: Dict[str, str]) -> None:

@@ -15,10 +15,10 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .coordinates import short_crs, to_map
+from .coordinates import corner_offsets, short_crs
 from .errors import GeoError
 from .raster import Raster
-from .reference_systems import full_turn, next_to, same_crs
+from .reference_systems import same_crs
 
 # Side of a block in pixels, and most blocks of a pair of scenes.
 BLOCK, MOST_BLOCKS = 256, 64
@@ -289,11 +289,7 @@ def check_same_grid(before: Raster, after: Raster) -> None:
         )
     width, height = sizes[0]
     corners = np.array([[column, row] for column in (0, width) for row in (0, height)])
-    first, second = (to_map(raster.transform, corners) for raster in (before, after))
-    second[:, 0] = next_to(second[:, 0], first[:, 0], full_turn(before.crs))
-    # Pixels of `before` under the corners of `after`.
-    moved = to_map(~before.transform, second)
-    distance = float(np.hypot(*(moved - corners).T).max())
+    distance = float(_lengths(corner_offsets(after, before, corners)).max())
     if distance > 0.01:
         raise GeoError(
             f'{pair} have one size, but grids that differ by up to {distance:.2f} '

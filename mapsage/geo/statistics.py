@@ -85,20 +85,25 @@ def band_statistics(
             'for all; name at least one scene, and the bands that all have.'
         )
     total = sum(scene.width * scene.height for scene in scenes)
-    windows = sum(len(_windows(scene)) for scene in scenes)
-    tally = _BandTally(counts.pop(), max(1, _SAMPLED // windows))
     random = np.random.RandomState(0)
-    for scene in scenes:
-        with scene:
-            for box in _draw(_windows(scene), min(1.0, samples / total), random):
-                values, valid = scene.read(*box)
-                tally.add(values[:, valid])
-    if not tally.pixels:
+
+    def valid_values() -> Iterator[np.ndarray]:
+        for scene in scenes:
+            windows = _windows(scene)
+            count = max(1, int(round(min(1.0, samples / total) * len(windows))))
+            with scene:
+                for index in sorted(random.choice(len(windows), count, replace=False)):
+                    values, valid = scene.read(*windows[index])
+                    yield values[:, valid]
+
+    windows = sum(len(_windows(scene)) for scene in scenes)
+    statistics = tally_bands(valid_values(), scenes[0].bands, windows)
+    if statistics is None:
         raise GeoError(
             f'{", ".join(scene.path for scene in scenes[:3])}: no valid pixel among '
             'those read; the no-data value may be wrong (rio info shows it).'
         )
-    return tally.result(scenes[0].bands)
+    return statistics
 
 
 def tally_bands(
@@ -106,15 +111,38 @@ def tally_bands(
 ) -> Optional[BandStatistics]:
     """Return the statistics of the pixels of windows; None without any pixel.
 
+    Means and sums of squared deviations are merged by window (Chan et al. 1979).
+
     Args:
         windows: Values of valid pixels, (bands, N) each.
         bands: Numbers of the bands.
         count: Number of windows.
     """
-    tally = _BandTally(len(bands), max(1, _SAMPLED // count))
+    size, sampled = len(bands), max(1, _SAMPLED // count)
+    mean, squares, pixels = np.zeros(size), np.zeros(size), 0
+    minimum, maximum = np.full(size, np.inf), np.full(size, -np.inf)
+    samples: List[np.ndarray] = []
     for values in windows:
-        tally.add(values)
-    return tally.result(bands) if tally.pixels else None
+        added = values.shape[1]
+        if not added:
+            continue
+        # A copy, because a view would keep the whole window in memory.
+        samples.append(values[:, :: -(-added // sampled)].copy())
+        minimum = np.minimum(minimum, values.min(1))
+        maximum = np.maximum(maximum, values.max(1))
+        values = values.astype(np.float64)
+        window_mean, previous = values.mean(1), pixels
+        delta = window_mean - mean
+        pixels += added
+        mean += delta * added / pixels
+        deviations = ((values - window_mean[:, None]) ** 2).sum(1)
+        squares += deviations + delta**2 * previous * added / pixels
+    if not pixels:
+        return None
+    low, high = np.percentile(np.concatenate(samples, 1), [2, 98], axis=1)
+    return BandStatistics(
+        bands, mean, np.sqrt(squares / pixels), minimum, maximum, low, high, pixels
+    )
 
 
 def _windows(scene: Raster) -> List[Box]:
@@ -126,56 +154,6 @@ def _windows(scene: Raster) -> List[Box]:
         for row in range(0, scene.height, height)
         for column in range(0, scene.width, width)
     ]
-
-
-def _draw(windows: List[Box], share: float, random: np.random.RandomState) -> Iterator[Box]:
-    """Yield a share of the windows, in their order."""
-    count = max(1, int(round(share * len(windows))))
-    for index in sorted(random.choice(len(windows), count, replace=False)):
-        yield windows[index]
-
-
-class _BandTally:
-    """Running mean and sum of squared deviations, merged by window (Chan et al. 1979)."""
-
-    def __init__(self, bands: int, samples_per_window: int) -> None:
-        self.pixels = 0
-        self._mean, self._squares = np.zeros(bands), np.zeros(bands)
-        self._low, self._high = np.full(bands, np.inf), np.full(bands, -np.inf)
-        self._samples: List[np.ndarray] = []
-        self._samples_per_window = samples_per_window
-
-    def add(self, values: np.ndarray) -> None:
-        """Add the values of valid pixels, (bands, N)."""
-        count = values.shape[1]
-        if not count:
-            return
-        # A copy, because a view would keep the whole window in memory.
-        self._samples.append(values[:, :: -(-count // self._samples_per_window)].copy())
-        self._low = np.minimum(self._low, values.min(1))
-        self._high = np.maximum(self._high, values.max(1))
-        values = values.astype(np.float64)
-        mean = values.mean(1)
-        delta, previous_count = mean - self._mean, self.pixels
-        self.pixels += count
-        self._mean += delta * count / self.pixels
-        self._squares += ((values - mean[:, None]) ** 2).sum(
-            1
-        ) + delta**2 * previous_count * count / self.pixels
-
-    def result(self, bands: Tuple[int, ...]) -> BandStatistics:
-        """Return the statistics of all values so far."""
-        low, high = np.percentile(np.concatenate(self._samples, 1), [2, 98], axis=1)
-        return BandStatistics(
-            bands,
-            self._mean,
-            np.sqrt(self._squares / self.pixels),
-            self._low,
-            self._high,
-            low,
-            high,
-            self.pixels,
-        )
 
 
 def spread_square(number: int, shape: Tuple[int, int], side: int) -> Box:

@@ -18,6 +18,7 @@ import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
 from .errors import GeoError
+from .gdal_files import vector_open_error
 from .reference_systems import check_proj_database
 
 DefaultClass = Union[None, int, str]
@@ -206,11 +207,7 @@ def _read_layer(
             return_fids=True,
         )
     except (DataSourceError, DataLayerError) as error:
-        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
-        raise GeoError(
-            f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
-            'or GeoJSON. Check the path, or copy the file again.'
-        ) from error
+        raise vector_open_error(path, error) from error
     if not meta['crs']:
         raise GeoError(
             f'{path} has no CRS, so its polygons cannot be located in a scene; set it, '

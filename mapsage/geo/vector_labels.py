@@ -13,7 +13,7 @@ Shapes:
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
@@ -23,7 +23,7 @@ import shapely
 from rasterio.windows import Window
 
 from .burning import burn_polygons
-from .coordinates import project_polygons, short_crs, to_map
+from .coordinates import project_polygons, short_crs, to_map, window_bounds
 from .ellipsoid import pixel_sides
 from .errors import Box, GeoError, PathName
 from .raster import Raster
@@ -56,6 +56,10 @@ class IndexedPolygons(NamedTuple):
         moved = [left - shift, bottom, right - shift, top]
         return self.tree.query(shapely.box(*moved)), moved
 
+    def meets(self, bounds: Sequence[float]) -> bool:
+        """Return whether a polygon may meet ``bounds``, which its bounds do."""
+        return any(len(self.near(bounds, shift)[0]) for shift in self.shifts)
+
     def inside(self, bounds: Sequence[float]) -> Tuple[np.ndarray, np.ndarray]:
         """Return the polygons within ``bounds``, clipped, and their class indices."""
         clipped, numbers = [], []
@@ -80,9 +84,8 @@ class IndexedPolygons(NamedTuple):
                 the pixels whose center it contains.
         """
         column, row, width, height = box
-        x, y = (column - 1, column + width + 1), (row - 1, row + height + 1)
-        corners = to_map(transform, np.array([(i, j) for i in x for j in y]))
-        polygons, indices = self.inside([*corners.min(0), *corners.max(0)])
+        around = column - 1, row - 1, width + 2, height + 2
+        polygons, indices = self.inside(window_bounds(transform, around))
         pieces, owner = shapely.get_parts(polygons, return_index=True)
         areal = _is_areal(pieces)
         burnt = indices[owner][areal]
@@ -179,8 +182,7 @@ class VectorLabels:
             self._in_crs[key] = place_polygons(
                 self._polygons, self._indices, self._crs, *key, self.path
             )
-        polygons, bounds = self._in_crs[key], bounds_of(scene)
-        if any(len(polygons.near(bounds, shift)[0]) for shift in polygons.shifts):
+        if self._in_crs[key].meets(bounds_of(scene)):
             self._met = True
         elif self._missed is None:
             self._missed = scene
@@ -246,20 +248,12 @@ class BurntLabels:
         self.path = source.path
         self._source, self._key, self._transform = source, key, transform
         self._outside = outside
-        self.settings = dict(field=source.field, outside=outside)
+        self.settings: Dict[str, Any] = dict(field=source.field, outside=outside)
         # The settings are part of the keys of cached features. Those without a value are left out,
         # so that caches from before the setting existed stay valid.
-        self.settings.update(
-            {
-                name: value
-                for name, value in (
-                    ('layer', source.layer),
-                    ('default_class', source.default_class),
-                    ('point_radius', source.point_radius),
-                )
-                if value is not None
-            }
-        )
+        for name in ('layer', 'default_class', 'point_radius'):
+            if getattr(source, name) is not None:
+                self.settings[name] = getattr(source, name)
 
     def __deepcopy__(self, memo: object) -> BurntLabels:
         return self
@@ -347,10 +341,7 @@ def tolerance_of(scene: Raster) -> float:
 
 def bounds_of(scene: Raster) -> List[float]:
     """Return left, bottom, right and top of a scene in its CRS."""
-    corners = to_map(
-        scene.transform, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)])
-    )
-    return [*corners.min(0), *corners.max(0)]
+    return window_bounds(scene.transform, (0, 0, scene.width, scene.height))
 
 
 def format_bounds(bounds: Sequence[float]) -> str:

@@ -117,15 +117,7 @@ class SourceCover:
         if self._inner or self._computed is not None:
             return False
         edges = [
-            np.unique(
-                np.clip(
-                    np.append(
-                        np.concatenate([self._first[:, side], self._end[:, side]]), (0, size)
-                    ),
-                    0,
-                    size,
-                )
-            )
+            np.unique(np.clip([*self._first[:, side], *self._end[:, side], 0, size], 0, size))
             for side, size in enumerate((width, height))
         ]
         if len(edges[0]) * len(edges[1]) > _MOST_CELLS:
@@ -152,7 +144,11 @@ class SourceCover:
 
 
 def find_cover(
-    source: rasterio.DatasetReader, path: str, bands: Sequence[int], hides: bool
+    source: rasterio.DatasetReader,
+    path: str,
+    bands: Sequence[int],
+    hides: bool,
+    outer: Tuple[str, ...] = (),
 ) -> Optional[List[SourceCover]]:
     """Return where the sources of a VRT show something, for each of some bands.
 
@@ -163,6 +159,7 @@ def find_cover(
         path: Its name.
         bands: Band numbers, counted from 1.
         hides: Whether a mask, an alpha band or no-data hides pixels of the VRT.
+        outer: Names of the VRTs whose source this one is, from the outermost on.
 
     Returns:
         The covers; None if there are no gaps.
@@ -170,16 +167,6 @@ def find_cover(
     Raises:
         GeoError: If a VRT among the sources cannot be opened.
     """
-    return _find(source, path, tuple(bands), hides, ())
-
-
-def _find(
-    source: rasterio.DatasetReader,
-    path: str,
-    bands: Tuple[int, ...],
-    hides: bool,
-    outer: Tuple[str, ...],
-) -> Optional[List[SourceCover]]:
     root = _description(source, path) if source.driver == 'VRT' and path not in outer else None
     if root is None:
         return None
@@ -344,7 +331,7 @@ def _inner_covers(element: ElementTree.Element, outer: Tuple[str, ...]) -> List[
         source = handles.open()
         with source:
             # No-data of a source is a value like any other, unless the VRT says otherwise.
-            covers = _find(source, path, (int(band),), False, outer)
+            covers = find_cover(source, path, (int(band),), False, outer)
     finally:
         handles.close()
     return covers or []

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import rasterio
 import rasterio.io
@@ -38,37 +38,43 @@ for _name, _value in _TIMEOUTS.items():
     os.environ.setdefault(_name, _value)
 
 
+_TEXT, _POINTER, _SIZE = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+_TEXTS = ctypes.POINTER(_TEXT)
+# Types of the result and the arguments of GDAL's functions.
+_SIGNATURES: Dict[str, Tuple[Any, ...]] = dict(
+    VSIGetFileMetadata=(_TEXTS, _TEXT, _TEXT, _POINTER),
+    VSIReadDir=(_TEXTS, _TEXT),
+    VSIIngestFile=(
+        ctypes.c_int,
+        _POINTER,
+        _TEXT,
+        ctypes.POINTER(_POINTER),
+        ctypes.POINTER(ctypes.c_uint64),
+        ctypes.c_int64,
+    ),
+    VSIFOpenL=(_POINTER, _TEXT, _TEXT),
+    VSIFReadL=(_SIZE, _TEXT, _SIZE, _SIZE, _POINTER),
+    VSIFWriteL=(_SIZE, _TEXT, _SIZE, _SIZE, _POINTER),
+    VSIFCloseL=(ctypes.c_int, _POINTER),
+    VSIUnlink=(ctypes.c_int, _TEXT),
+    CSLDestroy=(None, _TEXTS),
+    VSIFree=(None, _POINTER),
+    VSICurlPartialClearCache=(None, _TEXT),
+    VSICurlClearCache=(None,),
+    GDALGetDriverByName=(_POINTER, _TEXT),
+    GDALDeregisterDriver=(None, _POINTER),
+)
+
+
 def _load() -> Optional[ctypes.CDLL]:
     """Return the GDAL library that rasterio has loaded, or None if its functions are hidden."""
     # The symbols are found through rasterio's extension module, which is linked to the library.
     module = sys.modules[rasterio.io.DatasetReader.__mro__[1].__module__]
     try:
         library = ctypes.CDLL(str(module.__file__))
-        library.VSIGetFileMetadata.restype = ctypes.POINTER(ctypes.c_char_p)
-        library.VSIGetFileMetadata.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
-        library.VSIReadDir.restype = ctypes.POINTER(ctypes.c_char_p)
-        library.VSIReadDir.argtypes = [ctypes.c_char_p]
-        library.VSIIngestFile.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-            ctypes.POINTER(ctypes.c_void_p),
-            ctypes.POINTER(ctypes.c_uint64),
-            ctypes.c_int64,
-        ]
-        library.VSIFOpenL.restype = ctypes.c_void_p
-        library.VSIFOpenL.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-        library.VSIFReadL.restype = library.VSIFWriteL.restype = ctypes.c_size_t
-        for function in (library.VSIFReadL, library.VSIFWriteL):
-            function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
-        library.VSIFCloseL.argtypes = [ctypes.c_void_p]
-        library.VSIUnlink.argtypes = [ctypes.c_char_p]
-        library.CSLDestroy.argtypes = [ctypes.POINTER(ctypes.c_char_p)]
-        library.VSIFree.argtypes = [ctypes.c_void_p]
-        library.VSICurlPartialClearCache.argtypes = [ctypes.c_char_p]
-        library.VSICurlClearCache.argtypes = []
-        library.GDALGetDriverByName.restype = ctypes.c_void_p
-        library.GDALGetDriverByName.argtypes = [ctypes.c_char_p]
-        library.GDALDeregisterDriver.argtypes = [ctypes.c_void_p]
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError):
         return None
     return library

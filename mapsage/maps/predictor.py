@@ -44,7 +44,10 @@ class TorchPredictor(Predictor):
     """A predictor with a PyTorch model, which several threads of a CPU may call at the same time."""
 
     dtypes = (np.uint8, np.uint16)
+    batch_size: int
     _model: Any
+    _window: Tuple[int, int]
+    _say: Callable[[str], None]
     _replicas: Optional[queue.SimpleQueue[TorchPredictor]] = None
 
     def use_threads(self, threads: int) -> None:
@@ -105,7 +108,42 @@ class TorchPredictor(Predictor):
             self._replicas.put(replica)
 
     def _predict(self, windows: torch.Tensor) -> Scores:
+        """Return the weighted scores of a batch of windows, in halves if memory is short."""
+        windows = _widen(windows)
+        computed: List[Any] = []
+        first = 0
+        while first < len(windows):
+            scores = self._compute(windows[first : first + self.batch_size])
+            if scores is None:
+                self._halve()
+                continue
+            computed.append(scores)
+            first += len(scores)
+        if len(computed) == 1:
+            return computed[0]
+        join: Any = np.concatenate if isinstance(computed[0], np.ndarray) else torch.cat
+        return join(computed)
+
+    def _compute(self, windows: torch.Tensor) -> Optional[Scores]:
+        """Return the weighted scores of a batch, or None if it does not fit the memory."""
         raise NotImplementedError
+
+    def _halve(self) -> None:
+        height, width = self._window
+        if self.batch_size == 1:
+            raise self._no_memory_for_a_window()
+        self._say(
+            f'out of memory with {self.batch_size} windows of {width}x{height} pixels at a '
+            f'time: goes on with {self.batch_size // 2}'
+        )
+        self.batch_size //= 2
+
+    def _no_memory_for_a_window(self) -> PredictError:
+        height, width = self._window
+        return PredictError(
+            f'out of memory with a single window of {width}x{height} pixels: '
+            f'take a smaller --window, or free memory of the device.'
+        )
 
 
 class WindowPredictor(TorchPredictor):
@@ -248,29 +286,17 @@ class WindowPredictor(TorchPredictor):
         return super().__call__(windows)
 
     def _predict(self, windows: torch.Tensor) -> Scores:
-        """Return the weighted scores of a batch of windows, in halves if memory is short."""
-        if self._blends_on_device:
-            # The host is at most two batches ahead of the device, whose scores take memory.
-            if len(self._fences) == _BATCHES_AHEAD:
-                self._fences.popleft()()
-            pinned = windows.is_pinned()
-            # Only a device that copies by itself is known to compute with integers of 16 bits.
-            windows = windows if pinned else _widen(windows)
-            windows = windows.to(self._device, non_blocking=pinned)
-        windows = _widen(windows)
-        computed: List[Any] = []
-        first = 0
-        while first < len(windows):
-            scores = self._compute(windows[first : first + self.batch_size])
-            if scores is None:
-                self._halve()
-                continue
-            computed.append(scores)
-            first += len(scores)
-        if self._blends_on_device:
-            self._fences.append(current_accelerator().fence(self._device))
-            return computed[0] if len(computed) == 1 else torch.cat(computed)
-        return computed[0] if len(computed) == 1 else np.concatenate(computed)
+        if not self._blends_on_device:
+            return super()._predict(windows)
+        # The host is at most two batches ahead of the device, whose scores take memory.
+        if len(self._fences) == _BATCHES_AHEAD:
+            self._fences.popleft()()
+        pinned = windows.is_pinned()
+        # Only a device that copies by itself is known to compute with integers of 16 bits.
+        windows = windows if pinned else _widen(windows)
+        scores = super()._predict(windows.to(self._device, non_blocking=pinned))
+        self._fences.append(current_accelerator().fence(self._device))
+        return scores
 
     def views(self, windows: torch.Tensor) -> Iterator[np.ndarray]:
         """Yield the scores of a batch of windows, and with ``tta`` the scores of each mirror image.
@@ -335,23 +361,6 @@ class WindowPredictor(TorchPredictor):
                 f'{dtype_name(self.amp)} on {current_accelerator().name} '
                 f'({error}). Add --no-amp.'
             ) from error
-
-    def _halve(self) -> None:
-        height, width = self._window
-        if self.batch_size == 1:
-            raise self._no_memory_for_a_window()
-        self._say(
-            f'out of memory with {self.batch_size} windows of {width}x{height} pixels at a '
-            f'time: goes on with {self.batch_size // 2}'
-        )
-        self.batch_size //= 2
-
-    def _no_memory_for_a_window(self) -> PredictError:
-        height, width = self._window
-        return PredictError(
-            f'out of memory with a single window of {width}x{height} pixels: '
-            f'take a smaller --window, or free memory of the device.'
-        )
 
     def logits(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the model's output for ``(batch, bands, height, width)`` windows, on its device.

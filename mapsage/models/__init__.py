@@ -19,7 +19,6 @@ from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
 from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss
-from .necks import TemporalPool
 
 __all__ = [
     'BackboneInputError',
@@ -35,6 +34,5 @@ __all__ = [
     'SegDiceLoss',
     'SegFocalLoss',
     'StackBackbone',
-    'TemporalPool',
     'WeightsError',
 ]

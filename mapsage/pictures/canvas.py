@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 INK, FAINT, PAPER = '#1b1f24', '#5b636d', '#ffffff'
 _DPI = 100
+# Distance from one line of a legend to the next, in pixels.
+_LEGEND_LINE = 26
 # The first character of the Chinese, Japanese and Korean blocks of Unicode.
 _FIRST_CHINESE = '\u2e80'
 
@@ -86,29 +88,10 @@ class Canvas:
         """Place an array, RGB uint8 ``(height, width, 3)``, without resampling, in a thin frame."""
         self._pictures.append((left, top, pixels))
 
-    def legend(
-        self,
-        left: int,
-        top: int,
-        entries: Sequence[Tuple[str, np.ndarray]],
-        columns: int,
-        column_width: int,
-        line_height: int,
-    ) -> None:
-        """Write names next to color swatches, ``columns`` entries per line; lengths in pixels.
-
-        Args:
-            left: Left edge of the first swatch.
-            top: Upper edge of the first swatch.
-            entries: Names and swatches, ``(18, 18, 3)`` uint8 RGB.
-            columns: Number of entries per line.
-            column_width: Distance from one entry of a line to the next.
-            line_height: Distance from one line to the next.
-        """
-        for index, (name, swatch) in enumerate(entries):
-            x, y = left + index % columns * column_width, top + index // columns * line_height
-            self.picture(x, y, swatch)
-            self.text(x + 26, y + 14, name, size=10)
+    def heading(self, left: int, baseline: int, title: str, subtitle: str) -> None:
+        """Write the title of a picture and, 24 pixels below it, a second line."""
+        self.text(left, baseline, title, size=15, weight='bold')
+        self.text(left, baseline + 24, subtitle, size=11, color=FAINT)
 
     def pixels(self) -> np.ndarray:
         """Return the drawing as RGB uint8 ``(height, width, 3)``."""
@@ -132,6 +115,33 @@ class Canvas:
                 text.set_fontfamily(
                     [*families, *(name for name in chinese_families() if name not in families)]
                 )
+
+
+class Legend:
+    """Names next to color swatches, in as many columns as fit.
+
+    Args:
+        entries: Names and swatches, ``(18, 18, 3)`` uint8 RGB.
+        width: Width in pixels.
+
+    Attributes:
+        height: Height in pixels.
+    """
+
+    def __init__(self, entries: Sequence[Tuple[str, np.ndarray]], width: int) -> None:
+        self._entries = entries
+        # 8 pixels per letter at size 10.
+        self._pitch = 42 + 8 * max((len(name) for name, _ in entries), default=0)
+        self._columns = max(1, width // self._pitch)
+        self.height = -(-len(entries) // self._columns) * _LEGEND_LINE
+
+    def draw(self, canvas: Canvas, left: int, top: int) -> None:
+        """Draw the legend with its upper left corner at these pixels."""
+        for index, (name, swatch) in enumerate(self._entries):
+            x = left + index % self._columns * self._pitch
+            y = top + index // self._columns * _LEGEND_LINE
+            canvas.picture(x, y, swatch)
+            canvas.text(x + 26, y + 14, name, size=10)
 
 
 def save_png(path: str, pixels: np.ndarray) -> None:

@@ -61,8 +61,7 @@ def render_confusion(
     label_space = _LETTER * max(4, *(len(name) for name in names)) + 14
     left, top, side = _MARGIN + 22 + label_space, _HEADER + 26 + label_space, cell * number
     canvas = Canvas(max(left + side + _SUMS, 460) + _MARGIN, top + side + _MARGIN)
-    canvas.text(_MARGIN, 32, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 56, subtitle, size=11, color=FAINT)
+    canvas.heading(_MARGIN, 32, title, subtitle)
     canvas.text(left, _HEADER + 8, 'predicted, % of the row', size=10, color=FAINT)
     canvas.text(left + side + 14, top - 10, 'pixels', size=10, color=FAINT)
     canvas.text(_MARGIN, top - 10, 'truth', size=10, color=FAINT)
@@ -100,24 +99,19 @@ def _draw_cells(axes: Axes, counts: np.ndarray, cell: int) -> None:
     for (row, column), count in np.ndenumerate(counts):
         if totals[row, 0]:
             color = '#ffffff' if shares[row, column] > 65 else INK
-            axes.text(
-                column,
-                row - 0.13,
-                f'{shares[row, column]:.1f}',
-                ha='center',
-                va='center',
-                fontsize=10 if cell > 60 else 8.5,
-                color=color,
-            )
-            axes.text(
-                column,
-                row + 0.22,
-                short_count(int(count)),
-                ha='center',
-                va='center',
-                fontsize=8 if cell > 60 else 7,
-                color=color,
-            )
+            for below, text, sizes in (
+                (-0.13, f'{shares[row, column]:.1f}', (8.5, 10)),
+                (0.22, short_count(int(count)), (7, 8)),
+            ):
+                axes.text(
+                    column,
+                    row + below,
+                    text,
+                    ha='center',
+                    va='center',
+                    fontsize=sizes[cell > 60],
+                    color=color,
+                )
 
 
 def plot_confusion(

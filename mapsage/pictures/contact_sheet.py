@@ -7,18 +7,17 @@ heights of rows differ.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Set, Tuple
+from typing import List, Optional, Sequence
 
 import numpy as np
 
 from . import tiles
-from .canvas import FAINT, Canvas
-from .preview import MAX_STORED_SIDE, TILE_WIDTH, legend_column, legend_of, shorten, tile_size
+from .preview import Tile, display, draw_tiles, legend_of, shorten, tile_size
 
 # Samples in a row; a sample has two tiles.
 _COLUMNS = 2
 # In pixels.
-_MARGIN, _GAP, _CAPTION, _HEADER, _LEGEND_LINE = 28, 14, 26, 70, 26
+_HEADER = 70
 
 
 @dataclass(frozen=True)
@@ -63,53 +62,23 @@ def render_contact_sheet(
         raise ValueError('a sheet of 0 samples was requested, expected at least one')
     colors = tiles.class_palette(len(classes), palette)
     pairs = [_pair(sample, colors) for sample in samples]
-    rows = [pairs[start : start + _COLUMNS] for start in range(0, len(pairs), _COLUMNS)]
-    labels: Set[int] = set()
-    for sample in samples:
-        if sample.labels is not None:
-            labels.update(np.unique(sample.labels).tolist())
+    rows = [sum(pairs[start : start + _COLUMNS], []) for start in range(0, len(pairs), _COLUMNS)]
+    labels = [sample.labels for sample in samples if sample.labels is not None]
     entries, note = legend_of(labels, classes, colors) if labels else ([], '')
-    columns = min(_COLUMNS, len(samples)) * 2
-    width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
-    per_line = max(1, (width - 2 * _MARGIN) // legend_column(entries)) if entries else 1
-    heights = [max(pair[0].shape[0] for pair in row) + _CAPTION for row in rows]
-    legend = -(-len(entries) // per_line) * _LEGEND_LINE
-    canvas = Canvas(width, _HEADER + sum(heights) + legend + _MARGIN + _MARGIN // 2)
-    canvas.text(_MARGIN, 30, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 54, '   '.join(filter(None, (subtitle, note))), size=11, color=FAINT)
-    top = _HEADER
-    for number, (row, height) in enumerate(zip(rows, heights)):
-        for column, pair in enumerate(row):
-            left = _MARGIN + 2 * column * (TILE_WIDTH + _GAP)
-            for index, tile in enumerate(pair):
-                canvas.picture(left + index * (TILE_WIDTH + _GAP), top, tile)
-            name = samples[number * _COLUMNS + column].name
-            canvas.text(left, top + pair[0].shape[0] + 16, shorten(name, 100), 9, color=FAINT)
-        top += height
-    if entries:
-        canvas.legend(
-            _MARGIN, top + _MARGIN // 2, entries, per_line, legend_column(entries), _LEGEND_LINE
-        )
-    return canvas.pixels()
+    return draw_tiles(rows, entries, title, (subtitle, note), _HEADER)
 
 
-def _pair(sample: LabeledImage, palette: np.ndarray) -> Tuple[np.ndarray, ...]:
-    """Return the tiles of a sample, of one size: the image, and the labels over it."""
+def _pair(sample: LabeledImage, palette: np.ndarray) -> List[Optional[Tile]]:
+    """Return the tiles of a sample, of one size: the image, and the labels over it or None."""
     height, width = tile_size(sample.image.shape)
-    image = tiles.resize(
-        tiles.display_rgb(tiles.shrink(sample.image, MAX_STORED_SIDE, False)),
-        height,
-        width,
-        nearest=False,
-    )
-    pair: List[np.ndarray] = [image]
-    if sample.labels is not None:
-        if sample.labels.ndim != 2:
-            raise ValueError(
-                f'the labels of {sample.name or "a sample"} have shape '
-                f'{sample.labels.shape}, expected (H, W)'
-            )
-        pair.append(
-            tiles.overlay(image, tiles.resize(sample.labels, height, width, nearest=True), palette)
+    image = display(sample.image, height, width)
+    first = Tile(image, shorten(sample.name, 100))
+    if sample.labels is None:
+        return [first, None]
+    if sample.labels.ndim != 2:
+        raise ValueError(
+            f'the labels of {sample.name or "a sample"} have shape '
+            f'{sample.labels.shape}, expected (H, W)'
         )
-    return tuple(pair)
+    labels = tiles.resize(sample.labels, height, width, nearest=True)
+    return [first, Tile(tiles.overlay(image, labels, palette))]

@@ -5,20 +5,21 @@ The scene is read in blocks and reduced by averaging, so memory does not grow wi
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 import numpy as np
 
 from mapsage.geo import Raster, RasterBlockError
 
 from . import tiles
-from .canvas import FAINT, Canvas, save_png
+from .canvas import Canvas, Legend, save_png
+from .preview import FULL_LEGEND
 
 # All in pixels. _SIDE is the longer side of the two pictures, _READ the approximate side of a block
 # that is read at a time.
 _SIDE = 780
 _READ = 1024
-_MARGIN, _GAP, _HEADER, _LEGEND_LINE = 28, 16, 92, 26
+_MARGIN, _GAP, _HEADER = 28, 16, 92
 
 
 def thumbnail(
@@ -102,7 +103,7 @@ def save_map_preview(
     entries = [
         (f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
         for index, (name, share) in enumerate(zip(names, shares))
-        if share > 0 or len(names) <= 24
+        if share > 0 or len(names) <= FULL_LEGEND
     ]
     if (labels == no_data).any():
         entries.append(('no data', tiles.hatch(18, 18)))
@@ -154,16 +155,13 @@ def _draw(
 ) -> np.ndarray:
     height, width = pictures[0].shape[:2]
     inner = max(2 * width + _GAP, 480)
-    column = 26 + 16 + 8 * max((len(name) for name, _ in entries), default=0)
-    per_line = max(1, inner // column)
-    lines = -(-len(entries) // per_line)
-    canvas = Canvas(inner + 2 * _MARGIN, _HEADER + height + 2 * _MARGIN + lines * _LEGEND_LINE)
-    canvas.text(_MARGIN, 34, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 58, subtitle, size=11, color=FAINT)
-    lefts: List[int] = [_MARGIN, _MARGIN + width + _GAP]
-    for left, name, picture in zip(lefts, ('Scene', 'Map'), pictures):
+    legend = Legend(entries, inner)
+    bottom = _HEADER + height + _MARGIN
+    canvas = Canvas(inner + 2 * _MARGIN, bottom + _MARGIN + legend.height)
+    canvas.heading(_MARGIN, 34, title, subtitle)
+    for number, (name, picture) in enumerate(zip(('Scene', 'Map'), pictures)):
+        left = _MARGIN + number * (width + _GAP)
         canvas.text(left, _HEADER - 8, name, 11, 'bold')
         canvas.picture(left, _HEADER, picture)
-    top = _HEADER + height + _MARGIN
-    canvas.legend(_MARGIN, top, entries, per_line, column, _LEGEND_LINE)
+    legend.draw(canvas, _MARGIN, bottom)
     return canvas.pixels()

@@ -10,18 +10,18 @@ selecting pixels, so that the picture shows no label that the model did not pred
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Set, Tuple
+from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import tiles
-from .canvas import FAINT, Canvas, save_png
+from .canvas import FAINT, Canvas, Legend, save_png
 
 # In pixels. Four columns of tiles are about 1900 wide, which fits the screen of a laptop.
 TILE_WIDTH = 450
 MAX_TILE_HEIGHT = 600
 MAX_STORED_SIDE = 1024
-_MARGIN, _GAP, _CAPTION, _HEADER, _LEGEND_LINE = 28, 14, 26, 84, 26
+_MARGIN, _GAP, _CAPTION, _HEADER = 28, 14, 26, 84
 # With more classes, the legend lists only the classes in the picture.
 FULL_LEGEND = 24
 
@@ -48,7 +48,9 @@ class PreviewSample:
 
 
 @dataclass(frozen=True)
-class _PreviewTile:
+class Tile:
+    """A picture, RGB uint8 ``(H, W, 3)``, with a text below it."""
+
     pixels: np.ndarray
     caption: str = ''
 
@@ -93,13 +95,9 @@ def render_preview(
         )
     rows = [_row(sample, colors, with_truth) for sample in samples]
     entries, note = _legend_entries(samples, classes, colors)
-    return _draw(
-        rows,
-        _column_titles(dates == {2}, with_truth, labels),
-        entries,
-        title,
-        '   '.join(filter(None, (subtitle, note))),
-    )
+    columns = ['Before', 'After'] if dates == {2} else ['Image']
+    columns += ['Truth', labels, 'Disagreement'] if with_truth else [labels]
+    return draw_tiles(rows, entries, title, (subtitle, note), _HEADER, columns)
 
 
 def save_preview(
@@ -124,12 +122,7 @@ def save_preview(
     save_png(path, render_preview(samples, classes, palette, title, subtitle, labels))
 
 
-def _column_titles(with_dates: bool, with_truth: bool, labels: str) -> List[str]:
-    images = ['Before', 'After'] if with_dates else ['Image']
-    return images + (['Truth', labels, 'Disagreement'] if with_truth else [labels])
-
-
-def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:
+def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[Tile]:
     """Return the tiles of one sample; all have the same size."""
     if sample.prediction.ndim != 2 or sample.prediction.size == 0:
         raise ValueError(
@@ -138,26 +131,19 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
         )
     height, width = tile_size(sample.prediction.shape)
     images = [
-        tiles.resize(
-            tiles.display_rgb(tiles.shrink(image, MAX_STORED_SIDE, False)),
-            height,
-            width,
-            nearest=False,
-        )
-        for image in (sample.image, sample.after)
-        if image is not None
+        display(image, height, width) for image in (sample.image, sample.after) if image is not None
     ]
     prediction = tiles.resize(sample.prediction, height, width, nearest=True)
     pictures = [
-        _PreviewTile(image, sample.name if number == 0 else '')
+        Tile(image, shorten(sample.name) if number == 0 else '')
         for number, image in enumerate(images)
     ]
-    labels = _PreviewTile(tiles.color_labels(prediction, palette))
+    labels = Tile(tiles.color_labels(prediction, palette))
     if not with_truth:
         return [*pictures, labels]
     if sample.truth is None:
         blank = np.full_like(images[0], 238)
-        return [*pictures, _PreviewTile(blank, 'no truth'), labels, _PreviewTile(blank)]
+        return [*pictures, Tile(blank, 'no truth'), labels, Tile(blank)]
     if sample.truth.ndim != 2:
         raise ValueError(
             f'the truth of {sample.name or "a sample"} has shape '
@@ -167,9 +153,9 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
     wrong = tiles.disagreement(images[-1], truth, prediction, len(palette))
     return [
         *pictures,
-        _PreviewTile(tiles.color_labels(truth, palette)),
+        Tile(tiles.color_labels(truth, palette)),
         labels,
-        _PreviewTile(wrong, _accuracy(sample, len(palette))),
+        Tile(wrong, _accuracy(sample, len(palette))),
     ]
 
 
@@ -178,6 +164,12 @@ def tile_size(shape: Tuple[int, ...]) -> Tuple[int, int]:
     height, width = shape[:2]
     scale = min(TILE_WIDTH / width, MAX_TILE_HEIGHT / height)
     return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def display(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return an image, ``(H, W)`` or ``(H, W, B)`` of any numeric dtype, as a tile of this size."""
+    small = tiles.shrink(image, MAX_STORED_SIDE, False)
+    return tiles.resize(tiles.display_rgb(small), height, width, nearest=False)
 
 
 def _accuracy(sample: PreviewSample, num_classes: int) -> str:
@@ -195,27 +187,29 @@ def _legend_entries(
     samples: Sequence[PreviewSample], classes: Sequence[str], palette: np.ndarray
 ) -> Tuple[List[Tuple[str, np.ndarray]], str]:
     """Return (name, 18x18 swatch) pairs, and a note if the list was shortened."""
-    labels: Set[int] = set()
-    for sample in samples:
-        for label_map in (sample.truth, sample.prediction):
-            if label_map is not None:
-                labels.update(int(label) for label in np.unique(label_map))
-    entries, note = legend_of(labels, classes, palette)
+    label_maps = [
+        label_map
+        for sample in samples
+        for label_map in (sample.truth, sample.prediction)
+        if label_map is not None
+    ]
+    entries, note = legend_of(label_maps, classes, palette)
     if any(sample.truth is not None for sample in samples):
         entries.append(('wrong pixel', np.full((18, 18, 3), tiles.WRONG, dtype=np.uint8)))
     return entries, note
 
 
 def legend_of(
-    labels: Set[int], classes: Sequence[str], palette: np.ndarray
+    label_maps: Iterable[np.ndarray], classes: Sequence[str], palette: np.ndarray
 ) -> Tuple[List[Tuple[str, np.ndarray]], str]:
-    """Return (name, 18x18 swatch) pairs for labels, and a note if the list was shortened.
+    """Return (name, 18x18 swatch) pairs for label maps, and a note if the list was shortened.
 
     Args:
-        labels: Labels in the picture.
+        label_maps: Labels in the picture, integers of any shape.
         classes: Class names in the order of the labels.
         palette: Colors of the classes, RGB uint8 ``(num_classes, 3)``.
     """
+    labels = {int(label) for label_map in label_maps for label in np.unique(label_map)}
     shown = [
         index for index in range(len(classes)) if len(classes) <= FULL_LEGEND or index in labels
     ]
@@ -234,42 +228,45 @@ def legend_of(
     return entries, note
 
 
-def _draw(
-    rows: Sequence[Sequence[_PreviewTile]],
-    column_titles: Sequence[str],
+def draw_tiles(
+    rows: Sequence[Sequence[Optional[Tile]]],
     entries: Sequence[Tuple[str, np.ndarray]],
     title: str,
-    subtitle: str,
+    subtitles: Iterable[str],
+    header: int,
+    column_titles: Sequence[str] = (),
 ) -> np.ndarray:
-    """Place the tiles without resampling them: label maps were resized once already."""
-    columns = len(column_titles)
-    width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
-    per_line = max(1, (width - 2 * _MARGIN) // legend_column(entries))
-    legend_lines = -(-len(entries) // per_line)
-    heights = [max(tile.pixels.shape[0] for tile in row) + _CAPTION for row in rows]
-    height = _HEADER + sum(heights) + legend_lines * _LEGEND_LINE + _MARGIN + _MARGIN // 2
-    canvas = Canvas(width, height)
-    canvas.text(_MARGIN, 30, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 54, subtitle, size=11, color=FAINT)
-    for column, name in enumerate(column_titles):
-        canvas.text(_MARGIN + column * (TILE_WIDTH + _GAP), _HEADER - 6, name, 11, 'bold')
-    top = _HEADER
-    for row, row_height in zip(rows, heights):
-        for column, tile in enumerate(row):
-            left = _MARGIN + column * (TILE_WIDTH + _GAP)
-            canvas.picture(left, top, tile.pixels)
-            canvas.text(
-                left, top + tile.pixels.shape[0] + 16, shorten(tile.caption), size=9, color=FAINT
-            )
-        top += row_height
-    top += _MARGIN // 2
-    canvas.legend(_MARGIN, top, entries, per_line, legend_column(entries), _LEGEND_LINE)
+    """Draw tiles in rows, with a legend below them.
+
+    The tiles are not resampled: label maps were resized once already.
+
+    Args:
+        rows: Tiles from left to right, ``TILE_WIDTH`` wide; None leaves the column empty.
+        entries: Names and swatches of the legend.
+        title: First line.
+        subtitles: Phrases of the second line.
+        header: Rows above the tiles, in pixels.
+        column_titles: Titles of the columns.
+    """
+    columns = max(map(len, rows))
+    width = columns * (TILE_WIDTH + _GAP) - _GAP
+    legend = Legend(entries, width)
+    heights = [max(tile.pixels.shape[0] for tile in row if tile) + _CAPTION for row in rows]
+    bottom = header + sum(heights) + _MARGIN // 2
+    canvas = Canvas(width + 2 * _MARGIN, bottom + legend.height + _MARGIN)
+    canvas.heading(_MARGIN, 30, title, '   '.join(filter(None, subtitles)))
+    lefts = [_MARGIN + column * (TILE_WIDTH + _GAP) for column in range(columns)]
+    for left, name in zip(lefts, column_titles):
+        canvas.text(left, header - 6, name, 11, 'bold')
+    top = header
+    for row, height in zip(rows, heights):
+        for left, tile in zip(lefts, row):
+            if tile is not None:
+                canvas.picture(left, top, tile.pixels)
+                canvas.text(left, top + tile.pixels.shape[0] + 16, tile.caption, 9, color=FAINT)
+        top += height
+    legend.draw(canvas, _MARGIN, bottom)
     return canvas.pixels()
-
-
-def legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
-    """Return the width of a legend column in pixels: 8 pixels per letter at size 10."""
-    return 26 + 16 + 8 * max(len(name) for name, _ in entries)
 
 
 def shorten(name: str, limit: int = 58) -> str:

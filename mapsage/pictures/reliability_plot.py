@@ -10,7 +10,7 @@ from typing import Sequence, Union
 
 import numpy as np
 
-from .canvas import FAINT, INK, Canvas, save_png
+from .canvas import INK, Canvas, save_png
 from .confusion_plot import short_count
 
 # In pixels.
@@ -58,8 +58,7 @@ def render_reliability(
     accuracy, confidence = right[used], confidence[used]
     left, top = _MARGIN + _LEFT, _HEADER + 14
     canvas = Canvas(left + _SIDE + _MARGIN + 30, top + _SIDE + _GAP + _LOW + _GAP + _MARGIN)
-    canvas.text(_MARGIN, 32, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 56, subtitle, size=11, color=FAINT)
+    canvas.heading(_MARGIN, 32, title, subtitle)
     axes = canvas.axes(left, top, _SIDE, _SIDE)
     axes.bar(centers, accuracy, width * 0.94, color=_RIGHT_COLOR)
     axes.bar(

@@ -7,16 +7,16 @@ the order of their rewards. It shows what a reward prefers, which its mean does 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Set
+from typing import List, Optional, Sequence
 
 import numpy as np
 
 from . import tiles
-from .canvas import FAINT, Canvas
-from .preview import legend_column, legend_of, shorten
+from .canvas import FAINT, Canvas, Legend
+from .preview import legend_of, shorten
 
 # In pixels.
-_SIDE, _MARGIN, _GAP, _HEADER, _LEGEND_LINE, _LINE = 192, 28, 14, 70, 26, 15
+_SIDE, _MARGIN, _GAP, _HEADER, _LINE = 192, 28, 14, 70, 15
 _HEADINGS = ('image', 'truth', 'most likely')
 
 
@@ -67,46 +67,27 @@ def render_reward_sheet(
     """
     if not rewarded:
         raise ValueError('a sheet of 0 tiles was requested, expected at least one')
-    labels: Set[int] = set()
-    for tile in rewarded:
-        for label_map in (tile.truth, tile.likely, tile.maps):
-            labels.update(np.unique(label_map).tolist())
     colors = tiles.class_palette(max(len(classes), 1), palette)
-    entries, note = legend_of(labels, classes, colors)
+    label_maps = [
+        label_map for tile in rewarded for label_map in (tile.truth, tile.likely, tile.maps)
+    ]
+    entries, note = legend_of(label_maps, classes, colors)
     columns = len(_HEADINGS) + len(rewarded[0].maps)
-    width = 2 * _MARGIN + columns * (_SIDE + _GAP) - _GAP
+    width = columns * (_SIDE + _GAP) - _GAP
     row = _SIDE + _LINE * (len(reward_names) + 2) + _GAP
-    per_line = max(1, (width - 2 * _MARGIN) // legend_column(entries))
-    legend = -(-len(entries) // per_line) * _LEGEND_LINE
-    canvas = Canvas(width, _HEADER + row * len(rewarded) + legend + _MARGIN)
-    canvas.text(
-        _MARGIN, 30, 'Label maps drawn from the model, by their reward', size=15, weight='bold'
-    )
-    canvas.text(
+    legend = Legend(entries, width)
+    bottom = _HEADER + row * len(rewarded)
+    canvas = Canvas(width + 2 * _MARGIN, bottom + legend.height + _MARGIN)
+    order = 'from the smallest reward of a tile to the largest; the model moves toward the right'
+    canvas.heading(
         _MARGIN,
-        54,
-        '   '.join(
-            filter(
-                None,
-                (
-                    'from the smallest reward of a tile to the largest; the model moves toward the right',
-                    note,
-                ),
-            )
-        ),
-        size=11,
-        color=FAINT,
+        30,
+        'Label maps drawn from the model, by their reward',
+        f'{order}   {note}' if note else order,
     )
     for number, tile in enumerate(rewarded):
         _draw_row(canvas, _HEADER + number * row, tile, reward_names, colors)
-    canvas.legend(
-        _MARGIN,
-        _HEADER + row * len(rewarded),
-        entries,
-        per_line,
-        legend_column(entries),
-        _LEGEND_LINE,
-    )
+    legend.draw(canvas, _MARGIN, bottom)
     return canvas.pixels()
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence,
 import numpy as np
 
 from . import tiles
-from .canvas import FAINT, INK, Canvas, save_png
-from .preview import FULL_LEGEND
+from .canvas import FAINT, INK, Canvas, Legend, save_png
+from .preview import legend_of
 from .sampling_records import (
     COUNTS,
     SampleTiles,
@@ -40,7 +40,7 @@ _AXES_LEFT, _AXES_RIGHT, _AXES_TOP, _AXES_BOTTOM = 56, 4, 44, 48
 CHARTS_BOTTOM = HEADER + 2 * _PANEL_HEIGHT
 _BLOCK_WIDTH, _BLOCK_GAP, _BLOCK_TITLE = 832, 40, 58
 TILES_TOP = CHARTS_BOTTOM + _BLOCK_TITLE
-_SPLIT, _CELL_GAP, _CAPTION, _LEGEND_GAP, _LEGEND_LINE = 2, 14, 30, 14, 26
+_SPLIT, _CELL_GAP, _CAPTION, _LEGEND_GAP = 2, 14, 30, 14
 # The smallest width with room for a caption.
 _MIN_CELL = 194
 
@@ -112,12 +112,11 @@ def render_sampling(
         Picture, RGB uint8 ``(H, W, 3)``.
     """
     blocks = [] if samples is None else [_in_order(samples.kept), _in_order(samples.dropped)]
-    entries = [] if samples is None else _legend(samples)
+    legend = Legend([] if samples is None else _legend(samples), WIDTH - 2 * MARGIN)
     bottom = max(
         [CHARTS_BOTTOM + _CAPTION] + [tile_places(block, 0)[1] + _LEGEND_GAP for block in blocks]
     )
-    a_line = (WIDTH - 2 * MARGIN) // _legend_pitch(entries)
-    canvas = Canvas(WIDTH, bottom + -(-len(entries) // a_line) * _LEGEND_LINE + MARGIN)
+    canvas = Canvas(WIDTH, bottom + legend.height + MARGIN)
     canvas.text(MARGIN, 32, title, size=15, weight='bold')
     points = merged(rows, MAX_POINTS)
     note = (
@@ -143,7 +142,7 @@ def render_sampling(
             MARGIN + index * (_BLOCK_WIDTH + _BLOCK_GAP),
             samples.palette,  # type: ignore[union-attr]
         )
-    canvas.legend(MARGIN, bottom, entries, a_line, _legend_pitch(entries), _LEGEND_LINE)
+    legend.draw(canvas, MARGIN, bottom)
     return canvas.pixels()
 
 
@@ -317,20 +316,9 @@ def _significant(score: float) -> str:
 
 def _legend(samples: SampleTiles) -> List[Tuple[str, np.ndarray]]:
     """Return (name, 18x18 swatch) pairs, of a long class list only for classes in the picture."""
-    labels = {
-        int(label) for block in (samples.kept, samples.dropped) for label in np.unique(block.labels)
-    }
-    names = samples.classes
-    entries = [
-        (name, np.tile(samples.palette[index], (18, 18, 1)))
-        for index, name in enumerate(names)
-        if len(names) <= FULL_LEGEND or index in labels
-    ]
-    if any(not 0 <= label < len(names) for label in labels):
+    labels = np.unique(np.append(samples.kept.labels, samples.dropped.labels))
+    is_class = tiles.is_class(labels, len(samples.classes))
+    entries, _ = legend_of([labels[is_class]], samples.classes, samples.palette)
+    if not is_class.all():
         entries.append(('no class', tiles.hatch(18, 18)))
     return entries
-
-
-def _legend_pitch(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
-    """Return the width of a legend column in pixels: 8 pixels per letter at size 10."""
-    return 42 + 8 * max([len(name) for name, _ in entries], default=1)

@@ -82,7 +82,9 @@ def _search_boost(page: str) -> float:
         return 0.3
     if page.startswith(('tutorials/', 'how-to/')) and '.zh-CN' not in page:
         return 2
-    return 1 if page.startswith('reference/') else 0.5
+    # Pages made from the code hold every class and option: who knows such a name finds it by its title.
+    made = page.startswith(('reference/registered/', 'reference/commands'))
+    return 1 if page.startswith('reference/') and not made else 0.5
 
 
 def _unescape(code: str) -> str:

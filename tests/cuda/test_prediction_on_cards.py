@@ -16,6 +16,7 @@ from mapsage.accelerator import current_accelerator
 from mapsage.maps import strips as strips_module
 from mapsage.maps.background import WriteBehind
 from mapsage.maps.blending import RowBlender
+from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.strips import Strip, predict_strips
 from mapsage.maps.windows import Grid
@@ -186,3 +187,33 @@ def test_a_card_too_small_for_the_sums_leaves_blending_to_the_host() -> None:
     assert line.startswith('out of memory while scores are blended') and 'on the host' in line
     scores = predictor(predictor.stack([np.zeros((3, *window), np.uint8)]))
     assert isinstance(scores, np.ndarray) and isinstance(predictor.weights, np.ndarray)
+
+
+def test_without_pinned_memory_the_scores_are_the_same() -> None:
+    scene = Following(PIXELS)
+    window = (SIDE, SIDE)
+    predictor = WindowPredictor(SevenClasses(scene, 'cuda'), torch.device('cuda'), window, 0, 2)
+    deep = np.random.RandomState(3).randint(0, 1 << 16, (2, 3, *window)).astype(np.uint16)
+    batch = predictor.stack(list(deep))
+    # What the stack is where the machine has no memory left that may be pinned.
+    pageable = batch.clone()
+    assert batch.is_pinned() and not pageable.is_pinned()
+    assert torch.equal(predictor(pageable), predictor(batch))
+
+
+@pytest.mark.parametrize(
+    'convolution, error',
+    [
+        (torch.nn.Conv2d(3, 7, 1), r'not numbers \(NaN\)'),
+        (torch.nn.Conv2d(3, 5, 1), 'gave 5 scores a pixel, expected 7'),
+    ],
+)
+def test_scores_that_are_wrong_are_named(convolution: torch.nn.Conv2d, error: str) -> None:
+    torch.nn.init.constant_(convolution.weight, np.nan)
+    scene = Following(PIXELS)
+    grid = Grid(SIDE, PIXELS.shape[2], (SIDE, SIDE), 0)
+    model = SevenClasses(scene, 'cuda')
+    model.convolution = convolution.to('cuda')
+    predictor = WindowPredictor(model, torch.device('cuda'), grid.window, 0, 2)
+    with pytest.raises(PredictError, match=error):
+        predict_strips(scene, grid, [0], predictor, 2, True, print, lambda count: None)

@@ -43,12 +43,12 @@ class MeetPeers(Hook):
 
 @HOOKS.register_module()
 class SlowSteps(Hook):
-    """Steps of half a second; the second one makes a file."""
+    """Slow steps; the second one makes a file."""
 
-    def __init__(self, reached: str) -> None:
-        self.reached = Path(reached)
+    def __init__(self, reached: str, seconds: float = 0.5) -> None:
+        self.reached, self.seconds = Path(reached), seconds
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         if runner.iter == 1:
             self.reached.touch()
-        time.sleep(0.5)
+        time.sleep(self.seconds)

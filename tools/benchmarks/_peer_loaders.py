@@ -11,7 +11,7 @@ import importlib.machinery
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import cv2
 import fast_copy
@@ -240,40 +240,45 @@ class _StubTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__getattr__ = lambda name: type(name, (), {})
 
 
-def torchgeo_loader(root: Path, kind: str) -> Iterator[Any]:
-    """Return batches of TorchGeo's RandomGeoSampler on the scenes themselves."""
+def import_torchgeo() -> Tuple[Any, Any]:
+    """Return TorchGeo's modules of datasets and of samplers."""
     stub = _StubTorchvision()
     sys.meta_path.insert(0, stub)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            from torchgeo.datasets import RasterDataset, VectorDataset, stack_samples
-            from torchgeo.samplers import RandomGeoSampler, Units
+            from torchgeo import datasets, samplers
     finally:
         sys.meta_path.remove(stub)
         # torchmetrics uses torchvision where it can be imported.
         for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
             del sys.modules[name]
+    return datasets, samplers
+
+
+def torchgeo_loader(root: Path, kind: str) -> Iterator[Any]:
+    """Return batches of TorchGeo's RandomGeoSampler on the scenes themselves."""
+    datasets, samplers = import_torchgeo()
 
     def flip(sample: Dict[str, Any]) -> Dict[str, Any]:
         if np.random.random() < 0.5:
             sample.update({name: sample[name].flip(-1) for name in ('image', 'mask')})
         return sample
 
-    class Masks(RasterDataset):  # type: ignore[misc, valid-type]
+    class Masks(datasets.RasterDataset):  # type: ignore[misc, valid-type]
         is_image = False
 
     folder = root / str(_number(kind))
-    images = RasterDataset(str(folder / 'scenes'))
+    images = datasets.RasterDataset(str(folder / 'scenes'))
     labels = Masks(str(folder / 'labels'))
     if kind == POLYGONS:
-        labels = VectorDataset(
+        labels = datasets.VectorDataset(
             str(root / 'polygons'), crs=images.crs, res=images.res, label_name='class'
         )
     dataset = images & labels
     dataset.transforms = flip
-    sampler = RandomGeoSampler(images, SIDE, 10**6, units=Units.PIXELS)
-    return iter(DataLoader(dataset, BATCH, sampler=sampler, collate_fn=stack_samples))
+    sampler = samplers.RandomGeoSampler(images, SIDE, 10**6, units=samplers.Units.PIXELS)
+    return iter(DataLoader(dataset, BATCH, sampler=sampler, collate_fn=datasets.stack_samples))
 
 
 def _number(kind: str) -> int:

@@ -7,14 +7,16 @@ a full disk or a killed process costs time, never a wrong result.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import time
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Callable, Iterator, List, Optional, Sequence
 
 import numpy as np
 from mmengine.logging import print_log
@@ -73,18 +75,24 @@ def scan_scenes(
         None if folder is None else _entry(folder, scene, common, scene_settings)
         for scene, scene_settings in zip(scenes, settings_of_scenes or [None] * len(scenes))
     ]
-    notice = _SlowScanNotice(len(scenes), folder)
+    log_at = time.monotonic() + _LOG_AFTER
     scans = 0
     for scene, path in zip(scenes, paths):
         result = None if path is None else _load(path)
         if result is None:
-            with _ScanLock(path) as acquired:
+            with _scan_lock(path) as acquired:
                 if acquired:
                     result = _scan_and_save(scene, path, scan)
                     scans += 1
                     if scans % _TRIM_AFTER == 0:
                         return_free_memory()
-        notice.update()
+        if time.monotonic() > log_at:
+            log_at = math.inf
+            print_log(
+                f'{len(scenes)} scene(s) are read once, to find where they have data or labels; '
+                f'the result is kept in {folder} for later starts',
+                logger='current',
+            )
         results.append(result)
     deadline = time.monotonic() + _PATIENCE
     return [
@@ -165,7 +173,7 @@ def _wait(
         result = _load(path)
         if result is not None:
             return result
-        with _ScanLock(path) as acquired:
+        with _scan_lock(path) as acquired:
             if acquired:
                 break
         time.sleep(_PAUSE)
@@ -174,61 +182,28 @@ def _wait(
     return _scan_and_save(scene, path, scan)
 
 
-class _ScanLock:
-    """A lock between the processes of a machine; ``with`` returns whether this process got it.
+@contextlib.contextmanager
+def _scan_lock(path: Optional[Path]) -> Iterator[bool]:
+    """Lock a scan between the processes of a machine; yield whether this process got the lock.
 
     The lock file is in the folder for temporary files, because locks on shared disks may be missing
     or hang.
     """
-
-    def __init__(self, path: Optional[Path]) -> None:
-        self._name = (
-            None
-            if path is None
-            else os.path.join(gettempdir(), f'mapsage-{os.getuid()}-{path.stem}.lock')
-        )
-        self._file: Optional[int] = None
-
-    def __enter__(self) -> bool:
-        if self._name is None:
-            return True
-        try:
-            self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            # No process of this machine can get the lock, so each one scans by itself.
-            return True
-        if lock(self._file):
-            return True
-        os.close(self._file)
-        self._file = None
-        return False
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._file is None or self._name is None:
-            return
-        try:
-            os.unlink(self._name)
-        except OSError:
-            pass
-        # Closing the file would not be enough if a child was forked in the meantime: it inherits
-        # the lock.
-        unlock(self._file)
-        os.close(self._file)
-        self._file = None
-
-
-class _SlowScanNotice:
-    """Writes a line into the log, once, if the scan of the scenes takes long."""
-
-    def __init__(self, count: int, folder: Optional[Path]) -> None:
-        self._start: Optional[float] = time.monotonic()
-        self._text = (
-            f'{count} scene(s) are read once, to find where they have data or labels; '
-            f'the result is kept in {folder} for later starts'
-        )
-
-    def update(self) -> None:
-        """Write the line if the scan has taken too long by now."""
-        if self._start is not None and time.monotonic() - self._start > _LOG_AFTER:
-            self._start = None
-            print_log(self._text, logger='current')
+    name = os.path.join(gettempdir(), f'mapsage-{os.getuid()}-{path.stem}.lock') if path else ''
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        # No process of this machine can get the lock, so each one scans by itself.
+        yield True
+        return
+    acquired = bool(lock(file))
+    try:
+        yield acquired
+    finally:
+        if acquired:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            # Closing the file would not be enough if a child was forked in the meantime: it
+            # inherits the lock.
+            unlock(file)
+        os.close(file)

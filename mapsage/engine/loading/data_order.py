@@ -79,15 +79,20 @@ def seed_sample(entropy: Tuple[int, ...]) -> None:
 
 
 @contextmanager
-def generators_restored() -> Iterator[None]:
-    """Give the generators of :func:`seed_sample` their states back at the end of a block."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+def generators_unaffected() -> Iterator[None]:
+    """Make what the generators of :func:`seed_sample` give after a block independent of the block.
+
+    torch's gets its state back. Python's and NumPy's continue from numbers that they gave before,
+    because reading and writing their states takes 0.2 ms.
+    """
+    state = torch.default_generator.get_state()
+    seeds = random.getrandbits(32), int(np.random.random_sample() * (1 << 32))
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        torch.default_generator.set_state(state)
+        random.seed(seeds[0])
+        np.random.seed(seeds[1])
 
 
 class ResumableSampler(Sampler):

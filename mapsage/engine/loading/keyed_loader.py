@@ -24,7 +24,7 @@ from mapsage.datasets.packing import last_packers
 from mapsage.distributed import die_with_parent
 from mapsage_launcher.stop_request import is_listening, spare_worker
 
-from .data_order import SampleKey, generators_restored, seed_sample, without_seed
+from .data_order import SampleKey, generators_unaffected, seed_sample, without_seed
 from .loader_workers import (
     WorkerIterator,
     Workers,
@@ -87,7 +87,7 @@ class KeyedDataset(torch.utils.data.Dataset):
         """Return the samples of a batch; torch's loaders call this since 2.0."""
         if get_worker_info() is None:
             # What is drawn later in this process, such as weights, must not follow from a sample.
-            with generators_restored():
+            with generators_unaffected():
                 return [self._load(key) for key in keys]
         if not self._tied_to_parent:
             # torch's workers check only every five seconds whether their rank is alive.

@@ -19,6 +19,7 @@ import re
 import shutil
 import signal
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Set, Tuple
 from weakref import WeakSet
@@ -313,7 +314,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         self._workers_of_loader, self._free_bytes = workers, free
         loader.check_worker_number_rationality()
         super().__init__(loader)
-        _replace_worker_check()
+        # torch's signal handler for the end of its workers calls it.
+        check = signal_handling._error_if_any_worker_fails
+        if not isinstance(check, partial):
+            signal_handling._error_if_any_worker_fails = partial(_check_workers, check)
         _iterators.add(self)
 
     def __next__(self) -> Any:
@@ -375,29 +379,12 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 _iterators: WeakSet = WeakSet()
 
 
-def _replace_worker_check() -> None:
-    """Let torch's signal handler for the end of its workers raise LoaderWorkerError."""
-    if not isinstance(signal_handling._error_if_any_worker_fails, _WorkerCheck):
-        signal_handling._error_if_any_worker_fails = _WorkerCheck(
-            signal_handling._error_if_any_worker_fails
-        )
-
-
-class _WorkerCheck:
-    """Calls torch's check and turns its error into a LoaderWorkerError.
-
-    Args:
-        check: torch's function, which raises a RuntimeError if a worker has failed.
-    """
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check = check
-
-    def __call__(self) -> None:
-        try:
-            self._check()
-        except RuntimeError as error:
-            raise _lost_worker(str(error).strip(' .'), 'Killed' in str(error)) from None
+def _check_workers(check: Callable[[], None]) -> None:
+    """Call torch's check and turn its error, that a worker has failed, into a LoaderWorkerError."""
+    try:
+        check()
+    except RuntimeError as error:
+        raise _lost_worker(str(error).strip(' .'), 'Killed' in str(error)) from None
 
 
 def _lost_worker(reason: str, maybe_memory: bool) -> LoaderWorkerError:

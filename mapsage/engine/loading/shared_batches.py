@@ -60,7 +60,6 @@ class SharedCollate:
 
     def __init__(self, collate: Callable[[List[Any]], Any]) -> None:
         self._collate = collate
-        # Blocks of this worker.
         self._blocks: List[torch.Tensor] = []
 
     @classmethod
@@ -150,7 +149,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.requires_grad
         and not tensor.is_quantized
-        and not tensor.is_complex()
         # An empty tensor has no place of its own.
         and tensor.numel() > 0
     )

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 from mapsage.base.files import atomic_write
-from mapsage.pictures.area_plot import AreaLine, render_areas
 from mapsage.pictures.report.charts import text
 from mapsage.pictures.report.page import page
 from mapsage.pictures.report.sections import section, table
 
+from .area_plot import AreaLine, render_areas
 from .assessment import AREA, LABELS_ONLY, OVERALL, PRODUCERS, USERS, Assessment, Result
 from .comparison import FigureDifference
 from .errors import AssessError

@@ -10,6 +10,7 @@ import argparse
 from typing import Optional, Sequence
 
 from mapsage.commands import options
+from mapsage.commands.predict import add_shard_option
 
 # As torch.save writes them; anything else that follows the config is an input.
 _CHECKPOINT_SUFFIXES = ('.pth', '.pt', '.ckpt')
@@ -119,6 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
         help='contact servers that a file of an input folder names, such as a mosaic (VRT)',
     )
     parser.add_argument('--overwrite', action='store_true', help='make existing embeddings again')
+    add_shard_option(parser)
     return parser
 
 

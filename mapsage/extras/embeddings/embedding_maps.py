@@ -34,7 +34,7 @@ from mapsage.commands.checkpoint_model import (
     start_accelerator,
 )
 from mapsage.commands.cli import build_model, read_config
-from mapsage.commands.predict import PARTIAL
+from mapsage.commands.predict import PARTIAL, shard_of
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.launcher_notes import note_for_launcher
 from mapsage.distributed.wrappers import place_module
@@ -174,7 +174,7 @@ class EmbedRun:
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
-        self._args = args
+        self._args, self._shard = args, shard_of(args.shard)
         self._cfg = read_config(args)
         self._accelerator = start_accelerator(self._cfg, args.launcher)
         self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
@@ -191,16 +191,6 @@ class EmbedRun:
                     shared = self._plan()
             self._entry = stack.pop_all()
         shared = json.loads(self._channel.gather_texts(json.dumps(shared))[0])
-        facts = shared['facts']
-        pca = None if facts['pca'] is None else Pca.from_dict(facts['pca'], 'the plan of rank 0')
-        self._encoder.prepare(
-            shared['stride'],
-            shared['scores'],
-            pca,
-            shared['cell'],
-            shared['margin'],
-            shared['overlap'],
-        )
         self._setup = self._make_setup(shared)
         self._windows = shared['windows']
         self._jobs = [
@@ -282,14 +272,19 @@ class EmbedRun:
             )
 
     def _make_setup(self, shared: Mapping[str, Any]) -> EmbedSetup:
-        dims, cell = self._encoder.scores, shared['cell']
-        core = tuple((side - 2 * shared['margin']) // cell for side in self._window)
+        """Prepare the encoder for what rank 0 has measured, and return the settings of the run."""
+        stored, cell, overlap = shared['facts']['pca'], shared['cell'], shared['overlap']
+        pca = None if stored is None else Pca.from_dict(stored, 'the plan of rank 0')
+        stride, margin = shared['stride'], shared['margin']
+        self._encoder.prepare(stride, shared['scores'], pca, cell, margin, overlap)
+        dims = self._encoder.scores
+        core = tuple((side - 2 * margin) // cell for side in self._window)
         return EmbedSetup(
             folder=Path(self._args.out),
             classes=Classes(tuple(band_names(dims)), np.zeros((dims, 3), np.uint8)),
             bands=self._bands,
             window=cast(Tuple[int, int], core),
-            overlap=shared['overlap'],
+            overlap=overlap,
             members=[],
             area=None,
             outlines={},
@@ -299,9 +294,9 @@ class EmbedRun:
             previews=False,
             single_input=len(self._inputs) == 1,
             places=self._places,
-            stride=shared['stride'],
+            stride=stride,
             cell=cell,
-            margin=shared['margin'],
+            margin=margin,
             facts=shared['facts'],
         )
 
@@ -358,7 +353,6 @@ class EmbedRun:
                 mapsage=__version__,
             ),
         )
-        encoder.prepare(stride, encoder.scores, pca, cell, margin, overlap // cell)
         setup = self._make_setup(plan)
         start = time.monotonic()
         encoder(first[None])
@@ -512,9 +506,9 @@ class EmbedRun:
         with self._fail_together('computing the embeddings'), ProgressLine(
             self._windows, 'embedding', self._say, self._rank == 0
         ) as progress:
-            work = SharedWork(
-                self._worker, self._rank / self._world_size, encoder, self._batch_size, progress
-            )
+            shard, shards = self._shard
+            begin = (shard + self._rank / self._world_size) / shards
+            work = SharedWork(self._worker, begin, encoder, self._batch_size, progress)
             work.finish(self._jobs)
         return work.seconds
 

@@ -173,29 +173,6 @@ class Encoder(TorchPredictor):
         """Return what blends the vectors, on the host."""
         return VectorBlender(self.scores, window, width, shared_rows, **planes)
 
-    def _predict(self, windows: torch.Tensor) -> np.ndarray:
-        """Return the weighted vectors of a batch's cores.
-
-        Args:
-            windows: ``(N, B, H, W)`` uint8 or float32 on the CPU.
-
-        Returns:
-            ``(N, C, h, w)`` float32.
-
-        Raises:
-            EmbeddingError: If a single window does not fit the memory.
-        """
-        computed: List[np.ndarray] = []
-        first = 0
-        while first < len(windows):
-            vectors = self._compute(windows[first : first + self.batch_size])
-            if vectors is None:
-                self._halve()
-                continue
-            computed.append(vectors)
-            first += len(vectors)
-        return computed[0] if len(computed) == 1 else np.concatenate(computed)
-
     def vectors(self, windows: np.ndarray) -> np.ndarray:
         """Return the unit vectors of windows with their context, without principal components.
 
@@ -231,16 +208,6 @@ class Encoder(TorchPredictor):
                 raise
             # The caller retries after this frame is gone, because the error holds tensors.
             return None
-
-    def _halve(self) -> None:
-        height, width = self._window
-        if self.batch_size == 1:
-            raise EmbeddingError(
-                f'out of memory with a single window of {width}x{height} pixels: take a smaller '
-                f'--window, or free memory of the device.'
-            )
-        self.batch_size //= 2
-        self._say(f'out of memory: goes on with {self.batch_size} window(s) at a time')
 
     def _levels(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the layer's features as (N, C, H / stride, W / stride) vectors of unit length."""

@@ -15,9 +15,7 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-import affine
 import numpy as np
-from rasterio.crs import CRS
 
 from mapsage.geo import (
     BLOCK,
@@ -30,6 +28,7 @@ from mapsage.geo import (
     pixel_side,
     read_on_grid,
 )
+from mapsage.geo.grid_position import intersection, slices_in
 from mapsage.geo.scene_facts import STORED, facts_of, open_scene
 from mapsage.geo.sensor_rules import Product
 from mapsage.geo.stacks import NO_DAY, StackLayout, day_number
@@ -56,10 +55,12 @@ class _BandFile(NamedTuple):
     bands: Tuple[int, ...]
     position: RasterOnGrid
 
-    def read(self, box: Box, copies: Mapping[str, str]) -> Tuple[np.ndarray, np.ndarray]:
+    def read(
+        self, box: Box, copies: Mapping[str, str], nearest: bool = False
+    ) -> Tuple[np.ndarray, np.ndarray]:
         path = copies.get(self.path, self.path)
         raster = open_raster(path, self.bands, conversion=self.position.raster.conversion)
-        return self.position.read_with(raster, box)
+        return self.position.read(box, raster, nearest)
 
 
 class _Layer:
@@ -68,9 +69,7 @@ class _Layer:
     Args:
         image: Files of the image.
         sensor: Settings of the sensor.
-        crs: CRS of the grid, or None.
-        transform: Affine map of the grid.
-        size: Width and height of the grid.
+        grid: Raster with the grid.
 
     Attributes:
         files: Files of the bands.
@@ -78,16 +77,9 @@ class _Layer:
         box: Extent of the image on the grid.
     """
 
-    def __init__(
-        self,
-        image: DatedImage,
-        sensor: SensorFiles,
-        crs: Optional[CRS],
-        transform: affine.Affine,
-        size: Tuple[int, int],
-    ) -> None:
+    def __init__(self, image: DatedImage, sensor: SensorFiles, grid: Raster) -> None:
         self.files = [
-            _open(path, bands, crs, transform, size, sensor.units, item)
+            _open(path, bands, grid, sensor.units, item)
             for (path, bands), item in zip_longest(bands_of_files(image, sensor), image.items)
         ]
         if image.date is not None:
@@ -103,7 +95,7 @@ class _Layer:
                 else _numbers(image.paths[0], [sensor.clouds.band], sensor.name)
             )
             if image.mask is not None or sensor.clouds.band is not None:
-                self.mask = _open(image.mask or image.paths[0], mask_bands, crs, transform, size)
+                self.mask = _open(image.mask or image.paths[0], mask_bands, grid)
         self.box = self.files[0].position.box
 
     @property
@@ -131,13 +123,12 @@ class _Layer:
         Returns:
             The valid pixels, bool (height, width).
         """
-        shared = _intersection(box, self.box)
+        shared = intersection(box, self.box)
         if shared != box:
             values[:] = 0
         if shared is None:
             return np.zeros(values.shape[1:], bool)
-        left, top = shared[0] - box[0], shared[1] - box[1]
-        inside = np.s_[top : top + shared[3], left : left + shared[2]]
+        inside = slices_in(shared, box)
         band, shared_valid = 0, self._clear(shared, copies)
         for file in self.files:
             count = len(file.bands)
@@ -181,23 +172,16 @@ class _Layer:
         """Return the pixels of a box without clouds, bool (height, width); None without a mask."""
         if self.mask is None or self.clouds is None:
             return None
-        path = copies.get(self.mask.path, self.mask.path)
         clear = np.zeros((box[3], box[2]), bool)
-        shared = _intersection(box, self.mask.position.box)
-        if shared is None:
-            return clear
-        classes, has_data = self.mask.position.read_nearest(
-            open_raster(path, self.mask.bands), shared
-        )
-        left, top = shared[0] - box[0], shared[1] - box[1]
-        clear[top : top + shared[3], left : left + shared[2]] = has_data & np.isin(
-            classes[0], self.clouds.clear
-        )
+        shared = intersection(box, self.mask.position.box)
+        if shared is not None:
+            classes, has_data = self.mask.read(shared, copies, nearest=True)
+            clear[slices_in(shared, box)] = has_data & np.isin(classes[0], self.clouds.clear)
         return clear
 
 
 class _TiledLayer:
-    """A date of a sensor that several files show; at each pixel the first with data counts.
+    """A date of a sensor, shown by one or several files; at each pixel the first with data counts.
 
     Args:
         layers: Layers of the files, in the order in which they count.
@@ -230,7 +214,7 @@ class _TiledLayer:
         """Read a box of the grid, as ``_Layer`` does."""
         valid = self._layers[0].read(box, copies, values)
         for layer in self._layers[1:]:
-            if not valid.all() and _intersection(box, layer.box) is not None:
+            if not valid.all() and intersection(box, layer.box) is not None:
                 others = np.empty_like(values)
                 added = layer.read(box, copies, others) & ~valid
                 np.copyto(values, others, where=added)
@@ -287,16 +271,14 @@ class PlaceRaster(Raster):
         self.units = {
             name: sensor.units for name, sensor in sensors.items() if sensor.units != STORED
         }
-        self._layers: List[Union[_Layer, _TiledLayer, None]] = []
+        self._layers: List[Optional[_TiledLayer]] = []
         days: List[int] = []
         for name, sensor in sensors.items():
             images = place.images.get(name, [])
-            for image in images:
-                tiles = [
-                    _Layer(tile, sensor, self.crs, self.transform, (self.width, self.height))
-                    for tile in image.tiles
-                ]
-                self._layers.append(tiles[0] if len(tiles) == 1 else _TiledLayer(tiles))
+            self._layers += [
+                _TiledLayer([_Layer(tile, sensor, self) for tile in image.tiles])
+                for image in images
+            ]
             days += [NO_DAY if image.date is None else day_number(image.date) for image in images]
             missing = sensor.max_dates - len(images)
             self._layers += [None] * missing
@@ -464,7 +446,7 @@ class PlaceRaster(Raster):
                 )
             return
         box = box_on_grid(raster, self.crs, self.transform, (self.width, self.height))
-        if _intersection(box, (0, 0, self.width, self.height)) is None:
+        if intersection(box, (0, 0, self.width, self.height)) is None:
             raise GeoError(
                 f'{subject} does not overlap {self.path}, which has the grid of {self.width} x '
                 f'{self.height} pixels: it lies at the columns {box[0]} to {box[0] + box[2]} and '
@@ -522,10 +504,8 @@ def finest_image(place: Place, sensors: Mapping[str, SensorFiles]) -> str:
 
 def bands_of_files(image: DatedImage, sensor: SensorFiles) -> List[Tuple[str, Tuple[int, ...]]]:
     """Return the paths of an image's files, each with the numbers of the bands to read."""
-    if len(image.paths) > 1:
+    if len(image.paths) > 1 or sensor.has_band_files:
         return [(path, (1,)) for path in image.paths]
-    if sensor.has_band_files:
-        return [(image.paths[0], (1,))]
     return [(image.paths[0], _numbers(image.paths[0], sensor.bands, sensor.name))]
 
 
@@ -561,19 +541,11 @@ def _numbers(path: str, bands: Sequence[Band], sensor: str) -> Tuple[int, ...]:
 def _open(
     path: str,
     bands: Tuple[int, ...],
-    crs: Optional[CRS],
-    transform: affine.Affine,
-    size: Tuple[int, int],
+    grid: Raster,
     units: str = STORED,
     item: Optional[Product] = None,
 ) -> _BandFile:
     with open_scene(path, bands, units=units, item=item) as raster:
-        box = box_on_grid(raster, crs, transform, size)
-        return _BandFile(path, bands, RasterOnGrid(raster, box, crs, transform, size))
-
-
-def _intersection(a: Box, b: Box) -> Optional[Box]:
-    left, top = max(a[0], b[0]), max(a[1], b[1])
-    right = min(a[0] + a[2], b[0] + b[2])
-    bottom = min(a[1] + a[3], b[1] + b[3])
-    return (left, top, right - left, bottom - top) if right > left and bottom > top else None
+        size = grid.width, grid.height
+        box = box_on_grid(raster, grid.crs, grid.transform, size)
+        return _BandFile(path, bands, RasterOnGrid(raster, box, grid.crs, grid.transform, size))

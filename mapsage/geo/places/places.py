@@ -11,7 +11,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from mapsage.geo import GeoError, acquisition_time, is_gdal_name
 from mapsage.geo.sensor_rules import Product
@@ -281,21 +281,15 @@ def check_files(paths: Iterable[str], source: str) -> None:
         )
 
 
-class _Field(NamedTuple):
-    """A field of a file name: how it is matched exactly, and loosely for an error message."""
-
-    strict: str
-    loose: str
-
-
+# How a field of a file name is matched exactly, and loosely for an error message.
 _FIELDS = dict(
-    place=_Field('[^/]+', '[^/]+'),
-    date=_Field(
+    place=('[^/]+', '[^/]+'),
+    date=(
         r'\d{8}(?:T\d{4,6}(?:Z|[+-]\d{4})?)?|\d{4}-\d{2}-\d{2}(?:T[\d:]+(?:Z|[+-]\d{2}:?'
         r'\d{2})?)?',
         '[^/]+?',
     ),
-    band=_Field('[A-Za-z0-9]+', '[^/_]+'),
+    band=('[A-Za-z0-9]+', '[^/_]+'),
 )
 
 
@@ -312,14 +306,12 @@ class _Pattern:
 
     def __init__(self, root: Optional[str], pattern: str) -> None:
         self._pattern = os.path.join(root or '', pattern)
-        pieces = re.split(r'\{(\w*)\}', pattern)
-        unknown = sorted(set(pieces[1::2]) - set(_FIELDS))
+        unknown = sorted({*re.findall(r'\{(\w*)\}', pattern)} - set(_FIELDS))
         if unknown:
             raise GeoError(
                 f'pattern {pattern!r} has the field(s) {unknown}, expected '
                 '{place}, {date} and {band}.'
             )
-        self._fields = pieces[1::2]
 
     def find(self) -> List[Tuple[str, Dict[str, str]]]:
         """Return the files that match, each with the text of its fields, sorted by path."""

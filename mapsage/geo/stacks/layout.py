@@ -226,20 +226,6 @@ class StackLayout:
             channels += numbers * sensor.max_dates
         return channels
 
-    def plane_values(self, days: Sequence[int], site: Tuple[float, float]) -> List[float]:
-        """Return the values of the planes of days and site of one stack.
-
-        Args:
-            days: Day numbers of all sensors' dates; 0 for a missing date.
-            site: Longitude and latitude in degrees; NaN if unknown.
-        """
-        known = not any(math.isnan(angle) for angle in site)
-        return [
-            *map(float, days),
-            site[0] + _LONGITUDE_OFFSET if known else 0.0,
-            site[1] + _LATITUDE_OFFSET if known else 0.0,
-        ]
-
     def append_planes(
         self, image: np.ndarray, days: Sequence[int], site: Tuple[float, float]
     ) -> np.ndarray:
@@ -253,7 +239,10 @@ class StackLayout:
         Returns:
             (input_channels, H, W), float32.
         """
-        planes = np.array(self.plane_values(days, site), np.float32)[:, None, None]
+        known = not any(math.isnan(angle) for angle in site)
+        angles = site[0] + _LONGITUDE_OFFSET, site[1] + _LATITUDE_OFFSET
+        facts = [*days, *(angles if known else (0.0, 0.0))]
+        planes = np.array(facts, np.float32)[:, None, None]
         return np.concatenate(
             [
                 image.astype(np.float32, copy=False),

@@ -1,7 +1,7 @@
 """Any backbone of MMSegmentation on scene stacks: date by date, or all dates as one image.
 
 Dates are encoded separately and folded into the channels of each level, so that segmentors, feature
-caches and exports see the (N, C, H, W) levels that they know. `mapsage/models/necks/` pools them.
+caches and exports see the (N, C, H, W) levels that they know. `TemporalPool` of the extra earth pools them.
 
 Shapes: N stacks, T dates of a sensor, h x w cells of a level.
 """

@@ -42,13 +42,12 @@ def classes(run: Run, previous: Optional[Run]) -> str:
     else:
         note = 'There is no run before this one in the folder to compare with.'
     absent = ' '.join(filter(None, map(mean_note, final.tables)))
-    return section('Classes', body, f'{_describe_evaluation(final)}{absent} {note}')
-
-
-def _describe_evaluation(final: Evaluation) -> str:
-    if final.phase == 'test':
-        return 'Scores of the last test. '
-    return f'Validation after {final.iteration:,} steps, in percent. '
+    evaluation = (
+        'Scores of the last test.'
+        if final.phase == 'test'
+        else f'Validation after {final.iteration:,} steps, in percent.'
+    )
+    return section('Classes', body, f'{evaluation} {absent} {note}')
 
 
 def _counterpart(

@@ -6,9 +6,10 @@ and labels; a warning says so if they do not.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from mapsage.base.files import atomic_write
 
@@ -49,15 +50,8 @@ def compare_runs(paths: Sequence[Union[str, Path]], out: Union[str, Path]) -> Ru
                     f'{path} and {paths[index]} are the same run, expected every run '
                     f'once; an earlier run of a folder is WORK_DIR/TIMESTAMP'
                 )
-    section_makers = [
-        lambda: _overview(runs),
-        lambda: _curves(runs),
-        lambda: _classes(runs),
-        lambda: _config(runs),
-        lambda: _confusion(runs),
-        lambda: _previews(runs),
-    ]
-    html = page('Runs compared', [guarded(maker) for maker in section_makers])
+    makers = _overview, _curves, _classes, _config, _confusion, _previews
+    html = page('Runs compared', [guarded(partial(maker, runs)) for maker in makers])
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, html.encode('utf-8', 'backslashreplace'))
@@ -76,14 +70,23 @@ def _scores(run: Run) -> Dict[str, float]:
     return dict(final.metrics) if final else {}
 
 
+def _score_names(runs: Sequence[Run]) -> List[str]:
+    return list(dict.fromkeys(name for run in runs for name in _scores(run)))
+
+
+def _text_rows(runs: Sequence[Run], **describe: Callable[[Run], str]) -> List[List[str]]:
+    """Return a row for each name, with what its function says of the runs, as HTML."""
+    return [[name, *(text(function(run)) for run in runs)] for name, function in describe.items()]
+
+
 def _overview(runs: Sequence[Run]) -> str:
-    names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
-    rows = [
-        ['config', *(text(run.config_name) for run in runs)],
-        ['started', *(text(fragments.date(run.starts[0].started)) for run in runs)],
-        ['end', *(text(sections.status_words(run.last)) for run in runs)],
-    ]
-    for name in names:
+    rows = _text_rows(
+        runs,
+        config=lambda run: run.config_name,
+        started=lambda run: fragments.date(run.starts[0].started),
+        end=lambda run: sections.status_words(run.last),
+    )
+    for name in _score_names(runs):
         values = [_scores(run).get(name) for run in runs]
         rows.append(
             [
@@ -95,11 +98,9 @@ def _overview(runs: Sequence[Run]) -> str:
                 ),
             ]
         )
-    rows += [
-        ['steps', *(text(sections.steps_line(run)) for run in runs)],
-        ['time', *(text(sections.time_line(run)) for run in runs)],
-        ['devices', *(text(sections.device_line(run)) for run in runs)],
-    ]
+    rows += _text_rows(
+        runs, steps=sections.steps_line, time=sections.time_line, devices=sections.device_line
+    )
     return fragments.section(
         'Runs', fragments.table(rows, _head(runs), 'config'), _not_comparable(runs)
     )
@@ -137,31 +138,18 @@ def _curves(runs: Sequence[Run]) -> str:
     scores = [run.score() for run in runs]
     metric = next((name for name, _ in scores if name), 'score')
     limits = (0.0, float(max(run.iterations for run in runs) or 1))
-    charts = [
-        line_chart(
-            metric,
-            [ChartLine(label, points) for label, (_, points) in zip(labels, scores)],
-            '',
-            limits,
+    charts = [(metric, '', [points for _, points in scores])] + [
+        (title, unit, [curves.get(key, []) for curves in curves_of_runs])
+        for key, title, unit in (
+            ('loss', 'Loss', ''),
+            ('lr', 'Learning rate', ''),
+            ('time', 'Time of a step', 's'),
         )
     ]
-    for key, title, unit in (
-        ('loss', 'Loss', ''),
-        ('lr', 'Learning rate', ''),
-        ('time', 'Time of a step', 's'),
-    ):
-        charts.append(
-            line_chart(
-                title,
-                [
-                    ChartLine(label, curves.get(key, ()))
-                    for label, curves in zip(labels, curves_of_runs)
-                ],
-                unit,
-                limits,
-            )
-        )
-    body = ''.join(charts)
+    body = ''.join(
+        line_chart(title, list(map(ChartLine, labels, lines)), unit, limits)
+        for title, unit, lines in charts
+    )
     return fragments.section('Curves', f'<div class="charts">{body}</div>' if body else '')
 
 
@@ -232,9 +220,8 @@ def _as_text(runs: Sequence[Run]) -> str:
     warning = _not_comparable(runs)
     if warning:
         lines.append(warning)
-    names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
     rows: List[List[str]] = [['', *(f'[{index}]' for index in range(1, len(runs) + 1))]]
-    for name in names:
+    for name in _score_names(runs):
         rows.append([name, *(fragments.figure(_scores(run).get(name)) for run in runs)])
     rows.append(['steps', *(number(run.iterations) for run in runs)])
     rows.append(['time', *(fragments.duration(run.seconds) if run.seconds else '' for run in runs)])

@@ -230,19 +230,32 @@ def test_ranks_give_the_same_bytes(alone: Any, tmp_path: Path, ranks: int) -> No
 
 
 @pytest.mark.long
-def test_killed_and_started_again_it_gives_the_same_bytes(alone: Any, tmp_path: Path) -> None:
+def test_two_jobs_killed_and_one_started_again_give_the_same_bytes(
+    alone: Any, tmp_path: Path
+) -> None:
     config, scenes, expected = alone
     out = tmp_path / 'o'
-    slow = start(config, *scenes, '--out', out, *OPTIONS, PADDED_SECONDS='0.5')
+
+    def job(number: int, seconds: str) -> Launch:
+        shard = ['--shard', f'{number}/2']
+        return start(config, *scenes, '--out', out, *OPTIONS, *shard, PADDED_SECONDS=seconds)
+
+    slow = [job(number, '1') for number in range(2)]
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and len(list(out.glob('.a.*/strip*'))) < 3:
-        assert slow.process.poll() is None, slow.finish().output
+    while time.monotonic() < deadline and (
+        len(list(out.glob('.ledger/plan-*'))) < 2 or len(list(out.glob('.?.*/strip*'))) < 3
+    ):
+        for launch in slow:
+            assert launch.process.poll() is None, launch.finish().output
         time.sleep(0.05)
-    slow.process.send_signal(signal.SIGKILL)
-    slow.finish()
-    strips = list(out.glob('.a.*/strip*'))
-    assert strips and not (out / 'a.tif').exists()
-    finished = start(config, *scenes, '--out', out, *OPTIONS).finish()
+    # Each began with a scene of its own.
+    assert sorted(path.name[1] for path in out.glob('.?.*')) == ['a', 'b']
+    for launch in slow:
+        launch.process.send_signal(signal.SIGKILL)
+    for launch in slow:
+        launch.finish()
+    assert list(out.glob('.a.*/strip*')) and not (out / 'a.tif').exists()
+    finished = job(1, '0').finish()
     check_finished(finished)
     assert 'strips are finished' in finished.output
     for name in ('a.tif', 'b.tif', 'a.json', 'b.json', 'pca.json'):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_run
 import torch
 from mask_runs import run_of, weights_of
 
@@ -79,7 +80,7 @@ def test_phases_of_another_model(hook: Any, message: str, tiny_data: Path, tmp_p
         MaskAnnealingHook(**hook).before_train(runner)
 
 
-def test_a_model_without_masks(tiny_run: Any, tmp_path: Path) -> None:
+def test_a_model_without_masks(tmp_path: Path) -> None:
     runner = tiny_run.build_runner(str(tmp_path), [MaskAnnealingHook()])
     with pytest.raises(AnnealingError, match='take it out of custom_hooks'):
         runner.train()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Iterator
 
 import numpy as np
 import pytest
 import rasterio
 from geo_scenes import draw_classes, paint, write_raster
 
-from mapsage.geo import GeoError, band_statistics
-from mapsage.geo.statistics import _BandTally
+from mapsage.geo import GeoError, band_statistics, tally_bands
 
 
 def test_statistics_are_those_of_the_valid_pixels(tmp_path: Path) -> None:
@@ -44,9 +45,17 @@ def test_statistics_of_a_sample_are_near(tmp_path: Path) -> None:
 
 
 def test_statistics_keep_a_sample_and_not_its_window() -> None:
-    tally = _BandTally(3, 10)
-    tally.add(np.ones((3, 1000), np.float32))
-    assert [(kept.shape, kept.base) for kept in tally._samples] == [((3, 10), None)]
+    def windows() -> Iterator[np.ndarray]:
+        previous = None
+        for _ in range(2):
+            assert previous is None or previous() is None, 'the window before is in memory'
+            window = np.ones((3, 1000), np.float32)
+            previous = weakref.ref(window)
+            yield window
+            del window
+
+    statistics = tally_bands(windows(), (1, 2, 3), 100_000)
+    assert statistics is not None and statistics.pixels == 2000
 
 
 def test_statistics_without_a_valid_pixel(tmp_path: Path) -> None:

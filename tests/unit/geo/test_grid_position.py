@@ -113,7 +113,7 @@ def test_a_raster_of_the_whole_globe_is_read_everywhere(
     (values[inside],), valid[inside] = position.read(box)
     assert valid.all()
     np.testing.assert_allclose(values, values_at(*places(crs, transform, 60, 50)), atol=TOLERANCE)
-    nearest, valid = position.read_nearest(raster, box)
+    nearest, valid = position.read(box, raster, nearest=True)
     assert valid.all()
     np.testing.assert_allclose(nearest[0], values[inside], atol=2 * TOLERANCE)
 

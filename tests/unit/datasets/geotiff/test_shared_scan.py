@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
@@ -162,15 +163,16 @@ def test_a_process_that_dies_or_hangs_blocks_nobody(tmp_path: Path, monkeypatch:
 def test_the_scan_of_another_process_is_waited_for(tmp_path: Path, monkeypatch: Any) -> None:
     (path,) = write_scenes(tmp_path, 1)
     entry = shared_scan._entry(cache_folder(), Raster(path), '[]', None)  # type: ignore[arg-type]
-    other = shared_scan._ScanLock(entry)
+    other = contextlib.ExitStack()
 
     def other_is_done(_: float) -> None:
         np.save(entry, np.full((1, 1), 3))  # type: ignore[arg-type]
-        other.__exit__()
+        other.close()
 
     monkeypatch.setattr(shared_scan.time, 'sleep', other_is_done)
-    with other as mine:
-        assert mine and scan_scenes([Raster(path)], (), never)[0] == 3
+    with other:
+        assert other.enter_context(shared_scan._scan_lock(entry))
+        assert scan_scenes([Raster(path)], (), never)[0] == 3
 
 
 def test_an_error_of_a_scan_frees_the_scene(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from toy_runs import log_of, toy_train
 
-from mapsage.commands.compare_checkpoints import compare_checkpoints
 from mapsage.engine.guards.reproducibility import (
     META_KEY,
     differences,
@@ -17,6 +16,7 @@ from mapsage.engine.guards.reproducibility import (
     promises_bits,
     resume_warning,
 )
+from mapsage.extras.forensics.compare_checkpoints import compare_checkpoints
 
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 FACTS = {'device': 'cpu AVX2', 'threads': '1', 'torch': '2.13.0', 'cv2': '4.1', 'mapsage': '0.1'}

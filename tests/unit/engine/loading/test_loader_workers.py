@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 import pytest
+from mmengine.dataset import pseudo_collate
 from support import PATIENT, ROOT, on_host
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -114,7 +115,10 @@ def test_an_error_of_a_sample_stays_what_it_is() -> None:
         broken_item(1)
 
 
-@pytest.mark.parametrize('settings', [{}, dict(persistent_workers=True), dict(collate_fn=tuple)])
+@pytest.mark.parametrize(
+    'settings',
+    [{}, dict(persistent_workers=True), dict(collate_fn=tuple), dict(collate_fn=pseudo_collate)],
+)
 def test_a_batch_that_cannot_be_sent_is_an_error(settings: Dict[str, Any]) -> None:
     """torch prints a traceback in the worker's thread, and waits for the batch without end."""
 
@@ -152,6 +156,7 @@ def test_an_error_that_cannot_be_sent_is_an_error() -> None:
 # Its /dev/shm has two megabytes. A batch has three: of one image, or of many small ones.
 IN_SMALL_MEMORY = """
 import sys, torch
+from mmengine.dataset import pseudo_collate
 from torch.utils.data.dataloader import DataLoader, default_collate
 from mapsage.commands import cli
 from mapsage.engine.loading.keyed_loader import KeyedLoader
@@ -166,7 +171,8 @@ def main(argv=None):
     images = [torch.ones(3, side, side + index) for index in range(12)]
     loader = KeyedLoader(
         DataLoader(images, batch_size=1 if side == 512 else 512 ** 2 // side ** 2, num_workers=2,
-                   collate_fn=collate, persistent_workers=True), lambda *_: None,
+                   collate_fn=pseudo_collate if sys.argv[1] == 'block' else collate,
+                   persistent_workers=True), lambda *_: None,
         lambda *_: _[-1])
     loader.samples.loader_name = 'val_dataloader'
     print(len(list(loader)), 'batches')
@@ -180,7 +186,7 @@ small_memory = pytest.mark.skipif(
 
 
 @small_memory
-@pytest.mark.parametrize('kind', ['64', pytest.param('collated', marks=pytest.mark.long)])
+@pytest.mark.parametrize('kind', ['block', '64', pytest.param('collated', marks=pytest.mark.long)])
 def test_a_full_shared_memory_ends_the_run_and_says_how_to_get_more(kind: str) -> None:
     """PyTorch of a container has 64 MB; older versions end the worker with SIGBUS."""
     ended = subprocess.run(

@@ -8,9 +8,9 @@ from mmengine.registry import MODELS, DefaultScope
 from support import ON_MAIN_LEG
 from torch import nn
 
+from mapsage.extras.earth.temporal_attention import TemporalAttention, _normalize
 from mapsage.geo.stacks import StackLayout, StackLayoutError
 from mapsage.models import StackBackbone, TemporalPool
-from mapsage.models.necks.temporal_attention import TemporalAttention, _normalize
 
 SENSORS = dict(
     s2=dict(bands=['B02', 'B03', 'B04'], max_dates=3), sar=dict(bands=['vv', 'vh'], max_dates=2)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from .canvas import FAINT, INK, Canvas
+from mapsage.pictures.canvas import FAINT, INK, Canvas
 
 # In pixels.
 _LEFT, _RIGHT, _HEADER, _LINE, _AXIS, _WIDTH = 190, 40, 96, 44, 66, 620

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mapsage.commands.compare_checkpoints import compare_checkpoints
+from mapsage.extras.forensics.compare_checkpoints import compare_checkpoints
 
 NAN, INF = float('nan'), float('inf')
 

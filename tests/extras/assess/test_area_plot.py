@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mapsage.pictures.area_plot import AreaLine, render_areas
+from mapsage.extras.assess.area_plot import AreaLine, render_areas
 
 _BLUE, _ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
