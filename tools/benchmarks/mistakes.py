@@ -12,7 +12,6 @@ import argparse
 import io
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -84,11 +83,6 @@ def _shrink_mask() -> None:
 def _remove_validation() -> None:
     for path in Path('data').glob('*/val/*.png'):
         path.unlink()
-
-
-def _copy_validation() -> None:
-    for path in Path('data').glob('*/train/*.png'):
-        shutil.copy(path, str(path).replace('train', 'val'))
 
 
 def _palette_masks(masks: np.ndarray) -> np.ndarray:
@@ -176,19 +170,17 @@ MISTAKES = [
         edit=('crop_size=(64, 64)', 'crop_size=(128, 128)'),
     ),
     Mistake(
-        'own_same_ground',
-        'are also in the training',
-        _copy_validation,
-    ),
-    Mistake(
         'crop_int',
         'model.data_preprocessor.size=128: expected (HEIGHT, WIDTH)',
-        edit=('size=(64, 64)', 'size=128'),
+        edit=('dict(size=(64, 64)', 'dict(size=128'),
     ),
     Mistake(
         'no_val_evaluator',
         'a validation needs all three',
-        edit=('val_evaluator = [dict(', 'other = [dict('),
+        edit=(
+            'test_evaluator = val_evaluator',
+            'test_evaluator = val_evaluator\nval_evaluator = None',
+        ),
     ),
     Mistake(
         'regtype',
@@ -263,15 +255,9 @@ MISTAKES = [
         doctor=False,
     ),
     Mistake(
-        'own_weights_are_text',
-        'weights.pth',
-        _write('weights.pth', b'no weights'),
-        edit=('randomness', "load_from = 'weights.pth'\nrandomness"),
-    ),
-    Mistake(
         'own_four_means',
         '4 value(s) of mean and 3 of std',
-        edit=('size=(64, 64)', 'size=(64, 64), mean=[1, 2, 3, 4]'),
+        edit=('dict(size=(64, 64)', 'dict(mean=[1, 2, 3, 4], size=(64, 64)'),
     ),
 ]
 
@@ -420,11 +406,8 @@ def main() -> int:
                 )
                 if name == 'training':
                     sentence = _line(outcome, row.sentence)
-            cells += [row.before or before.get(row.name, '')]
-            print(
-                f'| {row.name} | {sentence} | {" | ".join(cells)} |',
-                flush=True,
-            )
+            said_before = row.before or before.get(row.name, '')
+            print(f'| {row.name} | {sentence} | {" | ".join(cells)} | {said_before} |', flush=True)
             sys.path.remove(folder)
             os.chdir(str(ROOT))
     print(f'\n{len(rows)} rows, {len(missed)} not as they should be.', *missed, sep='\n')
