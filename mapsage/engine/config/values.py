@@ -253,7 +253,7 @@ def _path_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
             )
     # A resumed run may have begun with weights that are gone.
     if isinstance(weights, str) and not cfg.get('resume') and '://' not in weights:
-        obstacle = _checkpoint_obstacle(os.path.expanduser(weights))
+        obstacle = checkpoint_obstacle(weights)
         if obstacle:
             yield (
                 f'load_from={weights!r} {obstacle}: expected the path or URL of a checkpoint. '
@@ -261,8 +261,9 @@ def _path_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _checkpoint_obstacle(path: str) -> Optional[str]:
+def checkpoint_obstacle(path: str) -> Optional[str]:
     """Return why a file's kind or first bytes rule out a checkpoint, or None."""
+    path = os.path.expanduser(path)
     if not os.path.exists(path):
         return 'does not exist'
     if not os.path.isfile(path):
