@@ -5,7 +5,8 @@ Quantiles are read at the first start only (`shared_scan.py`), and only where th
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from functools import cached_property
+from typing import List, Sequence
 
 import numpy as np
 
@@ -30,19 +31,17 @@ class PixelSource:
     def __init__(self, images: Sequence[Raster]) -> None:
         self.facts = [facts_of(image) for image in images]
         self._images = images[:: max(1, -(-len(images) // _SAMPLED))]
-        self._sampled: Optional[List[Sampled]] = None
 
+    @cached_property
     def sampled(self) -> List[Sampled]:
-        """Return the examined images.
+        """The examined images.
 
         Raises:
             RasterBlockError: If an image is damaged.
         """
-        if self._sampled is None:
-            conversions = [str(image.conversion) for image in self._images]
-            rows = scan_scenes(self._images, ('quantiles',), _scan, conversions)
-            self._sampled = list(zip(map(facts_of, self._images), rows))
-        return self._sampled
+        conversions = [str(image.conversion) for image in self._images]
+        rows = scan_scenes(self._images, ('quantiles',), _scan, conversions)
+        return list(zip(map(facts_of, self._images), rows))
 
 
 def _scan(raster: Raster) -> np.ndarray:

@@ -356,7 +356,7 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
 def _mixed_pixels(dataset: GeoTiffDataset) -> Iterator[Message]:
     """Yield what shows that the pixels of scenes are not of one kind."""
     for sensor, source in dataset.pixel_sources.items():
-        texts = compare_scenes(source.facts, source.sampled())
+        texts = compare_scenes(source.facts, source.sampled)
         # A dataset of stacks has logged how its images differ, by sensor.
         for text in texts if sensor else [*describe_mixture(source.facts), *texts]:
             yield logging.WARNING, f'{_title(dataset)}: {text}'
