@@ -176,7 +176,7 @@ def compare(
             stated = Finding(stated.kind, stated.text + doubt)
         elif shown is not None and (stated is None or shown.kind in ('depth', 'bands')):
             findings.append(shown)
-        findings += doubts_of_pixels(facts, quantiles)
+        findings += (Finding('doubt', text) for text in doubts_of_pixels(facts, quantiles))
     findings = [*filter(None, [stated]), *findings]
     return sorted(findings, key=lambda finding: not finding.is_error)
 
@@ -245,7 +245,7 @@ def _day_of_year(day: Optional[str]) -> int:
         return 0
 
 
-def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[Finding]:
+def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[str]:
     """Yield sentences on statements that the pixels contradict, each with both readings."""
     if facts.units is None:
         return
@@ -253,18 +253,16 @@ def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[Findi
     scales, offsets = np.array(facts.units).T
     # Dark water is a little below 0 in many good scenes.
     if (quantiles[:, QUANTILES.index(0.1)] * scales + offsets < 0.2 * offsets).any():
-        yield Finding(
-            'doubt',
+        yield (
             f'{facts.path} states {unit}, which makes a tenth of its pixels negative: either '
-            f'the offset has been taken off its values already, or the offset is wrong.',
+            f'the offset has been taken off its values already, or the offset is wrong.'
         )
     darkest = quantiles[:, 0].min() / (1 if facts.read_as == STORED else 1e-4)
     is_sentinel2 = facts.sensor == SENTINEL2 or abs(unit.scale - 1e-4) < 1e-9
     if is_sentinel2 and unit.offset == 0 and 900 < darkest < 1250:
-        yield Finding(
-            'doubt',
+        yield (
             f'{facts.path} states the offset 0, and its darkest pixels are {darkest:.0f}: '
-            f'either it shows no dark ground, or its values have the 1,000 of newer baselines.',
+            f'either it shows no dark ground, or its values have the 1,000 of newer baselines.'
         )
 
 
@@ -391,7 +389,7 @@ def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> 
         if finding is not None and finding.kind in kinds:
             kinds.remove(finding.kind)
             yield finding.text.replace('training', 'the other scenes')
-        yield from (finding.text for finding in doubts_of_pixels(facts, rows))
+        yield from doubts_of_pixels(facts, rows)
 
 
 def describe_mixture(scenes: Sequence[SceneFacts]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from typing import (
 
 import numpy as np
 
+from mapsage.base.console import shorten_list
 from mapsage.base.files import parse_json
 
 from . import sensor_rules
@@ -297,11 +298,8 @@ def describe_reading(rasters: Sequence[Raster]) -> Iterator[str]:
         yield f'units={units!r}: {applied} of {len(rasters)} file(s)'
     moved = [facts for facts in map(facts_of, rasters) if facts.reordered]
     if moved:
-        yield (
-            ', '.join(facts.path for facts in moved[:_SHOWN])
-            + f' and {len(moved) - _SHOWN} more' * (len(moved) > _SHOWN)
-            + f': bands are read in the order {", ".join(moved[0].names)}, by their names'
-        )
+        paths = shorten_list([facts.path for facts in moved], _SHOWN)
+        yield f'{paths}: bands are read in the order {", ".join(moved[0].names)}, by their names'
 
 
 def are_close(first: Sequence[Unit], second: Sequence[Unit]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mapsage.geo import GeoError, Raster, RasterBlockError, facts_of
 from mapsage.geo.passport import Finding, compare
+from mapsage.geo.places.dates import spread_evenly
 from mapsage.geo.scene_facts import describe_reading, images_by_sensor, sample_quantiles
 
 from .description import Bands
@@ -87,7 +88,7 @@ class Door:
             if not self._parts:
                 continue
             trained = self._parts.get(sensor)
-            for image in images[:: max(1, -(-len(images) // _MOST))]:
+            for image in spread_evenly(images, _MOST):
                 text = f'{image.path} is of {sensor!r}, of which training had no image.'
                 findings = (
                     [Finding('sensor', text)]

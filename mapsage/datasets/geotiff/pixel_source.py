@@ -11,6 +11,7 @@ from typing import List, Sequence
 import numpy as np
 
 from mapsage.geo import Raster, facts_of
+from mapsage.geo.places.dates import spread_evenly
 from mapsage.geo.scene_facts import Sampled, sample_quantiles
 
 from .shared_scan import scan_scenes
@@ -30,7 +31,7 @@ class PixelSource:
 
     def __init__(self, images: Sequence[Raster]) -> None:
         self.facts = [facts_of(image) for image in images]
-        self._images = images[:: max(1, -(-len(images) // _SAMPLED))]
+        self._images = spread_evenly(images, _SAMPLED)
 
     @cached_property
     def sampled(self) -> List[Sampled]:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections import Counter
-from typing import Any, Container, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -248,8 +248,9 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Conta
         pixels: Number of all pixels.
         drawn: Class indices that have a polygon.
     """
-    classes = enumerate(dataset.file_classes())
-    dataset.class_shares = {name: areas[index] / max(pixels, 1) for index, name in classes}
+    dataset.class_shares = {
+        name: areas[index] / max(pixels, 1) for index, name in enumerate(dataset.file_classes())
+    }
     texts = []
     for index, name in enumerate(dataset.file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
@@ -265,26 +266,8 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
 
     Different colors often mean that the classes are in a different order.
     """
-    classes = dataset.file_classes()
-    palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
-        'palette'
-    )
     for labels in {scene['labels'].path: scene['labels'] for scene in scenes[:_EXAMINED]}.values():
-        table = labels.colors()
-        colored = {value: color for value, color in table.items() if len(set(color)) > 1}
-        # A table of shades of gray says nothing about classes.
-        if not colored:
-            continue
-        texts = list(
-            _color_differences(
-                table,
-                colored,
-                classes,
-                palette,
-                int(dataset.reduce_zero_label),
-                dataset.ignore_index,
-            )
-        )
+        texts = list(_color_differences(dataset, labels.colors()))
         if texts:
             yield (
                 logging.WARNING,
@@ -299,23 +282,22 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
 
 
 def _color_differences(
-    table: Dict[int, Tuple[int, int, int]],
-    colored: Dict[int, Tuple[int, int, int]],
-    classes: Sequence[str],
-    palette: Optional[Sequence[Sequence[int]]],
-    shift: int,
-    ignore: int,
+    dataset: GeoTiffDataset, table: Dict[int, Tuple[int, int, int]]
 ) -> Iterator[str]:
     """Yield text on each difference between a file's color table and the palette.
 
     Args:
+        dataset: Dataset with the palette.
         table: Color table of a label file, RGB by value.
-        colored: Entries of the table that are not gray.
-        classes: Names of the classes.
-        palette: Colors of the classes in metainfo.
-        shift: Value of the first class in the file.
-        ignore: Value of ignored pixels.
     """
+    colored = [value for value, color in table.items() if len(set(color)) > 1]
+    # A table of shades of gray says nothing about classes.
+    if not colored:
+        return
+    classes, shift = dataset.file_classes(), int(dataset.reduce_zero_label)
+    palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
+        'palette'
+    )
     colors = [tuple(map(int, color)) for color in palette or ()][: len(classes)]
     for index, color in enumerate(colors):
         file_color = table.get(index + shift)
@@ -330,10 +312,9 @@ def _color_differences(
                 + (f', which is the color of {same[0]!r}' if same else '')
                 + f', and {classes[index]!r} is {color} here'
             )
-    extra = [value for value in colored if value >= len(classes) + shift and value != ignore]
     # Some programs fill all 256 entries with colors; such entries are not classes.
-    if len(colored) < 200:
-        for value in extra:
+    for value in colored if len(colored) < 200 else ():
+        if value >= len(classes) + shift and value != dataset.ignore_index:
             yield f'value {value} is {table[value]} there, and no class here'
 
 

@@ -13,6 +13,7 @@ from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff.pixel_source import PixelSource
 from mapsage.geo import GeoError, RasterBlockError, SceneFacts, open_scene
 from mapsage.geo.passport import VERSION, Finding, compare, describe_part
+from mapsage.geo.places.dates import spread_evenly
 from mapsage.geo.scene_facts import Sampled
 from mapsage.host.dataset_parts import inner_datasets, listed_samples
 
@@ -67,7 +68,7 @@ def _sources(dataset: object) -> Dict[str, Tuple[List[SceneFacts], List[Sampled]
 def _pictures(dataset: Any) -> PixelSource:
     paths = [str(info['img_path']) for info in listed_samples(dataset) if 'img_path' in info]
     rasters = []
-    for path in paths[:: max(1, -(-len(paths) // _PICTURES))]:
+    for path in spread_evenly(paths, _PICTURES):
         with suppress(GeoError, OSError):
             rasters.append(open_scene(path))
     return PixelSource(rasters)
