@@ -79,12 +79,10 @@ def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
         height, width = small[0]['scene_shape']
         yield (
             logging.WARNING,
-            (
-                f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
-                f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
-                f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
-                f'less, or join the scenes (gdalbuildvrt).'
-            ),
+            f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
+            f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
+            f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
+            f'less, or join the scenes (gdalbuildvrt).',
         )
 
 
@@ -141,10 +139,8 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
             name = dict(enumerate(dataset.file_classes())).get(name, 'ignored')
         yield (
             logging.INFO,
-            (
-                f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
-                f'(default_class): their file has no field {dataset.class_field!r}, or it is empty'
-            ),
+            f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
+            f'(default_class): their file has no field {dataset.class_field!r}, or it is empty',
         )
     bare = [path for path, count in counts.items() if not count]
     if bare:
@@ -156,11 +152,9 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
         )
         yield (
             logging.WARNING,
-            (
-                f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
-                f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
-                f'label files.'
-            ),
+            f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
+            f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
+            f'label files.',
         )
 
 
@@ -201,19 +195,15 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
     if unknown:
         yield (
             logging.WARNING,
-            (
-                f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
-                f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
-                f'Correct the labels, or the classes in metainfo.'
-            ),
+            f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
+            f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
+            f'Correct the labels, or the classes in metainfo.',
         )
     if pixels and ignored == pixels:
         yield (
             logging.WARNING,
-            (
-                f'no pixel of the label rasters has a label ({sample} examined, the first file is '
-                f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.'
-            ),
+            f'no pixel of the label rasters has a label ({sample} examined, the first file is '
+            f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.',
         )
 
 
@@ -271,12 +261,10 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
         if texts:
             yield (
                 logging.WARNING,
-                (
-                    f'labels {labels.path} have a color table that disagrees with metainfo: '
-                    f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
-                    f'decide, not colors: check that metainfo has the classes in the order of the '
-                    f'file.'
-                ),
+                f'labels {labels.path} have a color table that disagrees with metainfo: '
+                f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
+                f'decide, not colors: check that metainfo has the classes in the order of the '
+                f'file.',
             )
             return
 
@@ -327,10 +315,8 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
         types = ', '.join(f'{dtype} ({path})' for dtype, path in dataset.dtypes.items())
         yield (
             logging.WARNING,
-            (
-                f'scenes differ in their type of values: {types}. One mean and deviation is used for '
-                f'all: convert them to one type and scale, or make a dataset for each type.'
-            ),
+            f'scenes differ in their type of values: {types}. One mean and deviation is used for '
+            f'all: convert them to one type and scale, or make a dataset for each type.',
         )
 
 
@@ -350,12 +336,10 @@ def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
         if hidden is not None:
             yield (
                 logging.WARNING,
-                (
-                    f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
-                    f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
-                    f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
-                    f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.'
-                ),
+                f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
+                f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
+                f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
+                f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.',
             )
             return
 
@@ -389,12 +373,10 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
         )
         yield (
             logging.WARNING,
-            (
-                f'split: {"; ".join(reasons)}. Windows of training show ground that part '
-                f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
-                f'ground. Set {advice} in the split of all datasets, or use other scenes '
-                f'(docs/reference/datasets.md).'
-            ),
+            f'split: {"; ".join(reasons)}. Windows of training show ground that part '
+            f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
+            f'ground. Set {advice} in the split of all datasets, or use other scenes '
+            f'(docs/reference/datasets.md).',
         )
 
 
