@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import List, Sequence
 
-import numpy as np
-
 from mapsage.geo import Raster, facts_of
 from mapsage.geo.places.dates import spread_evenly
 from mapsage.geo.scene_facts import Sampled, sample_quantiles
@@ -41,10 +39,5 @@ class PixelSource:
             RasterBlockError: If an image is damaged.
         """
         conversions = [str(image.conversion) for image in self._images]
-        rows = scan_scenes(self._images, ('quantiles',), _scan, conversions)
+        rows = scan_scenes(self._images, ('quantiles',), sample_quantiles, conversions)
         return list(zip(map(facts_of, self._images), rows))
-
-
-def _scan(raster: Raster) -> np.ndarray:
-    with raster:
-        return sample_quantiles(raster)
