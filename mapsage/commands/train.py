@@ -36,6 +36,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 def train(args: argparse.Namespace, extensions: Iterable[Any] = ()) -> None:
     """Train with the options of a command line; an extension that is asked takes its place."""
+    from mmengine.runner import Runner
+
     from mapsage.commands import cli
     from mapsage.engine.config import check_config
     from mapsage.engine.guards import ValidationTrialHook
@@ -52,7 +54,9 @@ def train(args: argparse.Namespace, extensions: Iterable[Any] = ()) -> None:
     # A signal to stop waits until the model is built, unless the config has no StopHook.
     with listening((cfg.get('default_hooks') or {}).get('stop', {}) is not None):
         runner = cli.build_runner(cfg)
-        runner.register_hook(ValidationTrialHook())
+        # An encoder's rank trains nothing.
+        if isinstance(runner, Runner):
+            runner.register_hook(ValidationTrialHook())
         runner.train()
 
 

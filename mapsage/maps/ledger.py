@@ -79,6 +79,8 @@ class Worker:
         self.job = job or uuid.uuid4().hex[:8]
         self.windows = 0
         self._plan: Optional[Path] = None
+        # The claim of `exclusive`.
+        self._start: Optional[Path] = None
         self._counts: Dict[str, int] = {}
         self._counted = 0.0
         self._mutex, self._end = threading.Lock(), threading.Event()
@@ -205,6 +207,7 @@ class Worker:
                     say(f'waiting for another job that plans its maps in {self._folder.parent}')
                 time.sleep(PAUSE_SECONDS)
                 waits += 1
+        self._start = claim
         try:
             yield
         finally:
@@ -244,12 +247,19 @@ class Worker:
 
         The caller is in a block of :meth:`exclusive`.
         """
-        # It removes the files of the dead.
+        # It removes the workers' files of the dead.
         self.plans()
-        if any(self.job not in path.name for path in self._folder.glob('worker-*')):
-            return False
-        remove_folder(self._folder)
-        return True
+        workers = self._folder.glob('worker-*')
+        living = {path.name[len('worker-') :].split('.')[0] for path in workers}
+        if living <= {self.job}:
+            remove_folder(self._folder)
+            return True
+        # With what else the dead have left here, whoever closes last could not remove the folder.
+        for path in list(self._folder.iterdir()):
+            if path != self._start and not any(job in path.name for job in living):
+                with suppress(OSError):
+                    path.unlink()
+        return False
 
     def worker_count(self) -> int:
         """Return the number of workers, this one included; the dead may count for a while."""

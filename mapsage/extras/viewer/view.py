@@ -141,7 +141,8 @@ def view(args: argparse.Namespace) -> None:
             source = extension.run(args)
             labeling = Labeling(source, args.points)
             with ViewServer(ViewSession([]), args.port, None, say, labeling) as server:
-                serve(server, len(source.paths))
+                announce(server, len(source.paths))
+                serve(server)
             return
     entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote, args.bands)
     session = ViewSession(
@@ -160,18 +161,24 @@ def view(args: argparse.Namespace) -> None:
         return
     review = Review(session, args.review, say)
     with ViewServer(session, args.port, review, say) as server:
+        # The link is the first line, before what the preparation has to say.
+        announce(server, len(entries))
         threading.Thread(target=_prepare, args=(session, review), daemon=True).start()
-        serve(server, len(entries))
+        serve(server)
 
 
-def serve(server: ViewServer, count: int) -> None:
-    """Tell the user where the page is, and answer it until the user stops the program."""
+def announce(server: ViewServer, count: int) -> None:
+    """Tell the user where the page is."""
     say(f'{count} map(s): open {server.url} in a browser; Ctrl+C ends it.')
     say('The link works once: the next one is printed when it is used, for another browser.')
     say(
         f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
         f'{getpass.getuser()}@{socket.gethostname()}'
     )
+
+
+def serve(server: ViewServer) -> None:
+    """Answer the page until the user stops the program."""
     try:
         server.serve_forever()
     except KeyboardInterrupt:

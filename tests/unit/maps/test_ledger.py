@@ -144,6 +144,16 @@ def test_plans_of_the_living(tmp_path: Path) -> None:
         assert worker.plans() == {}
 
 
+def test_jobs_that_end_at_once_leave_nothing_of_a_dead_one(tmp_path: Path) -> None:
+    with Worker(tmp_path) as first, Worker(tmp_path) as second:
+        (tmp_path / '.ledger/start.0').write_text('worker-0123abcd.0.0123abcd')
+        (tmp_path / '.ledger/plan-0123abcd.json').write_text('{}')
+        for worker in (first, second):
+            with worker.exclusive(print):
+                assert not worker.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_processes_without_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier version, and mapsage classify, claim the names of their maps."""
     monkeypatch.setattr(folder_claims, '_PATIENCE', 0.0)

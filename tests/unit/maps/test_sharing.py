@@ -96,3 +96,4 @@ def test_faults_cost_little_and_no_byte(
     )
     assert cost.kills + cost.stops + cost.full_disks > 0
     assert digests(tmp_path / 'out') == alone
+    assert [path.name for path in (tmp_path / 'out').glob('.*') if 'ledger' in path.name] == []
