@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from mapsage_launcher.shipped import name_installed_commands
 
@@ -32,6 +32,12 @@ def printable(text: str) -> str:
     move the cursor, clear the screen, or change the title of the window.
     """
     return _CONTROL.sub(lambda match: match.group().encode('unicode_escape').decode(), text)
+
+
+def shorten_list(items: Sequence[object], most: int) -> str:
+    """Return text with the first items of a list, at most ``most``, and the number of the others."""
+    more = f' and {len(items) - most} more' * (len(items) > most)
+    return ', '.join(map(str, items[:most])) + more
 
 
 def accept_any_text() -> None:

@@ -28,15 +28,15 @@ def main(
         'file', help='checkpoint of a run (.pth), or file of mapsage export (.onnx)'
     )
     path = parser.parse_args(argv).file
+    from mapsage.geo.passport import passport_of_checkpoint, read_passport
+
     if path.lower().endswith('.onnx'):
-        from mapsage.geo.passport import read_passport
         from mapsage.maps.exported import ExportedModel
 
         passport, problem = read_passport(ExportedModel(path).description.passport, path)
     else:
         from mmengine.logging import MMLogger
 
-        from mapsage.geo.passport import passport_of_checkpoint
         from mapsage.maps.model import read_checkpoint
 
         # Its line on the loaded file would stand before the JSON.

@@ -19,6 +19,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import affine
 import numpy as np
 
+from mapsage.base.console import shorten_list
+
 from .coordinates import short_crs
 from .errors import Box, GeoError, PathName
 from .grid_position import (
@@ -136,13 +138,11 @@ class Mosaic(Raster):
     def describe(self) -> str:
         """Return one line on size, grid, and which scenes are interpolated."""
         grid = 'pixels' if self.crs is None else short_crs(self.crs)
-        listed = ', '.join(f'{path} ({difference})' for path, difference in self.resampled[:4])
-        more = f' and {len(self.resampled) - 4} more' * (len(self.resampled) > 4)
+        members = [f'{path} ({difference})' for path, difference in self.resampled]
+        listed = shorten_list(members, 4)
         return (
             f'{self.path}: {self.width}x{self.height} pixels on the grid of '
-            f'{self._grid_source} ({grid})'
-            + f'; interpolated onto it: {listed}{more}'
-            * bool(listed)
+            f'{self._grid_source} ({grid})' + f'; interpolated onto it: {listed}' * bool(listed)
         )
 
     def read(self, column: int, row: int, width: int, height: int) -> Tuple[np.ndarray, np.ndarray]:

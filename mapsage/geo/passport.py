@@ -28,7 +28,7 @@ from typing import (
 
 import numpy as np
 
-from .scene_facts import QUANTILES, STORED, Sampled, SceneFacts, Unit
+from .scene_facts import QUANTILES, STORED, Sampled, SceneFacts, Unit, are_close
 from .sensor_rules import SENTINEL2, SHIFT
 
 VERSION = 1
@@ -52,13 +52,13 @@ class Finding(NamedTuple):
     Attributes:
         kind: ``'offset'``, ``'unit'``, ``'level'``, ``'bands'``, ``'pixel'``, ``'depth'``,
             ``'contrast'``, ``'sensor'``, ``'season'``, ``'doubt'`` or ``'unlike'``.
-        is_error: Whether the difference is certainly wrong.
         text: Sentence with the next step.
+        is_error: Whether the difference is certainly wrong.
     """
 
     kind: str
-    is_error: bool
     text: str
+    is_error: bool = False
 
 
 def describe_part(scenes: Sequence[SceneFacts], quantiles: Sequence[np.ndarray]) -> Dict[str, Any]:
@@ -132,19 +132,19 @@ def _is_part(trained: Mapping[str, Any]) -> bool:
     Raises:
         KeyError, OverflowError, TypeError, ValueError: If one is missing or no such value.
     """
-    quantiles, pixel = trained['quantiles'], trained['pixel']
-    if quantiles is not None:
-        rows = np.array([quantiles['mean'], quantiles['spread']], np.float64)
-        if not (rows.size and rows.shape[2:] == (len(QUANTILES),) and np.isfinite(rows).all()):
-            return False
-        if not (rows[1].min() >= 0 and int(quantiles['scenes']) > 0):
-            return False
+    # What a part may lack is replaced by values that pass.
+    quantiles = trained['quantiles'] or dict(mean=[QUANTILES], spread=[QUANTILES], scenes=1)
+    rows = np.array([quantiles['mean'], quantiles['spread']], np.float64)
+    low, middle, high = trained['pixel'] or (1, 1, 1)
     texts = [trained['units'], *(trained['bands'] or ())]
     for key in _TEXTS:
         texts += trained[key]
     return (
-        (pixel is None or (len(pixel) == 3 and all(side > 0 for side in pixel)))
-        and all(len(unit) == 2 and abs(unit[0]) > 0 for unit in trained['unit'] or ())
+        rows.shape[2:] == (len(QUANTILES),)
+        and bool(rows.size and np.isfinite(rows).all() and (rows[1] >= 0).all())
+        and int(quantiles['scenes']) > 0
+        and min(low, middle, high) > 0
+        and all(abs(scale) > 0 and offset < math.inf for scale, offset in trained['unit'] or ())
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(day, int) for day in trained['days'])
     )
@@ -173,11 +173,11 @@ def compare(
             doubt = (
                 ' But its pixels are like those of training, so that the statement may be wrong.'
             )
-            stated = stated._replace(is_error=False, text=stated.text + doubt)
+            stated = Finding(stated.kind, stated.text + doubt)
         elif shown is not None and (stated is None or shown.kind in ('depth', 'bands')):
             findings.append(shown)
-        findings += doubts_of_pixels(facts, quantiles)
-    findings[:0] = [] if stated is None else [stated]
+        findings += (Finding('doubt', text) for text in doubts_of_pixels(facts, quantiles))
+    findings = [*filter(None, [stated]), *findings]
     return sorted(findings, key=lambda finding: not finding.is_error)
 
 
@@ -185,19 +185,18 @@ def _compare_units(trained: Mapping[str, Any], facts: SceneFacts) -> Optional[Fi
     if not (trained['unit'] and facts.units) or trained['units'] != facts.read_as:
         return None
     expected, actual = Unit(*trained['unit'][0]), facts.units[0]
+    if are_close([expected], [actual]):
+        return None
+    kind = 'offset'
     if not math.isclose(expected.scale, actual.scale, rel_tol=1e-4):
         other_level = trained['levels'] and facts.level not in (None, *trained['levels'])
         kind = 'level' if other_level else 'unit'
-    elif math.isclose(expected.offset, actual.offset, rel_tol=1e-4, abs_tol=1e-6):
-        return None
-    else:
-        kind = 'offset'
     return Finding(
         kind,
-        True,
         f'{facts.path} has {facts.unit_text}, and training had {expected}: the same '
         f'ground has other values. Set --units harmonized if it is the offset of newer baselines of '
         f"Sentinel-2; or train with units='reflectance'.",
+        True,
     )
 
 
@@ -210,28 +209,27 @@ def _compare_facts(
         sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
         yield Finding(
             'pixel',
-            True,
             f'{facts.path} has pixels of {side:.3g} m, and training had {sizes}, so its objects '
             f'have other sizes. Set --gsd auto to let the model see pixels of {middle:.3g} m, or '
             f'--trust-scenes to map it as it is.',
+            True,
         )
     for kind in ('sensor', 'level'):
         value, known = getattr(facts, kind), trained[f'{kind}s']
         if value is not None and known and value not in known:
             text = f'{facts.path} has the {kind} {value}, and training had {", ".join(known)}.'
-            yield Finding(kind, False, text)
+            yield Finding(kind, text)
     day = _day_of_year(facts.day)
     if day and trained['days']:
         nearest = days_apart(trained['days'], day).min()
         if nearest > _MONTH:
             yield Finding(
                 'season',
-                False,
                 f'{facts.path} is of day {day} of the year, {nearest} days outside those of '
                 f'training: another season.',
             )
     for text in facts.doubts:
-        yield Finding('doubt', False, f'{text}.')
+        yield Finding('doubt', f'{text}.')
 
 
 def days_apart(days: Sequence[int], day: int) -> np.ndarray:
@@ -247,7 +245,7 @@ def _day_of_year(day: Optional[str]) -> int:
         return 0
 
 
-def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[Finding]:
+def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[str]:
     """Yield sentences on statements that the pixels contradict, each with both readings."""
     if facts.units is None:
         return
@@ -255,20 +253,16 @@ def doubts_of_pixels(facts: SceneFacts, quantiles: np.ndarray) -> Iterator[Findi
     scales, offsets = np.array(facts.units).T
     # Dark water is a little below 0 in many good scenes.
     if (quantiles[:, QUANTILES.index(0.1)] * scales + offsets < 0.2 * offsets).any():
-        yield Finding(
-            'doubt',
-            False,
+        yield (
             f'{facts.path} states {unit}, which makes a tenth of its pixels negative: either '
-            f'the offset has been taken off its values already, or the offset is wrong.',
+            f'the offset has been taken off its values already, or the offset is wrong.'
         )
     darkest = quantiles[:, 0].min() / (1 if facts.read_as == STORED else 1e-4)
     is_sentinel2 = facts.sensor == SENTINEL2 or abs(unit.scale - 1e-4) < 1e-9
     if is_sentinel2 and unit.offset == 0 and 900 < darkest < 1250:
-        yield Finding(
-            'doubt',
-            False,
+        yield (
             f'{facts.path} states the offset 0, and its darkest pixels are {darkest:.0f}: '
-            f'either it shows no dark ground, or its values have the 1,000 of newer baselines.',
+            f'either it shows no dark ground, or its values have the 1,000 of newer baselines.'
         )
 
 
@@ -286,15 +280,14 @@ def _compare_quantiles(
     # Mean distance of each band from each band of training, in units of usual differences.
     distances = (np.abs(rows - mean[:, None]) / usual[:, None]).mean(2)
     distance = distances.trace() / len(rows)
-    name = facts.path
     whole = 'Compare how the file and those of training were made.'
     largest = 255 if facts.dtype == 'uint8' else 65535 if facts.dtype == 'uint16' else None
     if facts.dtype == 'uint8' and 'uint8' not in trained['dtypes'] and trained['dtypes']:
         return Finding(
             'depth',
-            mean[:, -1].max() > 300,
-            f'{name} has 8 bits (values to {rows.max():.4g}), and training had '
+            f'{facts.path} has 8 bits (values to {rows.max():.4g}), and training had '
             f'{", ".join(trained["dtypes"])} (to {mean.max():.4g}): take the file in its own bits.',
+            mean[:, -1].max() > 300,
         )
     if (
         largest
@@ -304,28 +297,28 @@ def _compare_quantiles(
     ):
         return Finding(
             'contrast',
-            False,
-            f'{name} has values from {rows[:, 0].min():.4g} to {rows[:, -1].max():.4g} in each band, '
+            f'{facts.path} has values from {rows[:, 0].min():.4g} to {rows[:, -1].max():.4g} in each band, '
             f'all that {facts.dtype} holds: its contrast was stretched. {whole}',
         )
-    with np.errstate(divide='ignore', invalid='ignore'):
-        ratios = np.abs(rows[:, 4:]).mean(1) / np.abs(mean[:, 4:]).mean(1)
-    ratio = float(np.exp(np.log(np.maximum(ratios, 1e-12)).mean()))
+    # Geometric means over the bands, so that no band decides.
+    expected, actual = (
+        np.log(np.abs(values[:, 4:]).mean(1) + 1e-12).mean() for values in (mean, rows)
+    )
+    ratio = math.exp(actual - expected)
     if rows.any() and not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
         return Finding(
             'unit',
-            # Open water is 10 to 30 times darker than a desert.
-            not 1 / _CERTAIN_UNIT < ratio < _CERTAIN_UNIT,
-            f'{name} has values {ratio:.3g} times those of training (medians '
+            f'{facts.path} has values {ratio:.3g} times those of training (medians '
             f'{_format(rows[:, 4])}, training {_format(mean[:, 4])}): another unit. Set --units, '
             f'or scale the file.',
+            # Open water is 10 to 30 times darker than a desert.
+            not 1 / _CERTAIN_UNIT < ratio < _CERTAIN_UNIT,
         )
     shift = _shift(rows, mean, spread)
     if shift:
         return Finding(
             'offset',
-            False,
-            f'{name} has values {abs(shift):.4g} {"above" if shift > 0 else "below"} those of '
+            f'{facts.path} has values {abs(shift):.4g} {"above" if shift > 0 else "below"} those of '
             f'training in all bands (darkest {_format(rows[:, 0])}, training '
             f'{_format(mean[:, 0])}): the offset of newer baselines of Sentinel-2 is in one of '
             f'them only, though nothing states it. Set --units harmonized, and state scale and offset '
@@ -340,16 +333,14 @@ def _compare_quantiles(
             named = f', though they are named {", ".join(facts.names)}' * bool(facts.names)
             return Finding(
                 'bands',
-                False,
-                f'{name} fits the training with its bands in the order '
+                f'{facts.path} fits the training with its bands in the order '
                 f'{", ".join(map(str, order + 1))}, so its bands may be swapped{named}. Name them '
                 f'(rio edit-info), or choose them with --bands.',
             )
     if distance > _FAR:
         return Finding(
             'unlike',
-            False,
-            f'{name} has other values than training (medians {_format(rows[:, 4])}, training '
+            f'{facts.path} has other values than training (medians {_format(rows[:, 4])}, training '
             f'{_format(mean[:, 4])}): another sensor, season or contrast. {whole}',
         )
     return None
@@ -373,8 +364,8 @@ def _format(values: np.ndarray) -> str:
     return '/'.join(f'{value:.4g}' for value in values[:6]) + '/...' * (len(values) > 6)
 
 
-def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> List[str]:
-    """Return how scenes of one training differ from each other, a sentence for each kind.
+def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> Iterator[str]:
+    """Yield how scenes of one training differ from each other, a sentence for each kind.
 
     A scene is compared with the passport of the others, of whose differences only those with a
     known cause count.
@@ -383,11 +374,10 @@ def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> 
         scenes: Facts of all scenes.
         sampled: Facts and quantiles of some of them.
     """
-    texts: List[str] = []
     pixels = sorted((facts.pixel, facts.path) for facts in scenes if facts.pixel is not None)
     if pixels and pixels[-1][0] > _PIXEL_FACTOR * pixels[0][0]:
         (low, finest), (high, coarsest) = pixels[0], pixels[-1]
-        texts.append(
+        yield (
             f'{finest} has pixels of {low:.3g} m and {coarsest} of {high:.3g} m, so objects have '
             f'different sizes: resample the scenes to one size, or train on them apart.'
         )
@@ -398,23 +388,17 @@ def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> 
         finding = _compare_quantiles(describe_part(*zip(*rest)), facts, rows) if rest else None
         if finding is not None and finding.kind in kinds:
             kinds.remove(finding.kind)
-            texts.append(finding.text.replace('training', 'the other scenes'))
-        texts += [finding.text for finding in doubts_of_pixels(facts, rows)]
-    return texts
+            yield finding.text.replace('training', 'the other scenes')
+        yield from doubts_of_pixels(facts, rows)
 
 
 def describe_mixture(scenes: Sequence[SceneFacts]) -> Iterator[str]:
-    """Yield what differs between the facts of scenes: baselines, offsets, levels; and doubts."""
-    by_unit = {facts.units[0]: facts for facts in scenes if facts.units}
-    for name, values in (
-        ('scale or offset', {facts.unit_text: facts for facts in by_unit.values()}),
-        ('level', {facts.level: facts for facts in scenes if facts.level}),
-        ('sensor', {facts.sensor: facts for facts in scenes if facts.sensor}),
-    ):
-        if len(values) > 1:
-            listed = ', '.join(
-                f'{value} ({os.path.basename(facts.path)})' for value, facts in values.items()
-            )
+    """Yield how scenes of one unit differ in level and sensor; and doubts."""
+    for name in ('level', 'sensor'):
+        examples = {getattr(facts, name): os.path.basename(facts.path) for facts in scenes}
+        examples.pop(None, None)
+        if len(examples) > 1:
+            listed = ', '.join(f'{value} ({example})' for value, example in examples.items())
             yield f'images differ in their {name}: {listed}'
     doubts = list(dict.fromkeys(doubt for facts in scenes for doubt in facts.doubts))
     yield from doubts[:3]

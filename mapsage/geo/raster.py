@@ -36,6 +36,8 @@ from rasterio.enums import ColorInterp
 from rasterio.errors import RasterioIOError
 from rasterio.windows import Window
 
+from mapsage.base.console import shorten_list
+
 from . import gdal_names
 from .errors import Box, GeoError, PathName
 from .file_handles import FileHandles, FileStates
@@ -466,7 +468,7 @@ class Raster:
 def _list_subdatasets(source: rasterio.DatasetReader, path: str) -> str:
     """Return the message for a file that consists of several rasters."""
     names = list(source.subdatasets)
-    shown = ', '.join(names[:6]) + f' and {len(names) - 6} more' * (len(names) > 6)
+    shown = shorten_list(names, 6)
     return f'{path} has no bands, but {len(names)} rasters: {shown or "none"}. Name one of them.'
 
 

@@ -32,6 +32,7 @@ from typing import (
 
 import numpy as np
 
+from mapsage.base.console import shorten_list
 from mapsage.base.files import parse_json
 
 from . import sensor_rules
@@ -169,38 +170,40 @@ def images_by_sensor(rasters: Iterable[Raster]) -> Dict[str, List[Raster]]:
 
 
 def _facts(raster: Raster, item: Optional[Product], bands: Tuple[int, ...]) -> SceneFacts:
-    header, name = raster.header, sensor_rules.read_name(os.path.abspath(raster.path))
-    item = _item_beside(raster.path) if item is None else item
-    tags = Product(baseline=header.tags.get('PROCESSING_BASELINE'))
-    sensor, level, baseline, day = (
-        next(filter(None, values), None) for values in zip(item[:4], tags[:4], name[:4])
+    header = raster.header
+    # The first that says something counts.
+    sources = (
+        item or _item_beside(raster.path),
+        Product(baseline=header.tags.get('PROCESSING_BASELINE')),
+        sensor_rules.read_name(os.path.abspath(raster.path)),
     )
-    rule = None if item.applied else sensor_rules.physical_units(sensor, level, baseline)
+    product = Product._make(next(filter(None, said), said[0]) for said in zip(*sources))
+    sensor, level, baseline = product[:3]
+    rule = None if product.applied else sensor_rules.physical_units(sensor, level, baseline)
     doubts: List[str] = []
-    known: List[Tuple[str, Tuple[Unit, ...]]] = []
+    origin = ''
+    units: Tuple[Unit, ...] = ()
     for source, stated in (
         ('its tags', [*zip(header.scales, header.offsets)]),
-        ('its STAC item', item.units),
+        ('its STAC item', product.units),
         (f'{sensor} {baseline or level}', [rule] * len(header.scales) if rule else ()),
     ):
-        units = _units(stated, raster, bands, doubts)
-        if units and known and not _are_close(units, known[0][1]):
+        others = _units(stated, raster, bands, doubts)
+        if not are_close(others, units):
             doubts.append(
-                f'{raster.path}: {known[0][0]} state {known[0][1][0]}, and {source} {units[0]}; '
+                f'{raster.path}: {origin} state {units[0]}, and {source} {others[0]}; '
                 f'the first counts'
             )
-        known += [(source, units)] if units else []
+        if not units:
+            origin, units = source, others
     side = pixel_side(raster)
     return SceneFacts(
         raster.path,
         side if side > 0 else None,
-        _names(raster, bands, item.names or name.names),
+        _names(raster, bands, product.names),
         str(raster.dtype),
-        known[0][1] if known else None,
-        sensor,
-        level,
-        baseline,
-        day,
+        units or None,
+        *product[:4],
         tuple(doubts),
     )
 
@@ -246,27 +249,27 @@ def convert(facts: SceneFacts, units: str) -> Tuple[SceneFacts, Optional[Convers
     Raises:
         GeoError: If the unit of the stored values is needed and not known.
     """
-    facts, stored = replace(facts, read_as=units), facts.units or ()
+    read, conversion = facts.units or (), None
     if units == HARMONIZED:
-        shifts = [sensor_rules.shift_of(*unit) for unit in stored]
-        read = [unit._replace(offset=0.0) if shift else unit for unit, shift in zip(stored, shifts)]
-        return replace(facts, units=tuple(read) or None), (
-            Conversion(tuple(Unit(1.0, -shift) for shift in shifts), True) if any(shifts) else None
+        shifts = [sensor_rules.shift_of(*unit) for unit in read]
+        if any(shifts):
+            conversion = Conversion(tuple(Unit(1.0, -shift) for shift in shifts), True)
+        read = tuple(
+            unit._replace(offset=0.0) if shift else unit for unit, shift in zip(read, shifts)
         )
-    if units == STORED:
-        return facts, None
-    if not (stored or facts.dtype.startswith('float')):
-        raise GeoError(
-            f"units='reflectance' needs scale and offset, and nothing states those of {facts.path} "
-            f'({facts.dtype}): neither its tags, a STAC item beside it, nor its name. Set them '
-            f"(gdal_edit.py -scale 0.0001 -offset 0), or use units='stored'."
-        )
-    # Values with a fraction and no scale are physical already.
-    physical = (Unit(1.0, 0.0),) * max(1, len(stored))
-    conversion = Conversion(stored or physical)
-    return replace(facts, units=physical), (
-        conversion if stored or facts.dtype != 'float32' else None
-    )
+    elif units == REFLECTANCE:
+        if not (read or facts.dtype.startswith('float')):
+            raise GeoError(
+                f"units='reflectance' needs scale and offset, and nothing states those of "
+                f'{facts.path} ({facts.dtype}): neither its tags, a STAC item beside it, nor its '
+                f"name. Set them (gdal_edit.py -scale 0.0001 -offset 0), or use units='stored'."
+            )
+        # Values with a fraction and no scale are physical already.
+        physical = (Unit(1.0, 0.0),) * max(1, len(read))
+        if read or facts.dtype != 'float32':
+            conversion = Conversion(read or physical)
+        read = physical
+    return replace(facts, read_as=units, units=read or None), conversion
 
 
 def check_one_unit(scenes: Iterable[SceneFacts]) -> None:
@@ -277,7 +280,7 @@ def check_one_unit(scenes: Iterable[SceneFacts]) -> None:
     """
     known = [(facts, facts.units) for facts in scenes if facts.units]
     for facts, units in known:
-        if not _are_close(units, known[0][1]):
+        if not are_close(units, known[0][1]):
             raise GeoError(
                 f'{known[0][0].path} has {known[0][0].unit_text}, and {facts.path} {facts.unit_text}, so '
                 f"the same ground has other values in them. Set units='reflectance' to apply scale "
@@ -295,14 +298,11 @@ def describe_reading(rasters: Sequence[Raster]) -> Iterator[str]:
         yield f'units={units!r}: {applied} of {len(rasters)} file(s)'
     moved = [facts for facts in map(facts_of, rasters) if facts.reordered]
     if moved:
-        yield (
-            ', '.join(facts.path for facts in moved[:_SHOWN])
-            + f' and {len(moved) - _SHOWN} more' * (len(moved) > _SHOWN)
-            + f': bands are read in the order {", ".join(moved[0].names)}, by their names'
-        )
+        paths = shorten_list([facts.path for facts in moved], _SHOWN)
+        yield f'{paths}: bands are read in the order {", ".join(moved[0].names)}, by their names'
 
 
-def _are_close(first: Sequence[Unit], second: Sequence[Unit]) -> bool:
+def are_close(first: Sequence[Unit], second: Sequence[Unit]) -> bool:
     """Return whether units are equal, as far as both know the bands."""
     return all(
         math.isclose(*numbers, rel_tol=1e-5, abs_tol=1e-9)
@@ -320,12 +320,10 @@ def sample_quantiles(raster: Raster) -> np.ndarray:
     Returns:
         float64 (bands, quantiles); NaN if no sampled pixel has data.
     """
-    pixels: List[np.ndarray] = []
-    # Squares of a small scene coincide.
     shape = raster.height, raster.width
-    for box in {spread_square(number, shape, _SIDE) for number in range(_SQUARES)}:
-        values, valid = raster.read(*box)
-        pixels.append(values[:, valid])
+    # Squares of a small scene coincide.
+    boxes = {spread_square(number, shape, _SIDE) for number in range(_SQUARES)}
+    pixels = [values[:, valid] for values, valid in (raster.read(*box) for box in boxes)]
     joined = np.concatenate(pixels, 1).astype(np.float64)
     finite = joined[:, np.isfinite(joined).all(0)]
     if not finite.size:
@@ -383,20 +381,20 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _units(
     stated: Sequence[Tuple[Any, Any]], raster: Raster, bands: Sequence[int], doubts: List[str]
-) -> Optional[Tuple[Unit, ...]]:
-    """Return the units of the bands that are read; None if no scale or offset is stated."""
+) -> Tuple[Unit, ...]:
+    """Return the units of the bands that are read; none if no scale or offset is stated."""
     units = []
     for number in bands if len(stated) == len(raster.header.scales) else ():
         scale, offset = stated[number - 1]
         try:
             unit = Unit(float(scale), float(offset))
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             unit = Unit(math.nan, math.nan)
         if not (np.isfinite(unit).all() and unit.scale):
             doubts.append(
                 f'{raster.path} states the scale {scale} and the offset {offset} of band {number}, '
                 f'which are no unit; its unit counts as unknown'
             )
-            return None
+            return ()
         units.append(unit)
-    return None if set(units) <= {Unit(1.0, 0.0)} else tuple(units)
+    return () if set(units) <= {Unit(1.0, 0.0)} else tuple(units)

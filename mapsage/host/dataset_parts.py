@@ -61,6 +61,11 @@ def parts(dataset: object) -> Iterator[Any]:
         yield dataset
 
 
+def inner_datasets(dataset: object) -> List[Any]:
+    """Return the innermost datasets of all wrappers."""
+    return [innermost(part, 0)[0] for part in parts(dataset)]
+
+
 def lists_samples(dataset: object) -> bool:
     """Return whether a dataset names the files of its samples, as MMEngine's datasets do.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from mapsage.geo import GeoError, Raster, RasterBlockError, facts_of
 from mapsage.geo.passport import Finding, compare
+from mapsage.geo.places.dates import spread_evenly
 from mapsage.geo.scene_facts import describe_reading, images_by_sensor, sample_quantiles
 
 from .description import Bands
@@ -37,9 +38,10 @@ class Door:
     def __init__(
         self, passport: Optional[Mapping[str, Any]], trusted: bool, say: Callable[[str], None]
     ) -> None:
-        self._passport, self._trusted, self._say = passport, trusted, say
+        self._trusted, self._say = trusted, say
+        self._parts: Mapping[str, Any] = passport['parts'] if passport else {}
         # What training had of single scenes.
-        self._trained: Mapping[str, Any] = (passport or {}).get('parts', {}).get('') or {}
+        self._trained: Mapping[str, Any] = self._parts.get('', {})
         self.findings: Dict[str, List[Finding]] = {}
 
     def bands_of(
@@ -83,13 +85,13 @@ class Door:
         for sensor, images in images_by_sensor([scene.raster]).items():
             for text in describe_reading(images):
                 self._say(text)
-            if self._passport is None:
+            if not self._parts:
                 continue
-            trained = self._passport['parts'].get(sensor)
-            for image in images[:: max(1, -(-len(images) // _MOST))]:
+            trained = self._parts.get(sensor)
+            for image in spread_evenly(images, _MOST):
                 text = f'{image.path} is of {sensor!r}, of which training had no image.'
                 findings = (
-                    [Finding('sensor', False, text)]
+                    [Finding('sensor', text)]
                     if trained is None
                     else compare(trained, facts_of(image), _quantiles(image), not is_resized)
                 )

@@ -407,6 +407,8 @@ def choose_size(
     """
     height, width = scene.raster.height, scene.raster.width
     factors, origin = (1.0, 1.0), OWN_SIZE
+    resize = resize or {}
+    factor, size = resize.get('scale_factor'), resize.get('scale')
     if gsd is not None:
         across, down = pixel_sides(scene.raster)
         if not across > 0:
@@ -424,12 +426,10 @@ def choose_size(
         origin = f'--gsd {gsd:g}, and its pixels have {size_text}'
     elif scale is not None:
         factors, origin = (scale, scale), f'--scale {scale:g}'
-    elif resize is not None and resize.get('scale_factor') is not None:
-        factor = resize['scale_factor']
+    elif factor is not None:
         across, down = factor if isinstance(factor, (tuple, list)) else (factor, factor)
         factors, origin = (down, across), f"scale_factor={factor} of the test pipeline's Resize"
-    elif resize is not None and resize.get('scale') is not None:
-        size = resize['scale']
+    elif size is not None:
         across, down = size if isinstance(size, (tuple, list)) else (size, size)
         if not scene.is_picture:
             origin = (

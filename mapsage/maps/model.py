@@ -138,7 +138,7 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
         )
         count = 3 if convolution is None else convolution.in_channels * convolution.groups
     steps = _test_pipeline(cfg)
-    names = [str(step.get('type')).rsplit('.', 1)[-1].strip("'>") for step in steps]
+    names = [_type_name(step) for step in steps]
     loader = steps[0] if steps else {}
     color_type = loader.get('color_type', 'color')
     # The backend tifffile keeps the order of the file, all others return blue, green, red.
@@ -158,7 +158,7 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
     )
     resize = next((dict(step) for step, name in zip(steps, names) if name == 'Resize'), None)
     # A key of GeoTiffDataset.
-    chosen = (_dataset(cfg) or {}).get('bands')
+    chosen = _dataset(cfg).get('bands')
     # The backbones of MapSage keep `bands=dict(rgb=...)` of the config here.
     colors = tuple(getattr(getattr(model, 'backbone', None), 'rgb', None) or ())
     names_colors = count > 3 and len(colors) == 3 and None not in colors
@@ -171,7 +171,7 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
         color_type,
         resize,
         colors if names_colors else None,
-        units=(_dataset(cfg) or {}).get('units', 'stored'),
+        units=_dataset(cfg).get('units', 'stored'),
     )
 
 
@@ -199,13 +199,13 @@ def default_window(cfg: Config) -> Tuple[Tuple[int, int], str]:
 def _dataset_window(cfg: Config) -> Tuple[Any, str]:
     """Return the window size of a dataset of scenes and its setting; None if there is no such."""
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        dataset = _unwrapped_dataset(cfg, loader) or {}
+        dataset = _unwrapped_dataset(cfg, loader)
         if not isinstance(dataset.get('window'), int):
             continue
         crops = [
             step.get('crop_size')
             for step in dataset.get('pipeline') or []
-            if str(step.get('type')).rsplit('.', 1)[-1].strip("'>") == 'RandomCrop'
+            if _type_name(step) == 'RandomCrop'
         ]
         return (
             (crops[-1], f"RandomCrop of the {loader}'s dataset")
@@ -244,15 +244,14 @@ def place_settings(cfg: Config) -> Optional[Dict[str, Any]]:
         ``type``, the name of the dataset's class, its ``sensors``, and the other settings that
         ``mapsage.maps.places.open_places`` reads.
     """
-    model, dataset = cfg.get('model') or {}, _dataset(cfg) or {}
+    model, dataset = cfg.get('model') or {}, _dataset(cfg)
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
     settings = {key: dataset[key] for key in _PLACE_SETTINGS if key in dataset}
     if not settings.get('sensors'):
         if not preprocessor.get('sensors'):
             return None
         settings['sensors'] = preprocessor['sensors']
-    kind = str(dataset.get('type')).rsplit('.', 1)[-1].strip("'>")
-    return Config(dict(settings, type=kind)).to_dict()
+    return Config(dict(settings, type=_type_name(dataset))).to_dict()
 
 
 def check_labeling(cfg: Config, subject: str) -> None:
@@ -290,21 +289,22 @@ def training_days(meta: Mapping[str, Any]) -> Dict[str, List[int]]:
     return dict(days) if isinstance(days, Mapping) else {}
 
 
+def _type_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the class in a config, which may name its module or be the class."""
+    return str(config.get('type')).rsplit('.', 1)[-1].strip("'>")
+
+
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
-    dataset = _dataset(cfg)
-    return list((dataset or {}).get('pipeline') or cfg.get('test_pipeline') or [])
+    return list(_dataset(cfg).get('pipeline') or cfg.get('test_pipeline') or [])
 
 
-def _dataset(cfg: Config) -> Optional[Dict[str, Any]]:
-    for loader in ('test_dataloader', 'val_dataloader', 'train_dataloader'):
-        dataset = _unwrapped_dataset(cfg, loader)
-        if dataset is not None:
-            return dataset
-    return None
+def _dataset(cfg: Config) -> Dict[str, Any]:
+    loaders = ('test_dataloader', 'val_dataloader', 'train_dataloader')
+    return next(filter(None, (_unwrapped_dataset(cfg, loader) for loader in loaders)), {})
 
 
-def _unwrapped_dataset(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
-    """Return the config of a loader's dataset without its wrappers; None without a dataset.
+def _unwrapped_dataset(cfg: Config, loader: str) -> Dict[str, Any]:
+    """Return the config of a loader's dataset without its wrappers; {} without a dataset.
 
     The first of several concatenated datasets represents all of them, and the labeled one of a
     SemiSupervisedDataset.
@@ -320,13 +320,11 @@ def _unwrapped_dataset(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
         if not isinstance(inner, dict):
             return dataset
         dataset = inner
-    return None
+    return {}
 
 
 def _dataset_meta(cfg: Config) -> Dict[str, Any]:
     dataset = _dataset(cfg)
-    if dataset is None:
-        return {}
     kind = dataset.get('type')
     if isinstance(kind, str):
         with DATASETS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:

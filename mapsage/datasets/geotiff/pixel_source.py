@@ -5,11 +5,11 @@ Quantiles are read at the first start only (`shared_scan.py`), and only where th
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
-
-import numpy as np
+from functools import cached_property
+from typing import List, Sequence
 
 from mapsage.geo import Raster, facts_of
+from mapsage.geo.places.dates import spread_evenly
 from mapsage.geo.scene_facts import Sampled, sample_quantiles
 
 from .shared_scan import scan_scenes
@@ -29,22 +29,15 @@ class PixelSource:
 
     def __init__(self, images: Sequence[Raster]) -> None:
         self.facts = [facts_of(image) for image in images]
-        self._images = images[:: max(1, -(-len(images) // _SAMPLED))]
-        self._sampled: Optional[List[Sampled]] = None
+        self._images = spread_evenly(images, _SAMPLED)
 
+    @cached_property
     def sampled(self) -> List[Sampled]:
-        """Return the examined images.
+        """The examined images.
 
         Raises:
             RasterBlockError: If an image is damaged.
         """
-        if self._sampled is None:
-            conversions = [str(image.conversion) for image in self._images]
-            rows = scan_scenes(self._images, ('quantiles',), _scan, conversions)
-            self._sampled = list(zip(map(facts_of, self._images), rows))
-        return self._sampled
-
-
-def _scan(raster: Raster) -> np.ndarray:
-    with raster:
-        return sample_quantiles(raster)
+        conversions = [str(image.conversion) for image in self._images]
+        rows = scan_scenes(self._images, ('quantiles',), sample_quantiles, conversions)
+        return list(zip(map(facts_of, self._images), rows))

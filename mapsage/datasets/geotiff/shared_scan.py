@@ -61,7 +61,7 @@ def scan_scenes(
     Args:
         scenes: Scenes.
         settings: JSON values that determine, together with a scene, what ``scan`` returns.
-        scan: Function that reads a scene and returns an array.
+        scan: Function that reads a scene, which is closed then, and returns an array.
         settings_of_scenes: JSON value for each scene that only this scene's result depends on;
             empty if there are none.
 
@@ -148,7 +148,8 @@ def _scan_and_save(
     # Another process may have written the result before this one got the lock.
     result = None if path is None else _load(path)
     if result is None:
-        result = scan(scene)
+        with scene:
+            result = scan(scene)
         if path is not None:
             data = io.BytesIO()
             np.save(data, result)

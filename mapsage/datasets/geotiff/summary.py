@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections import Counter
-from typing import Any, Container, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -79,12 +79,10 @@ def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
         height, width = small[0]['scene_shape']
         yield (
             logging.WARNING,
-            (
-                f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
-                f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
-                f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
-                f'less, or join the scenes (gdalbuildvrt).'
-            ),
+            f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
+            f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
+            f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
+            f'less, or join the scenes (gdalbuildvrt).',
         )
 
 
@@ -141,10 +139,8 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
             name = dict(enumerate(dataset.file_classes())).get(name, 'ignored')
         yield (
             logging.INFO,
-            (
-                f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
-                f'(default_class): their file has no field {dataset.class_field!r}, or it is empty'
-            ),
+            f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
+            f'(default_class): their file has no field {dataset.class_field!r}, or it is empty',
         )
     bare = [path for path, count in counts.items() if not count]
     if bare:
@@ -156,11 +152,9 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
         )
         yield (
             logging.WARNING,
-            (
-                f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
-                f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
-                f'label files.'
-            ),
+            f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
+            f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
+            f'label files.',
         )
 
 
@@ -201,19 +195,15 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
     if unknown:
         yield (
             logging.WARNING,
-            (
-                f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
-                f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
-                f'Correct the labels, or the classes in metainfo.'
-            ),
+            f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
+            f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
+            f'Correct the labels, or the classes in metainfo.',
         )
     if pixels and ignored == pixels:
         yield (
             logging.WARNING,
-            (
-                f'no pixel of the label rasters has a label ({sample} examined, the first file is '
-                f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.'
-            ),
+            f'no pixel of the label rasters has a label ({sample} examined, the first file is '
+            f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.',
         )
 
 
@@ -248,8 +238,9 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Conta
         pixels: Number of all pixels.
         drawn: Class indices that have a polygon.
     """
-    classes = enumerate(dataset.file_classes())
-    dataset.class_shares = {name: areas[index] / max(pixels, 1) for index, name in classes}
+    dataset.class_shares = {
+        name: areas[index] / max(pixels, 1) for index, name in enumerate(dataset.file_classes())
+    }
     texts = []
     for index, name in enumerate(dataset.file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
@@ -265,57 +256,36 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
 
     Different colors often mean that the classes are in a different order.
     """
-    classes = dataset.file_classes()
-    palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
-        'palette'
-    )
     for labels in {scene['labels'].path: scene['labels'] for scene in scenes[:_EXAMINED]}.values():
-        table = labels.colors()
-        colored = {value: color for value, color in table.items() if len(set(color)) > 1}
-        # A table of shades of gray says nothing about classes.
-        if not colored:
-            continue
-        texts = list(
-            _color_differences(
-                table,
-                colored,
-                classes,
-                palette,
-                int(dataset.reduce_zero_label),
-                dataset.ignore_index,
-            )
-        )
+        texts = list(_color_differences(dataset, labels.colors()))
         if texts:
             yield (
                 logging.WARNING,
-                (
-                    f'labels {labels.path} have a color table that disagrees with metainfo: '
-                    f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
-                    f'decide, not colors: check that metainfo has the classes in the order of the '
-                    f'file.'
-                ),
+                f'labels {labels.path} have a color table that disagrees with metainfo: '
+                f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
+                f'decide, not colors: check that metainfo has the classes in the order of the '
+                f'file.',
             )
             return
 
 
 def _color_differences(
-    table: Dict[int, Tuple[int, int, int]],
-    colored: Dict[int, Tuple[int, int, int]],
-    classes: Sequence[str],
-    palette: Optional[Sequence[Sequence[int]]],
-    shift: int,
-    ignore: int,
+    dataset: GeoTiffDataset, table: Dict[int, Tuple[int, int, int]]
 ) -> Iterator[str]:
     """Yield text on each difference between a file's color table and the palette.
 
     Args:
+        dataset: Dataset with the palette.
         table: Color table of a label file, RGB by value.
-        colored: Entries of the table that are not gray.
-        classes: Names of the classes.
-        palette: Colors of the classes in metainfo.
-        shift: Value of the first class in the file.
-        ignore: Value of ignored pixels.
     """
+    colored = [value for value, color in table.items() if len(set(color)) > 1]
+    # A table of shades of gray says nothing about classes.
+    if not colored:
+        return
+    classes, shift = dataset.file_classes(), int(dataset.reduce_zero_label)
+    palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
+        'palette'
+    )
     colors = [tuple(map(int, color)) for color in palette or ()][: len(classes)]
     for index, color in enumerate(colors):
         file_color = table.get(index + shift)
@@ -330,10 +300,9 @@ def _color_differences(
                 + (f', which is the color of {same[0]!r}' if same else '')
                 + f', and {classes[index]!r} is {color} here'
             )
-    extra = [value for value in colored if value >= len(classes) + shift and value != ignore]
     # Some programs fill all 256 entries with colors; such entries are not classes.
-    if len(colored) < 200:
-        for value in extra:
+    for value in colored if len(colored) < 200 else ():
+        if value >= len(classes) + shift and value != dataset.ignore_index:
             yield f'value {value} is {table[value]} there, and no class here'
 
 
@@ -346,17 +315,15 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
         types = ', '.join(f'{dtype} ({path})' for dtype, path in dataset.dtypes.items())
         yield (
             logging.WARNING,
-            (
-                f'scenes differ in their type of values: {types}. One mean and deviation is used for '
-                f'all: convert them to one type and scale, or make a dataset for each type.'
-            ),
+            f'scenes differ in their type of values: {types}. One mean and deviation is used for '
+            f'all: convert them to one type and scale, or make a dataset for each type.',
         )
 
 
 def _mixed_pixels(dataset: GeoTiffDataset) -> Iterator[Message]:
     """Yield what shows that the pixels of scenes are not of one kind."""
     for sensor, source in dataset.pixel_sources.items():
-        texts = compare_scenes(source.facts, source.sampled())
+        texts = compare_scenes(source.facts, source.sampled)
         # A dataset of stacks has logged how its images differ, by sensor.
         for text in texts if sensor else [*describe_mixture(source.facts), *texts]:
             yield logging.WARNING, f'{_title(dataset)}: {text}'
@@ -369,12 +336,10 @@ def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
         if hidden is not None:
             yield (
                 logging.WARNING,
-                (
-                    f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
-                    f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
-                    f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
-                    f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.'
-                ),
+                f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
+                f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
+                f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
+                f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.',
             )
             return
 
@@ -408,12 +373,10 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
         )
         yield (
             logging.WARNING,
-            (
-                f'split: {"; ".join(reasons)}. Windows of training show ground that part '
-                f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
-                f'ground. Set {advice} in the split of all datasets, or use other scenes '
-                f'(docs/reference/datasets.md).'
-            ),
+            f'split: {"; ".join(reasons)}. Windows of training show ground that part '
+            f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
+            f'ground. Set {advice} in the split of all datasets, or use other scenes '
+            f'(docs/reference/datasets.md).',
         )
 
 

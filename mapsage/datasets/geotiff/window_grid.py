@@ -41,8 +41,7 @@ class WindowGrid:
         """
 
         def scan(scene: Raster) -> np.ndarray:
-            with scene:
-                return np.array(list(self._scan(scene)), np.int32).reshape(-1, 2)
+            return np.array(list(self._scan(scene)), np.int32).reshape(-1, 2)
 
         scanned = iter(
             scan_scenes(

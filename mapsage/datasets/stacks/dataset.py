@@ -15,6 +15,7 @@ from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
 from mmseg.registry import DATASETS
 
+from mapsage.base.console import shorten_list
 from mapsage.datasets.geotiff import GeoTiffDataset
 from mapsage.geo import GeoError, LabelFiles, Raster, RasterLabels, facts_of, locate
 from mapsage.geo.passport import describe_mixture
@@ -250,7 +251,7 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
             yield (
                 f'{len(few)} of {len(stacks)} place(s) have fewer than max_dates='
                 f'{sensor.max_dates} images of {sensor.name}, the fewest {min(counts)}: '
-                f'{_some(few)}. The other dates are missing there',
+                f'{shorten_list(few, _SHOWN)}. The other dates are missing there',
                 logging.INFO,
             )
         unused = sum(stack.place.unused[sensor.name] for stack in stacks)
@@ -271,7 +272,7 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
             yield (
                 f'{len(tiled)} date(s) of {sensor.name} have several files: '
                 f'{FIRST_TILE_COUNTS}. The places are '
-                f'{_some(list(dict.fromkeys(tiled)))}',
+                f'{shorten_list(list(dict.fromkeys(tiled)), _SHOWN)}',
                 logging.INFO,
             )
         scenes = images_by_sensor(stacks).get(sensor.name, [])
@@ -291,7 +292,7 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
     if finer:
         yield (
             f'{len(finer)} file(s) have pixels less than half as wide as the grid of their '
-            f'place, and single pixels of them are taken: {_some(finer)}. Set grid= to the '
+            f'place, and single pixels of them are taken: {shorten_list(finer, _SHOWN)}. Set grid= to the '
             f'sensor with the smallest pixels, or average the files first (gdalwarp -r '
             f'average)',
             logging.WARNING,
@@ -306,11 +307,7 @@ def describe_stacks(stacks: List[PlaceRaster]) -> Iterator[Tuple[str, int]]:
     if unclear:
         yield (
             f'{len(unclear)} file(s) have a time near New Year without a time zone, which is '
-            f'taken as UTC, so that their year may be wrong: {_some(unclear)}. Add Z or the '
+            f'taken as UTC, so that their year may be wrong: {shorten_list(unclear, _SHOWN)}. Add Z or the '
             f'offset to the time, such as T233000Z',
             logging.WARNING,
         )
-
-
-def _some(names: List[str]) -> str:
-    return ', '.join(names[:_SHOWN]) + f' and {len(names) - _SHOWN} more' * (len(names) > _SHOWN)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff.summary import summarize
-from mapsage.host.dataset_parts import innermost, parts
+from mapsage.host.dataset_parts import inner_datasets
 from mapsage.host.runner import dataset_of
 
 from .data_checks import build_checked, check_labels, explain_error
@@ -103,7 +103,7 @@ def notes_on_scenes(dataset: object) -> List[Tuple[int, str]]:
 
     A dataset of another kind may have its own in a method ``start_notes``.
     """
-    inside = [innermost(part, 0)[0] for part in parts(dataset)]
+    inside = inner_datasets(dataset)
     return (
         [note for scenes in datasets_of_scenes(dataset) for note in summarize(scenes)]
         + [note for candidate in inside for note in getattr(candidate, 'start_notes', list)()]
@@ -113,7 +113,7 @@ def notes_on_scenes(dataset: object) -> List[Tuple[int, str]]:
 
 def datasets_of_scenes(dataset: object) -> List[GeoTiffDataset]:
     """Return the datasets of scenes inside of any wrappers."""
-    inside = [innermost(part, 0)[0] for part in parts(dataset)]
+    inside = inner_datasets(dataset)
     return [candidate for candidate in inside if isinstance(candidate, GeoTiffDataset)]
 
 

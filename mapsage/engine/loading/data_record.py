@@ -25,6 +25,7 @@ from mapsage.host.dataset_parts import (
     parts,
 )
 
+from .build import datasets_of_scenes
 from .passports import passport_of
 
 META_KEY = 'data'
@@ -85,9 +86,7 @@ def facts_of_data(dataset: object) -> DataFacts:
     """
     names: List[str] = []
     paths: Dict[str, None] = {}
-    has_scenes = False
     for part in parts(dataset):
-        has_scenes = has_scenes or isinstance(innermost(part, 0)[0], GeoTiffDataset)
         part_names, part_paths = _list_part(part)
         names += part_names
         paths.update(dict.fromkeys(part_paths))
@@ -99,7 +98,7 @@ def facts_of_data(dataset: object) -> DataFacts:
         files=len(paths),
         sizes=_digests([str(size) for size, _ in stats]),
     )
-    if has_scenes:
+    if datasets_of_scenes(dataset):
         record['times'] = _digests([str(seconds) for _, seconds in stats])
     record['passport'] = passport_of(dataset)
     return DataFacts(record, names, list(paths))

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
+from mapsage.base.console import shorten_list
 from mapsage.geo import GeoError, acquisition_time, is_gdal_name
 from mapsage.geo.sensor_rules import Product
 
@@ -273,10 +274,9 @@ def check_files(paths: Iterable[str], source: str) -> None:
     """
     missing = [path for path in paths if not os.path.exists(path) and not is_gdal_name(path)]
     if missing:
-        more = f' and {len(missing) - _SHOWN} more' * (len(missing) > _SHOWN)
         raise GeoError(
             f'{source} names {len(missing)} file(s) that do not exist: '
-            f'{", ".join(missing[:_SHOWN])}{more}. Paths are relative to the folder of '
+            f'{shorten_list(missing, _SHOWN)}. Paths are relative to the folder of '
             'the list.'
         )
 

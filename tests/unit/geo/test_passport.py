@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Sequence, Set
 import numpy as np
 import pytest
 
+from mapsage.geo import GeoError
 from mapsage.geo.passport import (
     VERSION,
     Finding,
@@ -19,7 +20,7 @@ from mapsage.geo.passport import (
     passport_of_checkpoint,
     read_passport,
 )
-from mapsage.geo.scene_facts import QUANTILES, SceneFacts, Unit, convert
+from mapsage.geo.scene_facts import QUANTILES, SceneFacts, Unit, check_one_unit, convert
 
 OLD, NEW = (Unit(1e-4, 0.0),) * 4, (Unit(1e-4, -0.1),) * 4
 FACTS = SceneFacts(
@@ -149,6 +150,8 @@ def test_eight_bits() -> None:
         dict(version=1, parts={'': dict(passport(), pixel=[0, 1, 1])}),
         dict(version=1, parts={'': dict(passport(), pixel=[1])}),
         dict(version=1, parts={'': dict(passport(), unit=[[0, 1]])}),
+        dict(version=1, parts={'': dict(passport(), unit=[['1', '0']])}),
+        dict(version=1, parts={'': dict(passport(), pixel=[1, 'x', 1])}),
         dict(version=1, parts={'': dict(passport(), bands=[3])}),
         dict(version=1, parts={'': dict(passport(), days=['x'])}),
         dict(version=1, parts={'': dict(passport(), quantiles=dict(mean=[[1]], spread=[[1]], scenes=1))}),
@@ -181,6 +184,8 @@ def test_scenes_of_one_training() -> None:
     # A scene whose sampled squares have no data says nothing.
     assert not said([PLAIN] * 6, [*rows[:5], np.full((4, 8), np.nan)])
     mixture = [FACTS, replace(FACTS, units=NEW, baseline='04.00')]
-    texts = list(describe_mixture(mixture))
-    assert 'scale or offset' in texts[0] and 'offset -0.1 (baseline 04.00) (a.tif)' in texts[0]
-    assert not list(describe_mixture([convert(facts, 'harmonized')[0] for facts in mixture]))
+    with pytest.raises(GeoError, match='offset -0.1 .baseline 04.00., so the same ground'):
+        check_one_unit(mixture)
+    check_one_unit([convert(facts, 'harmonized')[0] for facts in mixture])
+    (text,) = describe_mixture([FACTS, PLAIN, replace(FACTS, path='b.tif', level='L1')])
+    assert text == 'images differ in their level: L2 (a.tif), L1 (b.tif)'

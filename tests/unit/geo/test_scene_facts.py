@@ -162,7 +162,15 @@ def test_the_unit_comes_from_item_and_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    'text', ['[' * 100_000, '{"assets": 3}', '[]', '{"assets": {"a": 1}, "properties": 0}', '\0']
+    'text',
+    [
+        '[' * 100_000,
+        '{"assets": 3}',
+        '[]',
+        '{"assets": {"a": 1}, "properties": 0}',
+        '\0',
+        '{"assets": {"a": {"raster:bands": [{"scale": 1%s}, {}, {}]}}}' % ('0' * 400),
+    ],
 )
 def test_a_file_of_somebody_else_beside_the_scene(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / 'a.tif')
