@@ -114,15 +114,20 @@ def shared_store(timeout: float) -> dist.Store:
     Args:
         timeout: Seconds to wait for the other ranks, and for the answer to a request.
     """
+    limit, this_round = timedelta(seconds=timeout), current_round()
+    if this_round is not None:
+        os.environ.update(this_round.meet(os.environ, limit))
     host, port = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
     keeps_store = (
         os.environ['RANK'] == '0' and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
     )
     # One rank of a machine speaks for all.
     if os.environ.get('LOCAL_RANK', '0') != '0':
-        return _open_shared_store(host, port, keeps_store, timedelta(seconds=timeout))
-    with wait_explained(host, port, keeps_store, timeout):
-        return _open_shared_store(host, port, keeps_store, timedelta(seconds=timeout))
+        store = _open_shared_store(host, port, keeps_store, limit)
+    else:
+        with wait_explained(host, port, keeps_store, timeout):
+            store = _open_shared_store(host, port, keeps_store, limit)
+    return store if this_round is None else dist.PrefixStore(str(this_round.number), store)
 
 
 def _open_shared_store(host: str, port: int, keeps_store: bool, limit: timedelta) -> dist.Store:
@@ -134,9 +139,7 @@ def _open_shared_store(host: str, port: int, keeps_store: bool, limit: timedelta
             with socket.create_server((host, port), family=family, backlog=1024) as listener:
                 descriptor = os.dup(listener.fileno())
     if descriptor is None:
-        store: dist.Store = next(dist.rendezvous('env://', timeout=limit))[0]
-        this_round = current_round()
-        return store if this_round is None else dist.PrefixStore(str(this_round.number), store)
+        return next(dist.rendezvous('env://', timeout=limit))[0]
     # multi_tenant: if this process opens env:// later, it gets this store.
     return dist.TCPStore(
         host,

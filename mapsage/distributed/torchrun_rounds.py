@@ -2,11 +2,14 @@
 
 Gap: since torch 2.4, torchrun's agents share the store of their ranks, and the agent that keeps it
 publishes its address only in its first round (``DynamicRendezvousHandler.next_rendezvous``). A
-machine that joins waits 60 s for the address in vain, and then all machines end. The shared store
+machine that joins waits 60 s for the address in vain, and then all machines end. Where it becomes
+the first of the machines, by its address, its agent keeps a new store, and the other agents still
+tell their ranks the address of the old one. The shared store
 also keeps the keys of the rounds before. With ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, and under
 MapSage's launcher, none of this happens.
 
-Rank 0 publishes the address for the next round here, and each round has keys of its own.
+Rank 0 publishes the address for its own round and the next one here, and each round has keys of
+its own.
 
 Remove when: torch's handler sets ``MASTER_ADDR`` in each round.
 """
@@ -17,12 +20,13 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Mapping, NamedTuple, Optional
+from typing import Dict, Mapping, NamedTuple, Optional
 
 import torch.distributed as dist
 
 # Seconds for the rendezvous store, which answers at once where it can be reached.
 _SECONDS = 10
+_ADDRESS = ['MASTER_ADDR', 'MASTER_PORT']
 _RANGE = re.compile(r'--?nnodes[=\0]\d+:\d+\0')
 
 
@@ -39,10 +43,24 @@ class TorchrunRound(NamedTuple):
     job: str
     number: int
 
+    def meet(self, environ: Mapping[str, str], limit: timedelta) -> Dict[str, str]:
+        """Return the variables of rank 0 that say where its agent keeps the ranks' store.
+
+        Args:
+            environ: This rank's environment.
+            limit: Time to wait for rank 0.
+        """
+        own = dist.PrefixStore(f'{self.job}.{self.number}/mapsage', self.store)
+        if environ['RANK'] == '0':
+            for name in _ADDRESS:
+                own.set(name, environ[name])
+        own.wait(_ADDRESS, limit)
+        return {name: own.get(name).decode() for name in _ADDRESS}
+
     def publish_address(self, environ: Mapping[str, str]) -> None:
         """Tell the machines of the next round where the agent of rank 0 keeps the ranks' store."""
         following = dist.PrefixStore(f'{self.job}.{self.number + 1}', self.store)
-        for name in ('MASTER_ADDR', 'MASTER_PORT'):
+        for name in _ADDRESS:
             following.set(name, environ[name])
 
 

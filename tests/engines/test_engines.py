@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from checkpoint_bits import checkpoint_bits
@@ -56,8 +56,10 @@ def test_torchrun_restarts_a_killed_rank(
     check_same(tmp_path, reference)
 
 
+# torchrun numbers machines by their addresses.
+@pytest.mark.parametrize('addresses', [('127.0.0.1', '127.0.0.2'), ('127.0.0.2', '127.0.0.1')])
 def test_a_machine_joins_a_job_of_torchrun(
-    reference: Dict[str, Any], tiny_data: Path, tmp_path: Path
+    addresses: Tuple[str, str], reference: Dict[str, Any], tiny_data: Path, tmp_path: Path
 ) -> None:
     """torchrun alone leaves it waiting for MASTER_ADDR; then all machines end.
 
@@ -71,14 +73,16 @@ def test_a_machine_joins_a_job_of_torchrun(
     options = [
         *['--nnodes', '1:2', '--nproc-per-node', '1', '--max-restarts', '2'],
         *['--rdzv-backend', 'c10d', '--rdzv-endpoint', f'127.0.0.1:{free_port()}'],
-        *['--rdzv-id', 'join', '--local-addr', '127.0.0.1', '--rdzv-conf', 'last_call_timeout=2'],
+        *['--rdzv-id', 'join', '--rdzv-conf', 'last_call_timeout=2'],
         *['tools/train.py', config, '--launcher', 'pytorch', '--work-dir', tmp_path, '--resume'],
     ]
     environ = {'PYTHONPATH': HOOKS}
-    first = Launch(*options, command=TORCHRUN, environ=environ, cold=True)
-    first.wait_for(tmp_path / 'reached')
-    second = Launch(*options, command=TORCHRUN, environ=environ, cold=True)
-    for machine in (first, second):
+    machines = []
+    for address in addresses:
+        command = [*TORCHRUN, '--local-addr', address]
+        machines.append(Launch(*options, command=command, environ=environ, cold=True))
+        machines[0].wait_for(tmp_path / 'reached')
+    for machine in machines:
         check_finished(machine.finish())
     assert not (tmp_path / 'watched').exists()
     check_same(tmp_path, reference)
