@@ -49,6 +49,13 @@ class UnsafeCheckpointError(UserError, pickle.UnpicklingError):
     """A checkpoint contains an object that is not on the allow-list."""
 
 
+class DamagedCheckpointError(UserError, RuntimeError):
+    """A file is no checkpoint, or is truncated or damaged."""
+
+    # A file system may fail for a moment.
+    final = False
+
+
 def load_from_local(filename: str, map_location: _MapLocation = None) -> Dict[str, Any]:
     """Load a local checkpoint file.
 
@@ -60,7 +67,7 @@ def load_from_local(filename: str, map_location: _MapLocation = None) -> Dict[st
         FileNotFoundError: If there is no such file.
         UnsafeCheckpointError: If the file contains anything but tensors, plain containers, NumPy
             arrays and types of MMEngine that cannot run code.
-        RuntimeError: If the file is truncated or damaged, or is not a checkpoint.
+        DamagedCheckpointError: If the file is truncated or damaged, or is not a checkpoint.
     """
     filename = os.path.expanduser(filename)
     if not os.path.exists(filename):
@@ -84,9 +91,9 @@ def _load(file: IO[bytes], filename: str, map_location: _MapLocation) -> Dict[st
                 f'{reason} If you trust its author, load it once yourself and save only its '
                 f'state_dict.'
             ) from error
-        raise RuntimeError(
+        raise DamagedCheckpointError(
             f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
-            f'({type(error).__name__}: {reason}).'
+            f'({type(error).__name__}: {reason}). Give another file.'
         ) from error
 
 
@@ -130,8 +137,9 @@ def _read_safetensors(filename: str, map_location: _MapLocation) -> Dict[str, An
         if not isinstance(meta, dict):
             raise ValueError(f'its meta is {str(meta)[:40]!r}')
     except (SafetensorError, ValueError) as error:
-        raise RuntimeError(
-            f'checkpoint {filename} is truncated or damaged, or no safetensors file ({error}).'
+        raise DamagedCheckpointError(
+            f'checkpoint {filename} is truncated or damaged, or no safetensors file ({error}). '
+            f'Give another file.'
         ) from error
     if isinstance(map_location, (str, torch.device)):
         weights = {name: weight.to(map_location) for name, weight in weights.items()}

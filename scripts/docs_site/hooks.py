@@ -58,6 +58,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if page.file.src_uri == 'index.md':
         # Pictures get the whole width. A head of the file would be a table on a code host.
         page.meta['hide'] = ['navigation', 'toc']
+    elif page.file.src_uri == 'reference/mistakes.md':
+        # The page is one wide table.
+        page.meta['hide'] = ['toc']
     page.meta.setdefault('search', {}).setdefault('boost', _search_boost(page.file.src_uri))
 
     def lead(match: Any) -> str:

@@ -163,6 +163,13 @@ MISTAKES = [
     Mistake(
         'own_mask_is_no_picture', 't_03.png', _write('data/masks/train/t_03.png', b'no picture')
     ),
+    Mistake(
+        'own_weights_are_text',
+        "load_from='page.pth' begins with b'<!DOCTYPE html>': expected the path or URL of a checkpoint. "
+        'Correct the path, or set load_from=None.',
+        _write('page.pth', b'<!DOCTYPE html>'),
+        arguments=('--cfg-options', 'load_from=page.pth'),
+    ),
     Mistake('own_image_is_empty', 't_03.png', _write('data/images/train/t_03.png', b'')),
     Mistake(
         'crop_larger',

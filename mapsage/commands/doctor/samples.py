@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import time
 import warnings
 from typing import Any, List, Mapping, Optional, Tuple
@@ -25,7 +24,7 @@ from torch import nn
 
 from mapsage.base.random_state import same_random_numbers
 from mapsage.distributed import error_text
-from mapsage.engine.config import explain_config_error
+from mapsage.engine.config import checkpoint_obstacle, explain_config_error
 from mapsage.engine.guards import metric_obstacle
 from mapsage.engine.loading.build import build_dataset, datasets_of_scenes, notes_on_scenes
 from mapsage.engine.loading.data_checks import (
@@ -142,7 +141,8 @@ def _metrics(cfg: Config, dataset: Any) -> List[BaseMetric]:
 def _compare_with_checkpoint(cfg: Config, loader: str, dataset: Any) -> List[Finding]:
     """Compare the images of a split with the passport of the checkpoint that the run starts from."""
     path = cfg.get('load_from')
-    if not path or not os.path.exists(path):
+    if not path or checkpoint_obstacle(path):
+        # The doctor's check of the config's values says so once.
         return []
     passport, problem = passport_of_checkpoint(read_checkpoint(path).get('meta'), path)
     if passport is None:

@@ -26,12 +26,13 @@ from .mistakes import (
     saving_mistake,
     unknown_arguments,
 )
-from .values import check_config, datasets_in, value_mistakes
+from .values import check_config, checkpoint_obstacle, datasets_in, value_mistakes
 
 __all__ = [
     'check_clipping',
     'check_config',
     'check_trackers',
+    'checkpoint_obstacle',
     'datasets_in',
     'explain_config_error',
     'missing_trackers',

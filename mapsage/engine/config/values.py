@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import zipfile
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from mmengine.registry import DATASETS, TRANSFORMS
@@ -251,16 +252,34 @@ def _path_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
                 f'another with --work-dir.'
             )
     # A resumed run may have begun with weights that are gone.
-    if (
-        isinstance(weights, str)
-        and not cfg.get('resume')
-        and '://' not in weights
-        and not os.path.exists(weights)
-    ):
-        yield (
-            f'load_from={weights!r} does not exist: expected the path or URL of a checkpoint. '
-            f'Correct the path, or set load_from=None.'
-        )
+    if isinstance(weights, str) and not cfg.get('resume') and '://' not in weights:
+        obstacle = checkpoint_obstacle(weights)
+        if obstacle:
+            yield (
+                f'load_from={weights!r} {obstacle}: expected the path or URL of a checkpoint. '
+                f'Correct the path, or set load_from=None.'
+            )
+
+
+def checkpoint_obstacle(path: str) -> Optional[str]:
+    """Return why a file's kind or first bytes rule out a checkpoint, or None."""
+    path = os.path.expanduser(path)
+    if not os.path.exists(path):
+        return 'does not exist'
+    if not os.path.isfile(path):
+        return 'is not a file'
+    with open(path, 'rb') as file:
+        start = file.read(512)
+    if start.startswith(b'PK'):
+        return None if zipfile.is_zipfile(path) else 'is truncated'
+    # PyTorch's older files are pickles; its oldest are tar archives. A safetensors file begins with
+    # the length of its header.
+    is_checkpoint = (
+        start.startswith(b'\x80')
+        or start[257:262] == b'ustar'
+        or (path.endswith('.safetensors') and start[8:9] == b'{')
+    )
+    return None if is_checkpoint else f'begins with {start[:24]!r}' if start else 'is empty'
 
 
 def folder_obstacle(folder: str) -> Optional[str]:

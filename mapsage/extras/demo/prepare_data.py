@@ -30,7 +30,12 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         'the command to continue a run that was stopped.',
         **examples(__doc__),
     )
-    parser.add_argument('dataset', choices=_LAYOUTS)
+    parser.add_argument(
+        'dataset',
+        choices=_LAYOUTS,
+        help='a published dataset; or coco or voc, the export of a labeling tool, or scenes, copies '
+        'of scenes and labels that load fast: each of these three has other options (coco --help)',
+    )
     parser.add_argument(
         'source',
         type=Path,

@@ -36,7 +36,7 @@ th, td { padding: 3px 12px 3px 0; text-align: left; vertical-align: top; }
 th { font-weight: 500; }
 thead th { color: var(--faint); font-size: 13px; border-bottom: 1px solid var(--line); }
 .facts th { color: var(--faint); min-width: 90px; }
-.figures td, .figures thead th:not(:first-child) { text-align: right; }
+.figures td, .figures thead th:not(:first-child) { text-align: right; white-space: nowrap; }
 .best { font-weight: 700; }
 .bar { display: inline-block; min-width: 170px; padding: 0 6px; border-radius: 2px;
   background: linear-gradient(90deg, color-mix(in srgb, var(--fill) 35%, transparent) var(--p),
@@ -55,6 +55,7 @@ thead th { color: var(--faint); font-size: 13px; border-bottom: 1px solid var(--
 .confusion td { background: color-mix(in srgb, var(--fill) var(--s, 0%), var(--panel));
   min-width: 46px; padding: 7px 2px; text-align: center; }
 .confusion td.dark { color: #fff; } .confusion td.none { background: var(--line); }
+.confusion th { vertical-align: middle; }
 .confusion thead th { vertical-align: bottom; padding: 4px 2px; border: 0; }
 .confusion thead span { writing-mode: vertical-rl; transform: rotate(180deg); margin: 0 auto; }
 .confusion.small { font-size: 9px; border-spacing: 0; } .confusion.small td { min-width: 8px;
@@ -63,7 +64,8 @@ img { max-width: 100%; height: auto; border: 1px solid var(--line); background: 
 pre, code { font: 12.5px/1.4 ui-monospace, monospace; }
 pre { background: var(--panel); padding: 8px 10px; overflow-x: auto; margin: 4px 0; }
 code { overflow-wrap: anywhere; }
-.config td { max-width: 520px; overflow-wrap: anywhere; }
+footer { margin-top: 34px; }
+.config td { min-width: 64px; max-width: 520px; overflow-wrap: anywhere; }
 """
 
 

@@ -30,8 +30,13 @@ from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
+from mapsage.base.errors import UserError
 from mapsage.compat.checkpoint_contents import check_loadable
-from mapsage.compat.checkpoint_loading import UnsafeCheckpointError, load_from_local
+from mapsage.compat.checkpoint_loading import (
+    DamagedCheckpointError,
+    UnsafeCheckpointError,
+    load_from_local,
+)
 
 
 def genuine() -> dict:
@@ -190,8 +195,10 @@ def test_home_is_expanded_as_by_the_host(tmp_path: Path, monkeypatch: Any) -> No
 def test_no_checkpoint_at_all(tmp_path: Path, content: bytes) -> None:
     """A download that went wrong is damaged; nobody is told to trust its author."""
     (tmp_path / 'a.pth').write_bytes(content)
-    with pytest.raises(RuntimeError, match='truncated or damaged'):
+    # A command prints it as a sentence, without a traceback.
+    with pytest.raises(DamagedCheckpointError, match='truncated or damaged') as caught:
         load_from_local(str(tmp_path / 'a.pth'))
+    assert isinstance(caught.value, RuntimeError) and isinstance(caught.value, UserError)
 
 
 @pytest.mark.parametrize('legacy', [False, True])

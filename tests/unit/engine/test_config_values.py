@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import re
 from pathlib import Path
 from typing import Any, List, Optional
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
+from safetensors.torch import save_file
 
 from mapsage.base.errors import UserError
 from mapsage.commands import options
@@ -109,6 +114,35 @@ def test_work_dir_that_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='file is a file. Expected a folder'):
         check_config(dict(work_dir=str(tmp_path / 'file' / 'below')), values=True)
     assert folder_obstacle(str(tmp_path / 'new' / 'folder')) is None
+
+
+def test_weights_that_are_no_checkpoint(tmp_path: Path) -> None:
+    path, whole = tmp_path / 'a.pth', io.BytesIO()
+    torch.save(dict(a=torch.ones(9)), whole)
+    for content, obstacle in (
+        (b'<!DOCTYPE html>', "begins with b'<!DOCTYPE html>'"),
+        (b'version https://git-lfs', 'begins with'),
+        (b'', 'is empty'),
+        (whole.getvalue()[:-100], 'is truncated'),
+    ):
+        path.write_bytes(content)
+        mistake = f'load_from={str(path)!r} {obstacle}'
+        with pytest.raises(ConfigError, match=re.escape(mistake) + '.*expected the path or URL'):
+            check_config(dict(load_from=str(path)), values=True)
+    with pytest.raises(ConfigError, match='is not a file: expected the path or URL'):
+        check_config(dict(load_from=str(tmp_path)), values=True)
+
+
+@pytest.mark.parametrize('name', ['zip.pth', 'pickle.pth', 'plain.pkl', 'a.safetensors'])
+def test_weights_of_every_format(tmp_path: Path, name: str) -> None:
+    path, weights = tmp_path / name, dict(a=torch.ones(9))
+    if name == 'a.safetensors':
+        save_file(weights, str(path))
+    elif name == 'plain.pkl':
+        path.write_bytes(pickle.dumps(weights, 2))
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=name == 'zip.pth')
+    check_config(dict(load_from=str(path)), values=True)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ class TableLR(LinearLR):
 
 def test_a_scheduler_with_an_array_is_resumed(tmp_path: Path) -> None:
     changes: Any = {'param_scheduler': [dict(type='TableLR', begin=0, end=4, by_epoch=False)]}
-    toy_train(tmp_path, **{'train_cfg.max_iters': 4}, **changes)
+    runner, _ = toy_train(tmp_path, **{'train_cfg.max_iters': 4}, **changes)
+    # The rate of the config, not the third with which the warm-up begins.
+    assert 'SGD with lr 0.05, ' in log_of(runner)
     _, record = toy_train(tmp_path, resume=True, **changes)
     assert len(record.losses) == 4
 

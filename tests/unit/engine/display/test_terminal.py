@@ -72,6 +72,15 @@ def test_a_validation_that_runs_first_shows_its_scores_only(logger: Tuple) -> No
     assert terminal.getvalue().splitlines()[-1] == progress
 
 
+def test_a_short_test_shows_the_table_of_its_classes(logger: Tuple) -> None:
+    logger, terminal, _ = logger
+    quiet_start(logger, 'INFO')
+    scores = ['per class results:', '\n+---+\n+---+', 'Iter(test) [6/6]    aAcc: 69.7800']
+    for text in ('Config:\na = 1', *scores):
+        logger.info(text)
+    assert terminal.getvalue() == '\n'.join(scores) + '\n'
+
+
 def test_debug_shows_all(logger: Tuple) -> None:
     logger, terminal, file = logger
     quiet_start(logger, 'DEBUG')
