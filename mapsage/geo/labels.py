@@ -180,15 +180,10 @@ class LabelFiles:
 
     Args:
         labels: Path of a label file, which belongs to every scene, or of a folder with label files.
-
-    Raises:
-        GeoError: If the labels have a format that is not read, such as KML.
     """
 
     def __init__(self, labels: str) -> None:
         self._labels = labels
-        if other_format(labels) and not labels.lower().endswith(VECTOR_SUFFIXES):
-            raise GeoError(f'labels {labels} cannot be read: {other_format(labels)}')
         self._by_stem: Optional[Dict[str, List[Path]]] = None
         if Path(labels).is_dir():
             self._by_stem = {}
@@ -204,10 +199,15 @@ class LabelFiles:
                 whose stem equals ``output_name(scene)``.
 
         Raises:
-            GeoError: If the folder contains no such file, or more than one.
+            GeoError: If the folder contains no such file, or more than one, or the file has a format
+                that is not read, such as KML.
         """
+        labels = self._labels
+        # A list of places is no label file, and none is looked for in it.
+        if other_format(labels) and not labels.lower().endswith(VECTOR_SUFFIXES):
+            raise GeoError(f'labels {labels} cannot be read: {other_format(labels)}')
         if self._by_stem is None:
-            return self._labels
+            return labels
         stem = output_name(scene)
         matches = self._by_stem.get(stem, [])
         if len(matches) != 1:
