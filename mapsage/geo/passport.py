@@ -393,12 +393,17 @@ def compare_scenes(scenes: Sequence[SceneFacts], sampled: Sequence[Sampled]) -> 
 
 
 def describe_mixture(scenes: Sequence[SceneFacts]) -> Iterator[str]:
-    """Yield how scenes of one unit differ in level and sensor; and doubts."""
-    for name in ('level', 'sensor'):
-        examples = {getattr(facts, name): os.path.basename(facts.path) for facts in scenes}
-        examples.pop(None, None)
+    """Yield what differs between the facts of scenes: baselines, offsets, levels; and doubts."""
+    by_unit = {facts.units[0]: facts for facts in scenes if facts.units}
+    for name, examples in (
+        ('scale or offset', {facts.unit_text: facts for facts in by_unit.values()}),
+        ('level', {facts.level: facts for facts in scenes if facts.level}),
+        ('sensor', {facts.sensor: facts for facts in scenes if facts.sensor}),
+    ):
         if len(examples) > 1:
-            listed = ', '.join(f'{value} ({example})' for value, example in examples.items())
+            listed = ', '.join(
+                f'{value} ({os.path.basename(facts.path)})' for value, facts in examples.items()
+            )
             yield f'images differ in their {name}: {listed}'
     doubts = list(dict.fromkeys(doubt for facts in scenes for doubt in facts.doubts))
     yield from doubts[:3]

@@ -184,6 +184,8 @@ def test_scenes_of_one_training() -> None:
     # A scene whose sampled squares have no data says nothing.
     assert not said([PLAIN] * 6, [*rows[:5], np.full((4, 8), np.nan)])
     mixture = [FACTS, replace(FACTS, units=NEW, baseline='04.00')]
+    (text,) = describe_mixture(mixture)
+    assert 'scale or offset' in text and 'offset -0.1 (baseline 04.00) (a.tif)' in text
     with pytest.raises(GeoError, match='offset -0.1 .baseline 04.00., so the same ground'):
         check_one_unit(mixture)
     check_one_unit([convert(facts, 'harmonized')[0] for facts in mixture])

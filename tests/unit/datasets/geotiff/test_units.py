@@ -17,6 +17,7 @@ from stack_files import DATES, build_stacks, write_place
 
 from mapsage.datasets.geotiff import dataset as dataset_module
 from mapsage.datasets.geotiff.summary import summarize
+from mapsage.datasets.stacks.dataset import describe_stacks
 from mapsage.engine.loading.passports import compare_with_passport, passport_of
 from mapsage.geo import GeoError, facts_of
 from mapsage.geo.places.file_lists import read_list
@@ -162,9 +163,13 @@ def test_two_baselines_of_a_stac_list(tmp_path: Path) -> None:
         sensors = read_sensors(dict(s2=dict(dict(bands=[1, 2, 3], max_dates=2), **units)))
         return PlaceRaster(read_list(str(path), sensors)[0], sensors)
 
+    place = open_place()
+    (text,) = [text for text, _ in describe_stacks([place]) if 'scale or offset' in text]
+    assert 'offset 0 (baseline 03.01) (2021.tif)' in text
+    assert 'offset -0.1 (baseline 05.09) (2023.tif)' in text
     units = 'offset 0 (baseline 03.01), and .*2023.tif .*offset -0.1 (baseline 05.09)'
     with pytest.raises(GeoError, match=units.replace('(', r'\(').replace(')', r'\)')):
-        check_one_unit(facts_of(image) for _, image in open_place().images())
+        check_one_unit(facts_of(image) for _, image in place.images())
     harmonized = open_place(units='harmonized').read(0, 0, 64, 64)[0]
     np.testing.assert_array_equal(harmonized[:3], ground)
     np.testing.assert_array_equal(harmonized[3:6], ground)
