@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -99,6 +100,9 @@ def test_forks_draw_different_random_numbers(tmp_path: Path) -> None:
     assert draws[0][0] != draws[1][0] and draws[0][1] != draws[1][1]
 
 
+TAKES_SIGTERM = 1 << (signal.SIGTERM - 1)
+
+
 def test_a_signal_reaches_the_fork(tmp_path: Path) -> None:
     script = tmp_path / 'wait.py'
     script.write_text(
@@ -108,6 +112,10 @@ def test_a_signal_reaches_the_fork(tmp_path: Path) -> None:
     )
     with subprocess.Popen([warm_python(), str(script)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b'ready\n'
+        # The script may be ready a moment before the process that passes signals on to it.
+        status = Path(f'/proc/{process.pid}/status')
+        while not int(re.search(r'SigCgt:\s*(\w+)', status.read_text())[1], 16) & TAKES_SIGTERM:
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENT) == 5
 
