@@ -210,6 +210,8 @@ def test_wrapped_datasets_are_logged_on_the_first_rank(
     for wrapped, texts in (both, windows), (RepeatDataset(inner, 2), windows[:1]):
         assert [text.split(', ')[-1] for _, text in notes_on_scenes(wrapped)[::2]] == texts
     logger = MMLogger.get_current_instance()
+    # `mapsage passport` of another test may have made it quiet.
+    logger.setLevel('INFO')
     logger.addHandler(caplog.handler)
     try:
         for place in ((0, 2), (1, 2)):
