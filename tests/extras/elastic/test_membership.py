@@ -12,6 +12,7 @@ from ranks import free_port
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousGracefulExitError,
     RendezvousParameters,
     dynamic_rendezvous,
 )
@@ -59,7 +60,8 @@ class Launcher:
         try:
             self.handler.next_rendezvous()
             self.membership.formed()
-        except RendezvousClosedError:
+        # the second: of a machine that stands on the list of those that may come later
+        except (RendezvousClosedError, RendezvousGracefulExitError):
             self.ended = True
 
     def forget(self, *others: Any) -> None:
