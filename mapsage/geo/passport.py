@@ -204,9 +204,14 @@ def _compare_facts(
     trained: Mapping[str, Any], facts: SceneFacts, compares_pixel: bool
 ) -> Iterator[Finding]:
     low, middle, high = trained['pixel'] or (0, 0, math.inf)
-    side = facts.pixel if compares_pixel else None
-    if side and not low / _PIXEL_FACTOR <= side <= high * _PIXEL_FACTOR:
-        sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
+    sizes = f'{low:.3g} m' if high <= low * 1.01 else f'{low:.3g} to {high:.3g} m'
+    side = facts.pixel if compares_pixel else middle
+    if side is None and middle:
+        text = (
+            f'{facts.path} has no CRS: whether its pixels have the {sizes} of training is unknown.'
+        )
+        yield Finding('pixel', text)
+    elif side and not low / _PIXEL_FACTOR <= side <= high * _PIXEL_FACTOR:
         yield Finding(
             'pixel',
             f'{facts.path} has pixels of {side:.3g} m, and training had {sizes}, so its objects '

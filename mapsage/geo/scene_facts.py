@@ -296,7 +296,11 @@ def describe_reading(rasters: Sequence[Raster]) -> Iterator[str]:
         counts = Counter(str(raster.conversion) for raster in rasters if raster.conversion)
         applied = ', '.join(f'{text} in {count}' for text, count in counts.items()) or 'nothing'
         yield f'units={units!r}: {applied} of {len(rasters)} file(s)'
-    moved = [facts for facts in map(facts_of, rasters) if facts.reordered]
+    scenes = [*map(facts_of, rasters)]
+    unnamed = [facts.path for facts in scenes if not facts.names]
+    if 0 < len(unnamed) < len(scenes):
+        yield f'{shorten_list(unnamed, _SHOWN)}: bands without names are read in their order'
+    moved = [facts for facts in scenes if facts.reordered]
     if moved:
         paths = shorten_list([facts.path for facts in moved], _SHOWN)
         yield f'{paths}: bands are read in the order {", ".join(moved[0].names)}, by their names'

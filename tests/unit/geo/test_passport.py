@@ -102,6 +102,7 @@ def test_pixels_without_metadata_show_it(kind: str, change: Any) -> None:
         ('unit', True, dict(units=(Unit(2e-4, 0.0),) * 4)),
         ('pixel', True, dict(pixel=15.1)),
         ('pixel', True, dict(pixel=6.6)),
+        ('pixel', False, dict(pixel=None)),
         ('sensor', False, dict(sensor='landsat-oli')),
         ('level', False, dict(level='L1')),
         ('season', False, dict(day='20210801')),
@@ -117,8 +118,10 @@ def test_facts_that_differ(kind: str, is_error: bool, change: Dict[str, Any]) ->
 
 def test_differences_that_are_none() -> None:
     part = passport()
-    for change in (dict(pixel=14.9), dict(day='20220711'), dict(pixel=None), dict(day='20219999')):
+    for change in (dict(pixel=14.9), dict(day='20220711'), dict(day='20219999')):
         assert not compare(part, replace(FACTS, **change), None)
+    assert not compare(part, replace(FACTS, pixel=None), None, compares_pixel=False)
+    assert not compare(dict(part, pixel=None), replace(FACTS, pixel=None), None)
     # Read in another unit than the training's, and with the offset taken off.
     new, _ = convert(replace(FACTS, units=NEW), 'harmonized')
     assert not compare(part, replace(new, pixel=99, units=NEW), None, compares_pixel=False)

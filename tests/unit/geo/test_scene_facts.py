@@ -14,7 +14,7 @@ from rasterio.enums import ColorInterp
 from rasterio.transform import from_origin
 
 from mapsage.geo import GeoError, Mosaic, facts_of, open_raster, open_scene
-from mapsage.geo.scene_facts import Unit, describe_reading, read_item
+from mapsage.geo.scene_facts import Unit, describe_reading, open_scenes, read_item
 from mapsage.geo.sensor_rules import Product, common_names, physical_units, read_name
 
 GROUND = np.random.RandomState(0).randint(200, 3000, (3, 64, 96)).astype('uint16')
@@ -246,6 +246,21 @@ def test_names_that_say_nothing_leave_the_order(
     path = write(tmp_path / 'a.tif', GROUND, names)
     raster = open_scene(path, names=('B02', 'B04', 'B08'), strict=True)
     assert raster.bands == (1, 2, 3) and not facts_of(raster).reordered
+
+
+def test_bands_that_only_some_files_name(tmp_path: Path) -> None:
+    names = ('B02', 'B04', 'B08')
+    for first, second in ((0, 1), (1, 0)):
+        paths = [
+            write(tmp_path / 'named.tif', GROUND, names),
+            write(tmp_path / 'unnamed.tif', GROUND),
+        ]
+        last = write(tmp_path / 'reversed.tif', GROUND[::-1], names[::-1])
+        scenes = [*open_scenes([paths[first], paths[second], last], None, (), 'stored')]
+        assert [scene.bands for scene in scenes] == [(1, 2, 3), (1, 2, 3), (3, 2, 1)]
+        unnamed, moved = describe_reading(scenes)
+        assert unnamed == f'{paths[1]}: bands without names are read in their order'
+        assert moved == f'{last}: bands are read in the order B02, B04, B08, by their names'
 
 
 def test_a_band_that_is_missing(tmp_path: Path) -> None:
