@@ -380,7 +380,7 @@ def main() -> int:
 
     missed = []
     print(f'{describe_machine()}; seconds of processor time after the imports.\n')
-    print('| mistake | the sentence that is right | training | doctor | before |')
+    print('| mistake | what a training says | training | doctor | before |')
     print('|---|---|---|---|---|')
     for row in rows:
         with tempfile.TemporaryDirectory() as folder:
@@ -412,7 +412,7 @@ def main() -> int:
                     * bool(outcome.tracebacks)
                 )
                 if name == 'training':
-                    sentence = _line(outcome, row.sentence)
+                    sentence = _line(outcome, row.sentence).replace(f'{folder}/', '')
             said_before = row.before or before.get(row.name, '')
             print(f'| {row.name} | {sentence} | {" | ".join(cells)} | {said_before} |', flush=True)
             sys.path.remove(folder)
