@@ -7,6 +7,7 @@ options mean for a config is in `cli.py`.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Any, List, Optional, Sequence, Union
 
@@ -28,14 +29,27 @@ class ConfigOptions(argparse.Action):
         """Store ``KEY=VALUE`` of the command line as a dictionary."""
         from mmengine.config import DictAction
 
+        action = DictAction(self.option_strings, self.dest, nargs=self.nargs)
         for value in values:
-            if not value.partition('=')[0] or '=' not in value:
+            key, _, setting = value.partition('=')
+            if not key or '=' not in value:
                 parser.error(
                     f'{option_string} {value}: expected KEY=VALUE without a space around =, such '
                     f'as train_cfg.max_iters=100'
                 )
-        action = DictAction(self.option_strings, self.dest, nargs=self.nargs)
-        action(parser, namespace, values, option_string)
+            # MMEngine takes braces for text, and recurses without an end into calls.
+            is_read = not re.match(r'[\[( ]*({|\w+\(.*=)', setting)
+            if is_read:
+                try:
+                    action(parser, namespace, [value], option_string)
+                except AssertionError:
+                    is_read = False
+            if not is_read:
+                parser.error(
+                    f'{option_string} {value}: expected a number, a text, or a list of them such as '
+                    f'[1,2]. Set a dict key by key (optimizer.lr=0.1), or write it into a config '
+                    f'that inherits from this one'
+                )
 
 
 def build_parser(

@@ -251,6 +251,11 @@ MISTAKES = [
         arguments=['--cfg-options', 'train_cfg.max_iters', '5'],
     ),
     Mistake(
+        'own_opts_dict',
+        'Set a dict key by key (optimizer.lr=0.1)',
+        arguments=['--cfg-options', "custom_hooks=[dict(type='EMAHook', momentum=0.1)]"],
+    ),
+    Mistake(
         'work_dir_file',
         'is a file. Expected a folder that can be written',
         arguments=['--work-dir', 'config.py'],

@@ -11,6 +11,7 @@ from typing import Any, Iterator, List, Tuple
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.runner import set_random_seed
 from mmseg.models import EncoderDecoder
 from mmseg.registry import MODELS
 from support import main_leg, no_simulated_cards, write_tiny_config
@@ -99,6 +100,8 @@ def rows_of(report: str, title: str) -> List[str]:
 
 @pytest.mark.usefixtures('two_rounds')
 def test_the_report(tiny_config: Path, capsys: pytest.CaptureFixture) -> None:
+    # Of some weights and images, two steps in bfloat16 have the loss of float32 to four digits.
+    set_random_seed(0)
     state = torch.get_rng_state()
     assert tune(tiny_config) == 0
     report = capsys.readouterr().out

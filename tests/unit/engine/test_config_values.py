@@ -101,6 +101,25 @@ def test_option_without_key_or_value(value: str, capsys: Any) -> None:
     assert f'--cfg-options {value}: expected KEY=VALUE' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('value', ["[dict(a='b', c=1)]", 'dict(a=1)', "[{'a': 1}]", '[1,2'])
+def test_option_that_is_no_list_of_values(value: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        options.build_parser('').parse_args(['config.py', '--cfg-options', 'a=1', f'x={value}'])
+    assert f'--cfg-options x={value}: expected a number, a text' in capsys.readouterr().err
+
+
+def test_options_of_other_values() -> None:
+    texts = ['a.b=(1,(2,x))', 'name=it_{}.pth', 'folder=data (1', 'c=None', 'd=[]']
+    args = options.build_parser('').parse_args(['config.py', '--cfg-options', *texts])
+    assert args.cfg_options == {
+        'a.b': (1, (2, 'x')),
+        'name': 'it_{}.pth',
+        'folder': 'data(1',
+        'c': None,
+        'd': [],
+    }
+
+
 @pytest.mark.parametrize('name', ['tile.png', 'folder'])
 def test_what_is_no_config(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
