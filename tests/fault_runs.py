@@ -504,6 +504,10 @@ def named_culprits(error: str) -> Set[int]:
     names = re.findall(r'(?m)^ *rank (\d+)\b', error) or re.findall(r'\brank (\d+)\b', error)
     for others in re.findall(r'the same on rank\(s\) \[([\d, ]+)\]', error):
         names += others.split(',')
+    # An error that says no rank is of those that report it.
+    match = re.match(r'error: rank\(s\) \[([\d, ]+)\] report:', heading)
+    if not names and match:
+        names = match.group(1).split(',')
     return {int(rank) for rank in names}
 
 

@@ -16,8 +16,6 @@ from fault_kinds import KINDS, MAPPING, SAMPLING, SOURCES, draw
 from fault_runs import Outcome, run_faults
 from support import main_leg
 
-pytestmark = main_leg
-
 JOBS = 3  # at a time: most of them wait for a deadline
 # One of each of these kinds. The others meet them in a long run; tests/long/test_culprits.py has
 # those that are stopped.
@@ -55,6 +53,10 @@ def seeds() -> List[int]:
     if 'MAPSAGE_FAULTS' in os.environ:
         return list(range(int(os.environ['MAPSAGE_FAULTS'])))
     return [list(KINDS).index(kind) for kind in SAMPLE]
+
+
+# The first test waits for all of them.
+pytestmark = [main_leg, pytest.mark.timeout(360 + 30 * len(seeds()))]
 
 
 @pytest.fixture(scope='module')
