@@ -15,8 +15,9 @@ images. The encoder of the demo and of NWPU is EfficientNet-Lite0 with the weigh
 levels; that of the crops is the network of configs/stacks, trained here on other made places with
 all their labels. A last table has the probe on float32, on 8 bits, and on 64 principal components.
 
-``choice``: how the probe scales vectors, how strongly it is regularized, and whether principal
-components have their mean subtracted, on the training images alone: points from every other image,
+``choice``: how the probe scales vectors, how strongly it is regularized, whether principal components
+have their mean subtracted, and by which power of their root mean square the components of vectors are
+divided before, on the training images alone: points from every other image,
 tests on those between. ``clicks``: seconds from a click in the viewer to the classes of 4 million
 cells of 64 dimensions.
 
@@ -32,6 +33,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
@@ -168,7 +170,7 @@ def unet(bands: int, classes: int, mean: List[float], std: List[float]) -> Any:
     """Return a U-Net of 8 to 64 channels with random weights."""
     model = dict(
         type='EncoderDecoder',
-        data_preprocessor=dict(type='SegDataPreProcessor', mean=mean, std=std),
+        data_preprocessor=dict(type='BandDataPreProcessor', mean=mean, std=std),
         backbone=dict(
             type='UNet',
             in_channels=bands,
@@ -477,13 +479,16 @@ def choose(task: Task) -> None:
     vectors = Vectors(*task.encoder)
     tested = vectors.at(halves[1], tests)
     sample = vectors.at(halves[0], draw_sample(halves[0], random))
-    mean = sample.mean(0)
     dims = min(DIMS, sample.shape[1])
-    origin, centered = Pca.fit(sample, dims, ''), Pca.fit(sample - mean, dims, '')
-    components = {
-        'about the origin': lambda values: values @ origin.components,
-        'about the mean': lambda values: (values - mean) @ centered.components,
-    }
+    components: Dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    for middle, about in ((0, 'the origin'), (sample.mean(0), 'the mean')):
+        for power in (0, 0.25, 0.5, 1):
+            divisors = np.sqrt(((sample - middle) ** 2).mean(0)) ** power
+            divided = (sample - middle) / divisors
+            axes = np.linalg.eigh(divided.T @ divided)[1][:, -dims:] / divisors[:, None]
+            components[f'about {about}, rms ** {power:g}'] = partial(
+                lambda middle, axes, values: (values - middle) @ axes, middle, axes
+            )
     scales = {'one scale': lambda spread: spread.mean(), 'a scale each': lambda spread: spread}
     table: Dict[Tuple[str, str, float], List[float]] = {}
     for seed in CHOICE_SEEDS:
@@ -511,7 +516,7 @@ def choose(task: Task) -> None:
     for key, scores in sorted(table.items(), key=lambda item: -np.mean(item[1])):
         by_count = np.mean(np.array(scores).reshape(len(CHOICE_SEEDS), len(POINTS)), 0)
         shown = ''.join(f'{score:8.1f}' for score in (*by_count, np.mean(scores)))
-        print(f'components {key[0]:18}{key[1]:14}C={key[2]:<6g}{shown}', flush=True)
+        print(f'components {key[0]:28}{key[1]:14}C={key[2]:<6g}{shown}', flush=True)
 
 
 def clicks(folder: Path, repeats: int = 3) -> None:
@@ -605,11 +610,11 @@ ENCODERS = {
         ['--layer', 'backbone:all', '--window', '256'],
     ),
     'DINOv3 ViT, random': ('configs/demo/vit_tiny_frozen_demo.py', ['--window', '256']),
-    'ResNet-18 over dates, random': (CROPS, ['--layer', 'neck', '--window', '64']),
-    'OlmoEarth, random': ('configs/earth/olmoearth_tiny_crops.py', ['--window', '64']),
-    'TerraMind, random': ('configs/earth/terramind_tiny_crops.py', ['--window', '64']),
-    'DOFA, random': ('configs/earth/dofa_tiny_crops.py', ['--window', '64']),
-    'Prithvi, random': ('configs/earth/prithvi_tiny_crops.py', ['--window', '64']),
+    'ResNet-18 over dates, random': (CROPS, ['--layer', 'neck', '--window', '128']),
+    'OlmoEarth, random': ('configs/earth/olmoearth_tiny_crops.py', ['--window', '128']),
+    'TerraMind, random': ('configs/earth/terramind_tiny_crops.py', ['--window', '128']),
+    'DOFA, random': ('configs/earth/dofa_tiny_crops.py', ['--window', '128']),
+    'Prithvi, random': ('configs/earth/prithvi_tiny_crops.py', ['--window', '128']),
 }
 
 

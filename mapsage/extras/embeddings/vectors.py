@@ -76,12 +76,14 @@ def halve(quantized: np.ndarray) -> np.ndarray:
 class Pca:
     """Principal components of the vectors of an encoder, about the origin.
 
-    No mean is subtracted, so that the angles between vectors, which classifiers go by, stay what
-    they are. With the mean subtracted, maps of the demo lost a point of mIoU more.
+    A component of the vectors is divided by the square root of its root mean square first: else
+    the few with large values, of the first levels of a network, would make up the principal ones.
+    No mean is subtracted, which would change the angles between vectors, by which classifiers go.
+    `tools/benchmarks/embeddings.py choice` compares both.
 
     Attributes:
-        components: ``(C, D)`` float32, the D orthogonal directions in which vectors are longest.
-        explained: Share of the squared length of the vectors in these directions, 0..1.
+        components: ``(C, D)`` float32, what vectors are multiplied with.
+        explained: Share of the squared length of the divided vectors that is left, 0..1.
         sample: What it was fitted on, for a user.
     """
 
@@ -103,8 +105,10 @@ class Pca:
                 f'has {count} of them; expected at most {min(size, count)}.'
             )
         precise = vectors.astype(np.float64)
+        divisors = np.maximum(np.sqrt((precise**2).mean(0)), _SHORTEST) ** 0.5
+        precise /= divisors
         lengths, directions = np.linalg.eigh(precise.T @ precise)
-        components = directions[:, ::-1][:, :dims]
+        components = directions[:, ::-1][:, :dims] / divisors[:, None]
         # A direction and its opposite are equally right, so the largest component decides.
         largest = np.abs(components).argmax(0)
         components = components * np.sign(components[largest, np.arange(dims)])

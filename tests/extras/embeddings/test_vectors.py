@@ -49,12 +49,16 @@ def test_components_are_those_of_scikit_learn() -> None:
     decomposition = pytest.importorskip('sklearn.decomposition')
     random = np.random.RandomState(0)
     vectors = (random.standard_normal((400, 6)) @ random.standard_normal((6, 20))).astype('f4')
+    # Of very different size, and one that is always 0.
+    vectors *= np.geomspace(0.01, 100, 20).astype('f4')
+    vectors[:, 3] = 0
+    divided = vectors / np.maximum((vectors**2).mean(0) ** 0.25, 1e-6)
     pca = Pca.fit(vectors, 4, '400 vectors')
-    theirs = decomposition.TruncatedSVD(4, algorithm='arpack').fit(vectors)
-    projected, expected = vectors @ pca.components, theirs.transform(vectors)
+    theirs = decomposition.TruncatedSVD(4, algorithm='arpack').fit(divided)
+    projected, expected = vectors @ pca.components, theirs.transform(divided)
     signs = np.sign((projected * expected).sum(0))
     np.testing.assert_allclose(projected * signs, expected, rtol=1e-3, atol=1e-3)
-    assert pca.explained == pytest.approx((projected**2).sum() / (vectors**2).sum(), abs=1e-4)
+    assert pca.explained == pytest.approx((projected**2).sum() / (divided**2).sum(), abs=1e-4)
     # The sign of a component does not depend on the LAPACK at hand.
     assert (pca.components[np.abs(pca.components).argmax(0), range(4)] > 0).all()
     again = Pca.from_dict(pca.to_dict(), 'x')
