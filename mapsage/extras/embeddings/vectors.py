@@ -105,7 +105,9 @@ class Pca:
                 f'has {count} of them; expected at most {min(size, count)}.'
             )
         precise = vectors.astype(np.float64)
-        divisors = np.maximum(np.sqrt((precise**2).mean(0)), _SHORTEST) ** 0.5
+        sizes = np.sqrt((precise**2).mean(0))
+        # A component that is 0 in the sample must not outweigh all others where it is not.
+        divisors = np.sqrt(np.maximum(sizes, max(1e-3 * sizes.max(), _SHORTEST)))
         precise /= divisors
         lengths, directions = np.linalg.eigh(precise.T @ precise)
         components = directions[:, ::-1][:, :dims] / divisors[:, None]

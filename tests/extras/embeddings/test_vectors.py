@@ -52,7 +52,8 @@ def test_components_are_those_of_scikit_learn() -> None:
     # Of very different size, and one that is always 0.
     vectors *= np.geomspace(0.01, 100, 20).astype('f4')
     vectors[:, 3] = 0
-    divided = vectors / np.maximum((vectors**2).mean(0) ** 0.25, 1e-6)
+    sizes = np.sqrt((vectors**2).mean(0))
+    divided = vectors / np.sqrt(np.maximum(sizes, 1e-3 * sizes.max()))
     pca = Pca.fit(vectors, 4, '400 vectors')
     theirs = decomposition.TruncatedSVD(4, algorithm='arpack').fit(divided)
     projected, expected = vectors @ pca.components, theirs.transform(divided)
@@ -64,6 +65,16 @@ def test_components_are_those_of_scikit_learn() -> None:
     again = Pca.from_dict(pca.to_dict(), 'x')
     np.testing.assert_array_equal(again.components, pca.components)
     assert again.key() == pca.key() != Pca.fit(vectors[:300], 4, '').key()
+
+
+def test_a_component_that_was_0_in_the_sample_does_not_decide_later() -> None:
+    vectors = np.random.RandomState(0).standard_normal((50, 8)).astype('f4')
+    vectors[:, 5] = 0
+    pca = Pca.fit(vectors, 8, '')
+    before = to_unit(vectors[0] @ pca.components)
+    vectors[0, 5] = 1e-3
+    assert before @ to_unit(vectors[0] @ pca.components) > 0.999
+    assert np.isfinite(Pca.fit(0 * vectors, 8, '').components).all()
 
 
 def test_what_is_no_set_of_components_is_refused() -> None:
