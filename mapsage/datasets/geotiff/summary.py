@@ -74,6 +74,14 @@ def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
             f'{len(dataset):,} windows of {dataset.window} pixels'
         ),
     )
+    missed = 1 - (dataset.window / dataset.stride) ** 2
+    if missed > 0:
+        yield (
+            logging.WARNING,
+            f'{_title(dataset)}: stride={dataset.stride} is larger than window={dataset.window}, so '
+            f'about {100 * missed:.0f} % of the pixels and their labels lie in no window and count '
+            f'nowhere: set stride={dataset.window} or less.',
+        )
     small = [scene for scene in scenes if min(scene['scene_shape']) < dataset.window]
     if small:
         height, width = small[0]['scene_shape']

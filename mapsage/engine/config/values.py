@@ -238,7 +238,8 @@ def _schedule_mistakes(cfg: Mapping[str, Any]) -> Iterator[str]:
         if _is_number(begin) and _is_number(end) and end <= begin:
             yield (
                 f'param_scheduler[{number}] ({scheduler.get("type")}) has begin={begin} and '
-                f'end={end}: expected an end after its begin. Set end, or remove the scheduler.'
+                f'end={end}: expected an end after its begin. Train longer, let it begin earlier, or '
+                f'remove it.'
             )
 
 

@@ -306,3 +306,11 @@ def test_a_window_that_is_larger_than_a_scene(window: int, words: str, tmp_path:
         if level == logging.WARNING
     ]
     assert len(texts) == bool(words) and all(re.search(words, text) for text in texts)
+
+
+@pytest.mark.parametrize('stride, share', [(None, ''), (128, ''), (192, 'about 56 %')])
+def test_windows_that_leave_gaps(stride: Any, share: str, tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    warnings = said(build_dataset(tmp_path, window=128, stride=stride), logging.WARNING)
+    assert len(warnings) == bool(share)
+    assert all(f'{share} of the pixels' in text and 'stride=128' in text for text in warnings)
