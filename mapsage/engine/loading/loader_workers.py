@@ -323,11 +323,16 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def __next__(self) -> Any:
         try:
             batch = super().__next__()
+        except BatchTransferError:
+            # PyTorch before 2.10 may end another worker for the same reason a moment later.
+            self._forget_worker_pids()
+            raise
         # From torch's collate functions, which allocate the batch in shared memory.
         except RuntimeError as error:
             reason = str(error).strip().rsplit('\n', 1)[-1].strip(' .')
             if not _NO_ROOM.search(reason):
                 raise
+            self._forget_worker_pids()
             raise BatchTransferError(self._workers_of_loader.failure(reason, None)) from error
         is_shared = isinstance(batch, SharedBatch)
         if self._free_bytes is not None:

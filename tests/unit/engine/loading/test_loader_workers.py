@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import os
 import shutil
 import signal
@@ -150,7 +151,14 @@ def test_an_error_that_cannot_be_sent_is_an_error() -> None:
         BatchTransferError,
         match=('(?s)the loader of Broken: a worker cannot hand over.*LocalError: no such band'),
     ):
-        list(loader(Broken(), 1))
+        batches = iter(loader(Broken(), 1, persistent_workers=True))
+        next(batches)
+    # What a worker does afterwards is no second error, wherever the main thread is.
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGKILL)
+        # Not `join`, which leaves torch's signal handler nothing to find.
+        multiprocessing.connection.wait([worker.sentinel])
+        time.sleep(0.2)
 
 
 # Its /dev/shm has two megabytes. A batch has three: of one image, or of many small ones.
