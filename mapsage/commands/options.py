@@ -37,12 +37,12 @@ class ConfigOptions(argparse.Action):
                     f'{option_string} {value}: expected KEY=VALUE without a space around =, such '
                     f'as train_cfg.max_iters=100'
                 )
-            # MMEngine takes braces for text, and recurses without an end into calls.
-            is_read = not re.match(r'[\[( ]*({|\w+\(.*=)', setting)
+            # MMEngine takes a dict for text, or recurses into it without an end.
+            is_read = not re.match(r'[\[( ]*(dict\(|\{\s*[\'"])', setting)
             if is_read:
                 try:
                     action(parser, namespace, [value], option_string)
-                except AssertionError:
+                except (AssertionError, RecursionError):
                     is_read = False
             if not is_read:
                 parser.error(

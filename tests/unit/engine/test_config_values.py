@@ -101,7 +101,9 @@ def test_option_without_key_or_value(value: str, capsys: Any) -> None:
     assert f'--cfg-options {value}: expected KEY=VALUE' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('value', ["[dict(a='b', c=1)]", 'dict(a=1)', "[{'a': 1}]", '[1,2'])
+@pytest.mark.parametrize(
+    'value', ["[dict(a='b', c=1)]", 'dict(a=1)', "[{'a': 1}]", '[1,2', '[f(a=1,b=2)]']
+)
 def test_option_that_is_no_list_of_values(value: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         options.build_parser('').parse_args(['config.py', '--cfg-options', 'a=1', f'x={value}'])
@@ -110,6 +112,7 @@ def test_option_that_is_no_list_of_values(value: str, capsys: Any) -> None:
 
 def test_options_of_other_values() -> None:
     texts = ['a.b=(1,(2,x))', 'name=it_{}.pth', 'folder=data (1', 'c=None', 'd=[]']
+    texts += ['e={:03d}.pth', 'f=run(lr=1)']
     args = options.build_parser('').parse_args(['config.py', '--cfg-options', *texts])
     assert args.cfg_options == {
         'a.b': (1, (2, 'x')),
@@ -117,6 +120,8 @@ def test_options_of_other_values() -> None:
         'folder': 'data(1',
         'c': None,
         'd': [],
+        'e': '{:03d}.pth',
+        'f': 'run(lr=1)',
     }
 
 
