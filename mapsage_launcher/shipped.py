@@ -34,7 +34,7 @@ class ShippedError(UserError, ValueError):
 def program(name: str) -> str:
     """Return what to type for a program of tools/, such as ``'train'``."""
     if _in_checkout():
-        return f'python tools/{name}.py'
+        return f'python {_beside(f"tools/{name}.py")}'
     return 'mapsage ' + {
         'prepare_data': 'prepare',
         'suggest_labels': 'suggest',
@@ -46,7 +46,7 @@ def program(name: str) -> str:
 def script(name: str) -> str:
     """Return what to type for a launcher of scripts/, such as ``'start_8card_training'``."""
     if _in_checkout():
-        return f'bash scripts/{name}.sh'
+        return f'bash {_beside(f"scripts/{name}.sh")}'
     return 'mapsage launch' + ('' if name == 'start_8card_training' else f' {name}')
 
 
@@ -54,6 +54,11 @@ def name_installed_commands(text: str) -> str:
     """Return a text in which programs and launchers are named as this installation starts them."""
     text = re.sub(r'(?:python )?tools/(\w+)\.py', lambda match: program(match.group(1)), text)
     return re.sub(r'(?:bash )?scripts/(\w+)\.sh', lambda match: script(match.group(1)), text)
+
+
+def _beside(path: str) -> str:
+    """Return the path of a file of the checkout as a command in the current folder needs it."""
+    return path if os.path.exists(path) else str(SHIPPED / path)
 
 
 def _in_checkout() -> bool:

@@ -237,6 +237,13 @@ class ScenePart:
             transform=affine.Affine(step, 0, column, 0, step, row),
         ).astype(bool)
 
+    def covered_area(self, polygons: np.ndarray) -> np.ndarray:
+        """Return the pixels that count of each polygon (in pixels of the scene), float (N,)."""
+        polygons = shapely.make_valid(polygons)
+        owner, piece = self._tree.query(polygons, predicate='intersects')
+        common = shapely.intersection(polygons[owner], self._tree.geometries.take(piece))
+        return np.bincount(owner, shapely.area(common), len(polygons))
+
     def meets(self, column: int, row: int, width: int, height: int) -> bool:
         """Return whether a pixel of a window counts."""
         window = shapely.box(column, row, column + width, row + height)

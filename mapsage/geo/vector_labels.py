@@ -22,6 +22,7 @@ import rasterio.windows
 import shapely
 from rasterio.windows import Window
 
+from .blocks import ScenePart
 from .burning import burn_polygons
 from .coordinates import project_polygons, short_crs, to_map, window_bounds
 from .ellipsoid import pixel_sides
@@ -268,17 +269,20 @@ class BurntLabels:
         )
         return values, np.ones(values.shape, bool)
 
-    def cover(self, width: int, height: int) -> Tuple[int, Dict[int, float]]:
-        """Return the number of polygons in the scene, and the share of the scene by class index.
+    def cover(
+        self, width: int, height: int, part: Optional[ScenePart] = None
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the class index of each polygon in the scene, and the pixels that it covers.
 
         Args:
             width: Width of the scene in pixels.
             height: Height of the scene in pixels.
+            part: The pixels that count; None: all of the scene.
 
         Returns:
-            The number counts every polygon of a multi-polygon. The shares are computed from the
-            areas of the polygons, so overlapping polygons count twice. Classes without a polygon
-            are left out.
+            Three arrays (N,), a value for each polygon (a multi-polygon has several): the class
+            index; the pixels that it covers in the scene; those of them that count. The pixels are
+            areas of the polygons, so overlapping polygons count twice.
         """
         corners = to_map(
             self._transform, np.array([(0, 0), (width, 0), (width, height), (0, height)])
@@ -286,15 +290,15 @@ class BurntLabels:
         polygons, indices = self._source.polygons_in(self._key).inside(
             [*corners.min(0), *corners.max(0)]
         )
-        scene = shapely.Polygon(corners)
+        to_pixels = ~self._transform
+        polygons = shapely.transform(polygons, lambda points: to_map(to_pixels, points))
         if self._transform.b or self._transform.d:
             # A rotated scene is smaller than its bounds, to which the polygons are clipped.
-            polygons = shapely.intersection(shapely.make_valid(polygons), scene)
+            outline = shapely.box(0, 0, width, height)
+            polygons = shapely.intersection(shapely.make_valid(polygons), outline)
         areas = shapely.area(polygons)
-        shares = np.bincount(indices, areas, int(indices.max(initial=0)) + 1) / scene.area
-        return int((areas > 0).sum()), {
-            index: float(shares[index]) for index in np.unique(indices[areas > 0]).tolist()
-        }
+        polygons, indices, areas = (values[areas > 0] for values in (polygons, indices, areas))
+        return indices, areas, areas if part is None else part.covered_area(polygons)
 
 
 def place_polygons(

@@ -129,7 +129,10 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
         obstacle = metric_obstacle(_metrics(cfg, dataset), pseudo_collate(batch), outputs)
         if obstacle:
             return [*findings, Finding(level, f'{loader}: {obstacle}')]
-    return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
+    return [
+        *findings,
+        Finding('ok', f'{loader}: {len(dataset):,} sample(s), {step} with the first'),
+    ]
 
 
 def _metrics(cfg: Config, dataset: Any) -> List[BaseMetric]:

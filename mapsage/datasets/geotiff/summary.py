@@ -71,7 +71,11 @@ def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
         logging.INFO,
         (
             f'{_title(dataset)}: {len(scenes)} scene(s), {dataset.describe_images()}, '
-            f'{len(dataset):,} windows of {dataset.window} pixels'
+            + (
+                f'{len(dataset):,} windows of {dataset.window} pixels'
+                if dataset.windows is None
+                else f'random windows of {dataset.window} pixels, {len(dataset):,} an epoch'
+            )
         ),
     )
     missed = 1 - (dataset.window / dataset.stride) ** 2
@@ -117,26 +121,48 @@ def _labels(dataset: GeoTiffDataset) -> Iterator[Message]:
 def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
     counts: Dict[str, int] = {}
     areas: Counter = Counter()
+    by_class: Counter = Counter()
+    counted_by_class: Counter = Counter()
+    pixels = sum(
+        scene['part'].pixels if scene['part'] else math.prod(scene['scene_shape'])
+        for scene in scenes
+    )
     for scene in scenes:
         height, width = scene['scene_shape']
-        counts[scene['scene']], shares = scene['labels'].cover(width, height)
-        areas.update({index: share * width * height for index, share in shares.items()})
-    pixels = sum(scene['scene_shape'][0] * scene['scene_shape'][1] for scene in scenes)
-    drawn = set(areas)
+        indices, covered, counted = scene['labels'].cover(width, height, scene['part'])
+        counts[scene['scene']] = len(indices)
+        by_class.update(indices.tolist())
+        # A smaller corner of a polygon hardly contains the center of a pixel.
+        counted_by_class.update(indices[counted >= np.minimum(1, covered / 2)].tolist())
+        areas.update(dict(enumerate(np.bincount(indices, counted).tolist())))
     areas[dataset.outside] += max(0.0, pixels - sum(areas.values()))
-    by_scene = (
-        ', '.join(f'{os.path.basename(path)} {count:,}' for path, count in counts.items())
-        if len(counts) <= _LISTED
-        else f'{min(counts.values()):,} to {max(counts.values()):,} each'
-    )
+    kind = 'polygon' if dataset.point_radius is None else 'point'
+    if dataset.split is None:
+        by_scene = (
+            ', '.join(f'{os.path.basename(path)} {count:,}' for path, count in counts.items())
+            if len(counts) <= _LISTED
+            else f'{min(counts.values()):,} to {max(counts.values()):,} each'
+        )
+        summary = f'{sum(counts.values()):,} {kind}(s) in its scenes ({by_scene})'
+        sample = f'{kind} or scene'
+    else:
+        by_name = ', '.join(
+            f'{name} {counted_by_class[index]:,}'
+            for index, name in enumerate(dataset.file_classes())
+        )
+        sample = (
+            f'{sum(counted_by_class.values()):,} of {sum(counts.values()):,} {kind}(s) count in '
+            f'part {dataset.split.part!r}'
+        )
+        summary = f'{sample} ({by_name})'
     yield (
         logging.INFO,
         (
-            f'{_title(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
-            f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}'
+            f'{_title(dataset)}: {summary}; shares by the areas of {kind}s: '
+            f'{_shares(dataset, areas, pixels, set(counted_by_class), kind)}'
         ),
     )
-    yield from _absent_classes(dataset, areas, 'polygon or scene')
+    yield from _absent_classes(dataset, areas, sample, by_class)
     yield from (
         (logging.INFO, vector.guess) for vector in dataset.vector_labels.values() if vector.guess
     )
@@ -160,7 +186,7 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
         )
         yield (
             logging.WARNING,
-            f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
+            f'no {kind} lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
             f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
             f'label files.',
         )
@@ -168,25 +194,34 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
 
 def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
     boxes = list(_boxes([scene['scene_shape'] for scene in scenes]))
-    pixel_counts: Counter = Counter()
+    by_value: Counter = Counter()
+    counted_by_value: Counter = Counter()
     pixels = 0
     for number, box in boxes:
         labels, labeled = scenes[number]['labels'].read(*box)
-        values, counts = np.unique(labels[labeled], return_counts=True)
-        pixel_counts.update(dict(zip(values.tolist(), counts.tolist())))
-        pixels += labels.size
+        part = scenes[number]['part']
+        counts = np.ones(labels.shape, bool) if part is None else part.mask(*box)
+        pixels += int(counts.sum())
+        for counter, selected in ((by_value, labeled), (counted_by_value, labeled & counts)):
+            values, numbers = np.unique(labels[selected], return_counts=True)
+            counter.update(dict(zip(values.tolist(), numbers.tolist())))
     shift = int(dataset.reduce_zero_label)
     unlabeled = [dataset.ignore_index] + [0] * shift
-    areas = Counter(
-        {
-            value - shift: float(count)
-            for value, count in pixel_counts.items()
-            if value not in unlabeled
-        }
+    by_class, areas = (
+        Counter(
+            {
+                value - shift: float(count)
+                for value, count in counter.items()
+                if value not in unlabeled
+            }
+        )
+        for counter in (by_value, counted_by_value)
     )
     ignored = pixels - sum(areas.values())
     known = range(len(dataset.file_classes()))
     sample = f'{len(boxes)} squares of {_SIDE} pixels' if len(boxes) > len(scenes) else 'all pixels'
+    if dataset.split is not None:
+        sample += f' in part {dataset.split.part!r}'
     if ignored:
         areas[dataset.ignore_index] = ignored
     yield (
@@ -196,9 +231,9 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
             f'{_shares(dataset, areas, pixels, set(known))}'
         ),
     )
-    yield from _absent_classes(dataset, areas, sample)
+    yield from _absent_classes(dataset, areas, sample, by_class)
     unknown = sorted(
-        value + shift for value in areas if value not in known and value != dataset.ignore_index
+        value + shift for value in by_class if value not in known and value != dataset.ignore_index
     )
     if unknown:
         yield (
@@ -215,15 +250,33 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
         )
 
 
-def _absent_classes(dataset: GeoTiffDataset, areas: Counter, sample: str) -> Iterator[Message]:
-    absent = [name for index, name in enumerate(dataset.file_classes()) if not areas[index]]
-    if absent and len(absent) < len(dataset.file_classes()):
-        yield (
-            logging.WARNING,
-            f'{_title(dataset)}: no labels of {", ".join(absent)} ({sample}). A class that does not '
-            f'occur is not learned and gets no score, so a mean over the classes looks better than '
-            f'it is. Check the labels, or take the class out of metainfo.',
+def _absent_classes(
+    dataset: GeoTiffDataset, areas: Counter, sample: str, by_class: Counter
+) -> Iterator[Message]:
+    """Yield a warning if classes do not occur in the dataset's part of the scenes.
+
+    Args:
+        dataset: Dataset with the names of the classes.
+        areas: Pixels of the part by class index.
+        sample: Text that says what was counted.
+        by_class: Pixels or polygons of all parts by class index.
+    """
+    classes = dataset.file_classes()
+    absent = [index for index in range(len(classes)) if not areas[index]]
+    if not absent or len(absent) == len(classes):
+        return
+    advice = 'Check the labels, or take the class out of metainfo.'
+    if dataset.split is not None and any(by_class[index] for index in absent):
+        advice = (
+            'Other parts of the split have such labels: set another seed, a larger share or smaller '
+            'blocks in the split of all datasets.'
         )
+    yield (
+        logging.WARNING,
+        f'{_title(dataset)}: no labels of {", ".join(classes[index] for index in absent)} '
+        f'({sample}). A class that does not occur is not learned and gets no score, so a mean over '
+        f'the classes looks better than it is. {advice}',
+    )
 
 
 def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, int, int, int]]]:
@@ -237,7 +290,13 @@ def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, 
         yield number, spread_square(square, shapes[number], _SIDE)
 
 
-def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Container[int]) -> str:
+def _shares(
+    dataset: GeoTiffDataset,
+    areas: Counter,
+    pixels: float,
+    drawn: Container[int],
+    kind: str = 'polygon',
+) -> str:
     """Return text on the share of each class.
 
     Args:
@@ -245,6 +304,7 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Conta
         areas: Pixels by class index.
         pixels: Number of all pixels.
         drawn: Class indices that have a polygon.
+        kind: ``'polygon'`` or ``'point'``.
     """
     dataset.class_shares = {
         name: areas[index] / max(pixels, 1) for index, name in enumerate(dataset.file_classes())
@@ -252,7 +312,7 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Conta
     texts = []
     for index, name in enumerate(dataset.file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
-        texts.append(f'{name} {100 * areas[index] / max(pixels, 1):.3g} %' + ' (no polygon)' * bare)
+        texts.append(f'{name} {100 * areas[index] / max(pixels, 1):.3g} %' + f' (no {kind})' * bare)
     ignored = areas[dataset.ignore_index]
     return ', '.join(texts) + (
         f', ignored {100 * ignored / max(pixels, 1):.3g} %' if ignored else ''
@@ -383,8 +443,8 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
             logging.WARNING,
             f'split: {"; ".join(reasons)}. Windows of training show ground that part '
             f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
-            f'ground. Set {advice} in the split of all datasets, or use other scenes '
-            f'(docs/reference/datasets.md).',
+            f'ground. Set {advice} in the split of all datasets, a smaller window, or use other '
+            f'scenes (docs/reference/datasets.md).',
         )
 
 

@@ -23,7 +23,7 @@ from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
-from mapsage.engine.loading.ground_checks import ground_note
+from mapsage.engine.loading.ground_checks import copies_note, ground_note
 from mapsage.engine.loading.input_checks import compare_sensors, watch_inputs
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.host.runner import dataset_of, keyed_samples, metrics_of, plain_model
@@ -90,9 +90,9 @@ class DataChecks(RunExtension):
     def _warn_of_shared_ground(run: EngineRun, validation: BaseLoop) -> None:
         trained, validated = dataset_of(run._train_loop), dataset_of(validation)
         if is_main_process() and trained is not None and validated is not None:
-            warning = ground_note(trained, validated)
-            if warning:
-                run.logger.warning(warning)
+            for warning in (ground_note(trained, validated), copies_note(trained, validated)):
+                if warning:
+                    run.logger.warning(warning)
 
 
 class ModelInputs(RunExtension):

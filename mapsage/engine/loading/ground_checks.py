@@ -10,10 +10,12 @@ Coordinates are pixels (column, row) of a scene, or degrees (longitude, latitude
 
 from __future__ import annotations
 
+import filecmp
+import itertools
 import math
 import os
 from dataclasses import dataclass
-from typing import Collection, Optional, Tuple
+from typing import Collection, Dict, Iterator, List, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -21,6 +23,7 @@ import numpy as np
 from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff.cover import SceneCover
 from mapsage.geo import EARTH_RADIUS, GeoError, Globe, Raster, open_raster, pixel_side
+from mapsage.host.dataset_parts import inner_datasets, listed_samples, reads_remotely
 
 from .build import datasets_of_scenes
 
@@ -30,6 +33,9 @@ _POINTS = 256
 _CELLS = 2048
 # Smallest share of the validated ground that causes a warning.
 _MIN_SHARE = 0.005
+# Image files of a dataset that are looked at, those of validation that are compared, and the files
+# of training that each is compared with: a second on a local disk.
+_MOST_FILES, _COMPARED, _MOST_CANDIDATES = 20_000, 64, 200
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,44 @@ def shared_ground(train: object, val: object) -> Optional[SharedGround]:
             near += weight * float(((far > 0) & (far < distance)).sum())
             farthest = max(farthest, distance)
     return SharedGround(inside / area, near / area, farthest) if area else None
+
+
+def copies_note(train: object, val: object) -> Optional[str]:
+    """Return a warning if image files of validation are files of training too, else None.
+
+    Up to 64 images of validation are compared by content with those of the first 20,000 images of
+    training that have the same number of bytes.
+    """
+    by_size: Dict[int, List[str]] = {}
+    for path in itertools.islice(_image_files(train), _MOST_FILES):
+        by_size.setdefault(os.path.getsize(path), []).append(path)
+    paths = list(itertools.islice(_image_files(val), _MOST_FILES))
+    compared = paths[:: -(-len(paths) // _COMPARED)] if paths else []
+    copies = [
+        (path, candidate)
+        for path in compared
+        for candidate in by_size.get(os.path.getsize(path), ())[:_MOST_CANDIDATES]
+        if filecmp.cmp(path, candidate, shallow=False)
+    ]
+    count = len({path for path, _ in copies})
+    if not count:
+        return None
+    return (
+        f'{count} of {len(compared)} images of val_dataloader are images of train_dataloader too, '
+        f'such as {copies[0][0]} and {copies[0][1]}: their scores are those of images that the '
+        f'model has seen. Take them out of one of the two.'
+    )
+
+
+def _image_files(dataset: object) -> Iterator[str]:
+    """Yield the local files of a dataset's images, each once; scenes are compared by their ground."""
+    for inside in inner_datasets(dataset):
+        if isinstance(inside, GeoTiffDataset) or reads_remotely(inside):
+            continue
+        paths = (sample.get('img_path') for sample in listed_samples(inside))
+        yield from (
+            path for path in dict.fromkeys(paths) if isinstance(path, str) and os.path.isfile(path)
+        )
 
 
 def ground_note(train: object, val: object, name: str = 'val_dataloader') -> Optional[str]:

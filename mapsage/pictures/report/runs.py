@@ -55,7 +55,8 @@ def mean_note(table: ClassTable) -> str:
         return ''
     return (
         f'Means are over {len(table.classes) - len(absent)} of {len(table.classes)} classes: no '
-        f'scored pixel has the label {", ".join(absent)}.'
+        f'scored pixel has the label {", ".join(absent)}. Add such labels to the scored data (with a '
+        f'split: another seed or a larger share).'
     )
 
 

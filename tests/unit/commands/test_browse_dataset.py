@@ -152,7 +152,7 @@ def test_random_windows(tiny_config: Path, tmp_path: Path) -> None:
         Path(browse(cfg, folder=str(tmp_path / name), say=said.append)[0]).read_bytes()
         for name in 'ab'
     ]
-    assert pictures[0] == pictures[1] and '4 windows of 64' in said[0]
+    assert pictures[0] == pictures[1] and 'random windows of 64 pixels, 4 an epoch' in said[0]
 
 
 def test_what_it_refuses(tiny_config: Path, tmp_path: Path) -> None:

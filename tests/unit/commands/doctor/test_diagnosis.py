@@ -377,8 +377,8 @@ def test_one_sample_and_one_step_of_each_split(
     if text:
         assert re.search(words, report), report
     else:
-        assert 'ok       train_dataloader: 25 samples, one step' in report
-        assert 'ok       val_dataloader: 25 samples, one prediction' in report
+        assert 'ok       train_dataloader: 25 sample(s), one step' in report
+        assert 'ok       val_dataloader: 25 sample(s), one prediction' in report
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_shift_is_a_note_and_a_step_is_tried(cfg: Any) -> None:
     first, *_, last = ask(cfg)
     assert first.startswith('note: train_dataloader: shift between the dates: 2.9')
     assert 'more than max_shift=1' in first
-    assert last == 'ok: train_dataloader: 3 samples, one step with the first'
+    assert last == 'ok: train_dataloader: 3 sample(s), one step with the first'
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
+import shapely
 from geo_scenes import (
     CLASSES,
     DEGREES,
@@ -91,6 +92,73 @@ def test_polygons_in_a_rotated_scene(tmp_path: Path) -> None:
     )
     text = said(build_dataset(tmp_path, labels='labels.gpkg'), logging.INFO)[1]
     assert '1 polygon(s)' in text and 'ground 50 %, house 50 %' in text
+
+
+@pytest.mark.parametrize('turn', [0, 30])
+def test_polygons_of_a_part(tmp_path: Path, turn: int) -> None:
+    """Counts and shares are those of the pixels that count in the part."""
+    place = dict(UTM, transform=UTM['transform'] * Affine.rotation(turn))
+    write_scene(tmp_path, place=place)
+    corners = [(column, row) for column in range(3, 280, 40) for row in range(3, 240, 40)]
+    boxes = [rectangle(place, column, row, column + 20, row + 20) for column, row in corners]
+    names = [CLASSES[1 + number % 2] for number in range(len(boxes))]
+    write_vector(tmp_path / 'labels.gpkg', boxes, names, 'EPSG:32650')
+    for part in ('train', 'val'):
+        split = dict(by='blocks', size=25, share=0.4, margin=4, seed=1, part=part)
+        dataset = build_dataset(tmp_path, labels='labels.gpkg', split=split)
+        text = said(dataset, logging.INFO)[1]
+        in_part = dataset.scene_facts[0]['part'].mask(0, 0, 300, 260)
+        counts: Dict[str, int] = dict.fromkeys(CLASSES, 0)
+        pixels: Dict[str, int] = dict.fromkeys(CLASSES, 0)
+        for name, (column, row) in zip(names, corners):
+            inside = in_part[row : row + 20, column : column + 20].sum()
+            counts[name] += bool(inside)
+            pixels[name] += inside
+        by_class = ', '.join(f'{name} {count}' for name, count in counts.items())
+        assert f'{sum(counts.values())} of {len(boxes)} polygon(s) count in part {part!r}' in text
+        assert f' ({by_class}); shares' in text and 5 < counts['house'] < len(boxes) / 2
+        for name in CLASSES[1:]:
+            share = float(text.split('shares')[1].split(f'{name} ')[1].split(' %')[0])
+            assert share == pytest.approx(100 * pixels[name] / in_part.sum(), rel=0.02)
+
+
+def test_a_class_that_a_split_leaves_no_label(tmp_path: Path) -> None:
+    _, classes = write_scene(tmp_path)
+    labels = np.zeros_like(classes)
+    split = dict(by='blocks', size=25, share=0.4, seed=1)
+    part = build_dataset(tmp_path, split=dict(split, part='val')).scene_facts[0]['part']
+    in_validation = part.mask(0, 0, 300, 260)
+    labels[~in_validation] = 1
+    row, column = np.argwhere(in_validation)[len(np.argwhere(in_validation)) // 2]
+    labels[row, column] = 2
+    write_raster(tmp_path / 'labels/a.tif', labels)
+    to_map = UTM['transform']
+    rows_of = {part: np.argwhere(labels == value) for part, value in (('train', 1), ('val', 0))}
+    points = [
+        shapely.Point(to_map * (column + 0.5, row + 0.5))
+        for part in ('train', 'val')
+        for row, column in rows_of[part][:: len(rows_of[part]) // 5][:5]
+    ]
+    write_vector(
+        tmp_path / 'labels.gpkg',
+        points,
+        ['house'] * 5 + ['water'] * 5,
+        'EPSG:32650',
+        kind='Point',
+    )
+    vector = dict(labels='labels.gpkg', point_radius=0.4, outside=255)
+    for part, absent, count in (('train', 'water', 5), ('val', 'house', 5)):
+        dataset = build_dataset(tmp_path, split=dict(split, part=part))
+        assert f'shares, from all pixels in part {part!r}: ' in said(dataset, logging.INFO)[1]
+        warning = next(text for text in said(dataset, logging.WARNING) if 'no labels' in text)
+        assert f'no labels of {"ground, " * (part == "train")}{absent} ' in warning
+        assert 'set another seed, a larger share or smaller blocks' in warning
+        dataset = build_dataset(tmp_path, split=dict(split, part=part), **vector)
+        text = said(dataset, logging.INFO)[1]
+        assert f'{count} of 10 point(s) count in part {part!r} (ground 0, ' in text
+        warning = next(text for text in said(dataset, logging.WARNING) if 'no labels' in text)
+        assert f'no labels of ground, {absent} ({count} of 10 point(s) count in ' in warning
+        assert 'set another seed' in warning
 
 
 def test_shares_of_label_rasters(tmp_path: Path, monkeypatch: Any) -> None:

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import affine
+import cv2
 import numpy as np
 import pytest
 from geo_scenes import PIXELS, UTM, rectangle, write_raster
 from geotiff_data import build_dataset, write_vector
 from mmengine.dataset import ConcatDataset, RepeatDataset
+from mmseg.datasets import BaseSegDataset
 from rasterio.crs import CRS
 
-from mapsage.engine.loading.ground_checks import ground_note, shared_ground
+from mapsage.engine.loading.ground_checks import copies_note, ground_note, shared_ground
 
 SPLIT = dict(by='blocks', size=25, share=0.4, margin=8)
 
@@ -117,3 +119,34 @@ def test_an_area_of_interest_limits_the_ground(tmp_path: Path) -> None:
 
 def test_datasets_without_scenes_say_nothing(tmp_path: Path) -> None:
     assert ground_note([1, 2], scenes(tmp_path, 'a', at(0))) is None
+
+
+def test_images_of_validation_that_are_images_of_training(tmp_path: Path) -> None:
+    """Copies are found by their content, under any name, in wrapped datasets too."""
+    for part, first in (('train', 0), ('val', 100), ('copies', 3)):
+        for number in range(6):
+            seed = (
+                first + number
+                if number < 2
+                else ('train', 'val', 'copies').index(part) * 50 + number
+            )
+            image = np.random.default_rng(seed).integers(0, 255, (16, 16, 3), 'uint8')
+            for folder in ('images', 'labels'):
+                (tmp_path / part / folder).mkdir(parents=True, exist_ok=True)
+            # BMP files of one shape have the same number of bytes.
+            cv2.imwrite(str(tmp_path / part / f'images/{part}_{number}.bmp'), image)
+            cv2.imwrite(str(tmp_path / part / f'labels/{part}_{number}.png'), image[..., 0] % 2)
+
+    def folder(part: str) -> BaseSegDataset:
+        return BaseSegDataset(
+            data_root=str(tmp_path / part),
+            data_prefix=dict(img_path='images', seg_map_path='labels'),
+            img_suffix='.bmp',
+            metainfo=dict(classes=('a', 'b')),
+        )
+
+    train = RepeatDataset(folder('train'), 3)
+    assert copies_note(train, folder('val')) is None
+    note = copies_note(train, ConcatDataset([folder('val'), folder('copies')]))
+    assert note is not None and note.startswith('2 of 12 images of val_dataloader are images of ')
+    assert 'copies_0.bmp' in note and 'train_3.bmp' in note
