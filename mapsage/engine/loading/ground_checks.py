@@ -33,8 +33,8 @@ _POINTS = 256
 _CELLS = 2048
 # Smallest share of the validated ground that causes a warning.
 _MIN_SHARE = 0.005
-# Image files of a dataset that are looked at, those of validation that are compared, and the files
-# of training that each is compared with: a second on a local disk.
+# Limits that keep the comparison of images within about a second on a local disk: the files that are
+# listed, the images of validation, and the training images that each of them is compared with.
 _MOST_FILES, _COMPARED, _MOST_CANDIDATES = 20_000, 64, 200
 
 
@@ -169,8 +169,8 @@ def shared_ground(train: object, val: object) -> Optional[SharedGround]:
 def copies_note(train: object, val: object) -> Optional[str]:
     """Return a warning if image files of validation are files of training too, else None.
 
-    Up to 64 images of validation are compared by content with those of the first 20,000 images of
-    training that have the same number of bytes.
+    Up to 64 images of validation are compared by content with the training images of the same size
+    in bytes.
     """
     by_size: Dict[int, List[str]] = {}
     for path in itertools.islice(_image_files(train), _MOST_FILES):
