@@ -38,9 +38,9 @@ class Extra(NamedTuple):
         extends: Module by the name of the program to which it adds options. It has the functions
             ``add_options(parser)``, ``check_options(parser, args)``, ``is_asked(args)`` and, for a
             command line for which that is true, ``run(args)`` in place of the program's own work;
-            of ``train``, ``run(args, cfg)``, which may change the config and returns whether it took
-            the place of the training; of ``view``, ``run(args)`` returns the rasters that are
-            labeled in the file ``args.points`` (`LabelSource` of the viewer).
+            of ``train`` and ``test``, ``run(args, cfg)``, which may change the config; of ``train``,
+            it returns whether it took the place of the training; of ``view``, ``run(args)`` returns
+            the rasters that are labeled in the file ``args.points`` (`LabelSource` of the viewer).
         default_hooks: Names of classes of hooks by their keys in ``default_hooks``.
         accelerators: Classes of accelerators, as ``'module:class'``.
         run_extensions: Classes of run extensions, likewise.

@@ -63,7 +63,7 @@ choose_paths() {
                     tests/unit/{accelerator,compat,evaluation,geo,host,models}
                     tests/unit/datasets/geotiff tests/unit/distributed tests/unit/launcher
                     tests/unit/engine/{checkpoints,guards,loading}
-                    tests/extras/{change,earth,export,mask_transformers}
+                    tests/extras/{calibration,change,earth,export,mask_transformers} tests/extras/labels/rewards/test_{rewards,group_reward}.py
                     tests/distributed/test_{equivalence,metric_ranks,ordered_sum,resume}.py
                     tests/distributed/test_{sampling_exchange,sampling_faults,t20_line}.py
                     tests/integration/test_{entry_points,files_of_before,golden_losses,launchers}.py
@@ -72,8 +72,8 @@ choose_paths() {
         xla) paths=(tests/contract tests/conformance tests/unit/{accelerator,compat,evaluation}
                     tests/unit/distributed/{groups,wrappers} tests/unit/engine/guards
                     tests/unit/models/losses tests/unit/datasets/test_batch_preprocessor.py
-                    tests/unit/sampling/hooks/test_group_reward{_settings,s_on_devices}.py
-                    tests/extras/{export,mask_transformers,streaming/hooks}
+                    tests/extras/labels/rewards/test_{rewards,group_reward,group_reward_settings,group_rewards_on_devices}.py
+                    tests/extras/{calibration,export,mask_transformers,streaming/hooks}
                     tests/distributed/test_{equivalence,metric_ranks,ordered_sum,resume,sampling_exchange}.py
                     tests/integration/test_{golden_losses,lazy_device,predict}.py ${long:+tests/long}) ;;
     esac

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Set
 
 from mapsage.commands import options
+from mapsage_launcher.extras import extensions_of
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -45,12 +46,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         help="test-time augmentation: the config's tta_pipeline, or else every "
         'image with its two mirror images',
     )
-    parser.add_argument(
-        '--calibration',
-        action='store_true',
-        help='also compare probabilities with shares of correct pixels: ECE, a '
-        'table by class, and reliability.png in the work dir',
-    )
+    extensions = extensions_of('test')
+    for extension in extensions:
+        extension.add_options(parser)
     args = parser.parse_args(argv)
     from mapsage.commands import cli
 
@@ -62,8 +60,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     cfg.pop('feature_source', None)
     if args.out:
         write_masks_to(cfg, args.out)
-    if args.calibration:
-        test_calibration(cfg)
+    for extension in extensions:
+        if extension.is_asked(args):
+            extension.run(args, cfg)
     if args.show_dir or args.show:
         draw_predictions(cfg, args.show_dir, args.show, args.wait_time)
     if args.tta:
@@ -106,20 +105,6 @@ def write_masks_to(cfg: Config, folder: str) -> None:
         f'--out needs a metric with an output_dir in test_evaluator, such as '
         f'IoUMetric, ConfusionMatrixMetric or CityscapesMetric, got {evaluators}.'
     )
-
-
-def test_calibration(cfg: Config) -> None:
-    """Add ``CalibrationError`` to the metrics of the test, with its picture in the work dir."""
-    evaluators = cfg.get('test_evaluator') or []
-    evaluators = list(evaluators) if isinstance(evaluators, (list, tuple)) else [evaluators]
-    calibration = next(
-        (evaluator for evaluator in evaluators if evaluator.get('type') == 'CalibrationError'), None
-    )
-    if calibration is None:
-        calibration = dict(type='CalibrationError')
-        evaluators.append(calibration)
-    calibration.setdefault('picture', str(Path(cfg.work_dir) / 'reliability.png'))
-    cfg.test_evaluator = evaluators
 
 
 def _metric_arguments(cfg: Config, kind: object) -> Set[str]:

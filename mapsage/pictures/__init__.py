@@ -7,13 +7,11 @@ places text and tiles at exact pixels, `tiles.py` turns images and label maps in
 from .confusion_plot import plot_confusion
 from .contact_sheet import LabeledImage, render_contact_sheet
 from .preview import PreviewSample, render_preview, save_preview
-from .reliability_plot import plot_reliability
 
 __all__ = [
     'LabeledImage',
     'PreviewSample',
     'plot_confusion',
-    'plot_reliability',
     'render_contact_sheet',
     'render_preview',
     'save_preview',

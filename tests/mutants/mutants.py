@@ -499,11 +499,11 @@ MUTANTS = (
     ),
     Mutant(
         'calibration_repeats',
-        'mapsage/evaluation/calibration_metric.py',
+        'mapsage/extras/calibration/calibration_metric.py',
         'images that the sampler repeats count twice in the calibration error',
         'total -= self._last',
         'pass',
-        ('tests/distributed/test_calibration_ranks.py',),
+        ('tests/extras/calibration/test_calibration_ranks.py',),
     ),
     Mutant(
         'preview_axes',
@@ -773,7 +773,7 @@ MUTANTS = (
         'filtered rewards weigh as much as all',
         'share = statistics.first_pass_rate if filtered else 1.0',
         'share = 1.0',
-        ('tests/distributed/test_group_reward_ranks.py',),
+        ('tests/extras/labels/rewards/test_group_reward_ranks.py',),
     ),
     Mutant(
         'whole_step_share',

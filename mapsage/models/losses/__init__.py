@@ -1,8 +1,7 @@
 """Losses for unbalanced classes, the IoU and centerlines, registered in MMEngine's root registry.
 
 Each loss is normalized over the global batch, so its gradient does not depend on how the batch is
-split over ranks (mapsage/distributed/wrappers/batch_counts.py). ``group_reward.py`` has the pure functions of
-the policy-gradient stage.
+split over ranks (mapsage/distributed/wrappers/batch_counts.py).
 """
 
 from .centerline_dice import CenterlineDiceLoss

@@ -54,7 +54,7 @@ class ModelScore(Scorer):
         metric: Name of the score. ``'loss'`` is the mean cross-entropy over the labeled pixels, in
             nats; ``'one_minus_iou'`` is 1 - the mean IoU over the classes in the label map;
             ``'reward_variance'`` is the variance that this IoU would have over label maps drawn
-            from the model, see :func:`mapsage.evaluation.reward_metric`. A tile without a labeled
+            from the model, see :mod:`mapsage.evaluation.reward_variance`. A tile without a labeled
             pixel scores 0.
         scale: Factor for the side lengths, which are then rounded up to a multiple of 32 pixels.
         ignore_index: Label of pixels without a class.

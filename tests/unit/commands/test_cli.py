@@ -266,20 +266,3 @@ def test_a_workers_traceback_is_taken_off() -> None:
 )
 def test_whose_fault_an_error_is(error: Exception, kind: str) -> None:
     assert cli._kind(error, dict(GROUP_RANK='1', LOCAL_WORLD_SIZE='2')) == kind
-
-
-@pytest.mark.parametrize(
-    'given, kinds',
-    [
-        (dict(type='IoUMetric'), ['IoUMetric', 'CalibrationError']),
-        (None, ['CalibrationError']),
-        ([dict(type='A'), dict(type='CalibrationError', bins=10)], ['A', 'CalibrationError']),
-    ],
-)
-def test_calibration_is_measured_once_and_drawn_in_the_work_dir(given: Any, kinds: Any) -> None:
-    cfg = Config(dict(test_evaluator=given, work_dir='w'))
-    test_command.test_calibration(cfg)
-    test_command.test_calibration(cfg)
-    assert [each.type for each in cfg.test_evaluator] == kinds
-    assert cfg.test_evaluator[-1].picture == 'w/reliability.png'
-    assert cfg.test_evaluator[-1].get('bins') == (10 if len(kinds) == 2 and 'A' in kinds else None)

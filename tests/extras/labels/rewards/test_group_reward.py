@@ -8,8 +8,8 @@ from typing import Any, Tuple
 import pytest
 import torch
 
-from mapsage.evaluation import PolygonCount
-from mapsage.models.losses.group_reward import (
+from mapsage.extras.labels.rewards import PolygonCount
+from mapsage.extras.labels.rewards.group_reward import (
     draw,
     label_maps,
     leave_one_out,

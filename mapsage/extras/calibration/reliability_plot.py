@@ -10,8 +10,8 @@ from typing import Sequence, Union
 
 import numpy as np
 
-from .canvas import INK, Canvas, save_png
-from .confusion_plot import short_count
+from mapsage.pictures.canvas import INK, Canvas, save_png
+from mapsage.pictures.confusion_plot import short_count
 
 # In pixels.
 _MARGIN, _HEADER, _SIDE, _LOW, _GAP, _LEFT = 28, 84, 480, 120, 56, 62

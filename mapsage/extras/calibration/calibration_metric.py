@@ -29,10 +29,10 @@ from mmengine.logging import print_log
 from mmengine.registry import METRICS
 from prettytable import PrettyTable
 
-from mapsage.pictures import plot_reliability
+from mapsage.evaluation.confusion_matrix import describe_outside
+from mapsage.evaluation.confusion_matrix_metric import check_images, is_repeat
 
-from .confusion_matrix import describe_outside
-from .confusion_matrix_metric import check_images, is_repeat
+from .reliability_plot import plot_reliability
 
 BINS = 15
 # A probability is counted in this unit, the resolution of float32 (24 bits), so that sums are the

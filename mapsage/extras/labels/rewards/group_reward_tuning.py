@@ -4,7 +4,7 @@ A reward such as a number of polygons has no gradient with respect to the logits
 maps are drawn from the model's probabilities, and the model is moved toward the maps with a larger
 reward than the other maps of the same tile. Drawing happens when a tile is scored; the loss of the
 training step then reads the drawn maps from the tile's data sample. The formulas are in
-`mapsage/models/losses/group_reward.py`.
+`group_reward.py`.
 
 Shapes: N tiles, G label maps of a tile, C classes, H x W pixels, R regions of a tile.
 """
@@ -24,16 +24,16 @@ from torch import nn
 from mapsage.host.batch_images import Channels
 from mapsage.host.runner import unwrap
 from mapsage.host.segmentors import batch_augments, class_logits, is_segmentor
-from mapsage.models.losses.group_reward import (
+from mapsage.sampling import BatchShare, Scorer, Validity
+from mapsage.sampling.hooks.model_score import evaluating
+
+from .group_reward import (
     draw,
     label_maps,
     leave_one_out,
     region_logits,
     surrogate,
 )
-from mapsage.sampling import BatchShare, Scorer, Validity
-from mapsage.sampling.hooks.model_score import evaluating
-
 from .reward_functions import Rewards
 from .reward_pictures import RewardPictures
 

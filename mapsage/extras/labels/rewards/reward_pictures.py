@@ -13,7 +13,8 @@ from mmengine.dist import is_main_process
 
 from mapsage.host.batch_images import Channels, choose_channels
 from mapsage.pictures.canvas import save_png
-from mapsage.pictures.reward_sheet import RewardedTile, render_reward_sheet
+
+from .reward_sheet import RewardedTile, render_reward_sheet
 
 # Tiles of the picture, and label maps of a tile.
 _LENGTH, _MAPS = 6, 5

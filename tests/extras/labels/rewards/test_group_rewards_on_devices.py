@@ -14,8 +14,7 @@ from support import main_leg, no_simulated_cards
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed.wrappers import MMModelParallel, OptimWrapper
-from mapsage.evaluation import PolygonCount
-from mapsage.sampling.hooks import GroupRewardTuning
+from mapsage.extras.labels.rewards import GroupRewardTuning, PolygonCount
 
 pytestmark = [
     main_leg,

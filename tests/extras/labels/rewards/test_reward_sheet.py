@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mapsage.pictures.reward_sheet import RewardedTile, render_reward_sheet
+from mapsage.extras.labels.rewards.reward_sheet import RewardedTile, render_reward_sheet
 
 _PALETTE = [[255, 0, 0], [0, 0, 255]]
 

@@ -10,8 +10,8 @@ import torch
 from mmengine.model import revert_sync_batchnorm
 from small_segmentors import batch, resnet_fcn
 
-from mapsage.evaluation import PolygonCount
-from mapsage.sampling.hooks import DynamicSamplingHook, GroupRewardTuning, group_reward_tuning
+from mapsage.extras.labels.rewards import GroupRewardTuning, PolygonCount, group_reward_tuning
+from mapsage.sampling.hooks import DynamicSamplingHook
 
 SCORE = dict(type='GroupRewardTuning', rewards=[dict(type='PolygonCount')])
 GOOD: Dict[str, Any] = dict(score=SCORE, validity=dict(eps=0), max_age=0)

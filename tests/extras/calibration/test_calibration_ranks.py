@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed import init_process_group
-from mapsage.evaluation import CalibrationError
+from mapsage.extras.calibration.calibration_metric import CalibrationError
 
 CLASSES = ('field', 'road', 'water')
 WORLDS, SIZES = (2, 3, 5), (1, 4, 7)

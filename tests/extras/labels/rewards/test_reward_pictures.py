@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import torch
 
-from mapsage.pictures.reward_sheet import RewardedTile, render_reward_sheet
-from mapsage.sampling.hooks.reward_pictures import RewardPictures
+from mapsage.extras.labels.rewards.reward_pictures import RewardPictures
+from mapsage.extras.labels.rewards.reward_sheet import RewardedTile, render_reward_sheet
 
 METAINFO: Dict[str, Any] = dict(classes=('ground', 'road'), palette=[[90, 160, 90], [40, 40, 40]])
 TOTALS = [0.9, 0.1, 0.5, 0.2, 0.3, 0.4, 0.6]

@@ -11,8 +11,8 @@ from label_pairs import data_sample
 from mmengine.registry import METRICS, TASK_UTILS
 from scipy import ndimage
 
-from mapsage.evaluation import ComponentsFound, PolygonCount, UnbrokenLength
-from mapsage.sampling.hooks.reward_functions import Rewards
+from mapsage.extras.labels.rewards import ComponentsFound, PolygonCount, UnbrokenLength
+from mapsage.extras.labels.rewards.reward_functions import Rewards
 
 
 def drawn(*rows: str) -> np.ndarray:

@@ -14,8 +14,8 @@ import pytest
 from support import ROOT
 from warm_python import warm_python
 
-from mapsage.evaluation import ComponentsFound, PolygonCount
-from mapsage.sampling.hooks.reward_functions import Rewards
+from mapsage.extras.labels.rewards import ComponentsFound, PolygonCount
+from mapsage.extras.labels.rewards.reward_functions import Rewards
 
 
 def _maps(tiles: int = 3, maps: int = 4) -> Any:
@@ -75,8 +75,8 @@ import os
 import signal
 import sys
 import numpy as np
-from mapsage.evaluation import PolygonCount
-from mapsage.sampling.hooks.reward_functions import Rewards
+from mapsage.extras.labels.rewards import PolygonCount
+from mapsage.extras.labels.rewards.reward_functions import Rewards
 rewards = Rewards([PolygonCount()], workers=2)
 rewards(np.zeros((1, 4, 8, 8), int), np.zeros((1, 8, 8), int), ['a'])
 print(*[process.pid for process in rewards._workers._processes], flush=True)

@@ -23,7 +23,8 @@ import numpy as np
 from mmengine.logging import print_log
 
 from mapsage.distributed.launcher import die_with_parent
-from mapsage.evaluation.rewards import build_rewards, reward_name, reward_names, reward_of
+
+from .rewards import build_rewards, reward_name, reward_names, reward_of
 
 # Side in pixels of the label maps by which ranks compare their rewards.
 _SIDE = 24

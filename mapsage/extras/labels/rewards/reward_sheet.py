@@ -11,9 +11,9 @@ from typing import List, Optional, Sequence
 
 import numpy as np
 
-from . import tiles
-from .canvas import FAINT, Canvas, Legend
-from .preview import legend_of, shorten
+from mapsage.pictures import tiles
+from mapsage.pictures.canvas import FAINT, Canvas, Legend
+from mapsage.pictures.preview import legend_of, shorten
 
 # In pixels.
 _SIDE, _MARGIN, _GAP, _HEADER, _LINE = 192, 28, 14, 70, 15

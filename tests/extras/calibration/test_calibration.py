@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -10,18 +11,20 @@ import numpy as np
 import pytest
 import torch
 from label_pairs import NAMES
+from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from support import main_leg
 
-from mapsage.evaluation import (
+from mapsage.extras.calibration import calibration_metric
+from mapsage.extras.calibration.calibration_metric import (
     CalibrationError,
     calibration_error,
-    calibration_metric,
     count_confidence,
 )
-from mapsage.pictures.reliability_plot import render_reliability
+from mapsage.extras.calibration.reliability_plot import render_reliability
+from mapsage.extras.calibration.test_options import add_options, is_asked, run
 
 CLASSES = 4
 
@@ -224,3 +227,23 @@ def test_the_picture_shows_how_far_it_is_from_the_diagonal(tmp_path: Path) -> No
     assert render_reliability([0, 5], [np.nan, 0.7], [np.nan, 0.6]).shape == good.shape
     with pytest.raises(ValueError, match='2 counts, 1 probabilities, 2 shares'):
         render_reliability([1, 2], [0.5], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    'given, kinds',
+    [
+        (dict(type='IoUMetric'), ['IoUMetric', 'CalibrationError']),
+        (None, ['CalibrationError']),
+        ([dict(type='A'), dict(type='CalibrationError', bins=10)], ['A', 'CalibrationError']),
+    ],
+)
+def test_calibration_is_measured_once_and_drawn_in_the_work_dir(given: Any, kinds: Any) -> None:
+    cfg = Config(dict(test_evaluator=given, work_dir='w'))
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert not is_asked(parser.parse_args([])) and is_asked(parser.parse_args(['--calibration']))
+    for _ in range(2):
+        run(parser.parse_args(['--calibration']), cfg)
+    assert [each.type for each in cfg.test_evaluator] == kinds
+    assert cfg.test_evaluator[-1].picture == 'w/reliability.png'
+    assert cfg.test_evaluator[-1].get('bins') == (10 if len(kinds) == 2 and 'A' in kinds else None)
