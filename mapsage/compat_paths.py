@@ -38,6 +38,8 @@ MODULES: Dict[str, str] = {
     'mapsage.commands.suggest_labels': 'mapsage.extras.labels.label_suggestions',
     'mapsage.datasets.change': 'mapsage.extras.change',
     'mapsage.datasets.demo': 'mapsage.extras.demo',
+    'mapsage.datasets.mmrs1m': 'mapsage.extras.mmrs1m.dataset',
+    'mapsage.datasets.mmrs1m_records': 'mapsage.extras.mmrs1m.records',
     'mapsage.datasets.prepare': 'mapsage.extras.demo.prepare',
     'mapsage.datasets.semi_supervised': 'mapsage.extras.labels.unlabeled',
     'mapsage.distributed.groups.replicas': 'mapsage.extras.streaming.split_head.replicas',
@@ -157,6 +159,7 @@ NAMES: Dict[str, Dict[str, str]] = {
         **dict.fromkeys(_CHANGE, 'mapsage.extras.change'),
         **dict.fromkeys(_DEMO, 'mapsage.extras.demo'),
         **dict.fromkeys(_UNLABELED, 'mapsage.extras.labels.unlabeled'),
+        **dict.fromkeys(('LoadBoxPseudoMasks', 'MMRS1MDataset'), 'mapsage.extras.mmrs1m'),
     },
     'mapsage.evaluation': {
         **dict.fromkeys(

@@ -10,7 +10,6 @@ from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolyg
 from .geotiff import GeoTiffDataset, LoadGeoTiffLabels, LoadGeoTiffWindow
 from .grouped_views import GroupedViewsSampler
 from .label_score import LabelScore
-from .mmrs1m import LoadBoxPseudoMasks, MMRS1MDataset
 from .packing import PackSegInputs
 from .stacks import (
     DropDates,
@@ -27,12 +26,10 @@ __all__ = [
     'GeoTiffDataset',
     'GroupedViewsSampler',
     'LabelScore',
-    'LoadBoxPseudoMasks',
     'LoadGeoTiffLabels',
     'LoadGeoTiffWindow',
     'LoadPolygonAnnotations',
     'LoadSceneStack',
-    'MMRS1MDataset',
     'NWPUPolygonDataset',
     'PackSegInputs',
     'PackStackInputs',

@@ -197,7 +197,7 @@ def test_dynamic_sampling_leaves_out_windows(
 def test_doctor_and_browse_dataset_take_a_config_of_stacks(config: Path, capsys: Any) -> None:
     assert doctor.main([str(config), '--accelerator', 'cpu']) == 0
     text = capsys.readouterr().out
-    assert '8 samples' in text and 'FAIL' not in text
+    assert '8 sample(s)' in text and 'FAIL' not in text
     browse_dataset.main([str(config), '--output-dir', str(config.parent / 'pictures')])
     assert (config.parent / 'pictures/train.png').stat().st_size > 5000
 

@@ -13,9 +13,9 @@ from fuzzing import documents
 from hypothesis import example, given
 
 from mapsage.datasets import CocoPolygonDataset
-from mapsage.datasets.mmrs1m_records import read_class, read_conversations, read_objects
 from mapsage.extras.demo.demo_folder import MARKER, is_complete
 from mapsage.extras.demo.prepare.archives import LEDGER, PrepareError, _open_ledger
+from mapsage.extras.mmrs1m.records import read_class, read_conversations, read_objects
 
 COCO: Dict[str, Any] = dict(
     categories=[dict(id=30, name='tank'), dict(id=4, name='ship')],

@@ -14,7 +14,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmrs1m_samples import readme_box, record, text
 from support import ROOT
 
-from mapsage.datasets import MMRS1MDataset
+from mapsage.extras.mmrs1m import MMRS1MDataset
 
 CLASSES = ('background', 'ship', 'storage_tank')
 PIPELINE = [dict(type=t) for t in ('LoadImageFromFile', 'LoadBoxPseudoMasks', 'PackSegInputs')]

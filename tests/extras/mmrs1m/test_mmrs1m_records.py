@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mmrs1m_samples import readme_box
 
-from mapsage.datasets.mmrs1m_records import (
+from mapsage.extras.mmrs1m.records import (
     Box,
     Conversation,
     find_class,

@@ -1,7 +1,7 @@
 """MMRS-1M: images with a class or with boxes; used for segmentation only on explicit request.
 
 MMRS-1M has no masks. A segmentation training on it learns from boxes filled with their class, and
-its scores say how well boxes are predicted. `mmrs1m_records.py` parses the files.
+its scores say how well boxes are predicted. `records.py` parses the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 from PIL import Image
 
-from .mmrs1m_records import (
+from .records import (
     Box,
     Conversation,
     find_class,
