@@ -31,7 +31,7 @@ from mapsage.maps.description import Bands, Classes
 from mapsage.maps.map_model import MapModel, Predictor
 from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction
-from mapsage.maps.strip_store import StripStore
+from mapsage.maps.strips import StripStore
 from mapsage.maps.windows import Grid, blend_weights
 
 WINDOW, OVERLAP = 32, 8

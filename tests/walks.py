@@ -120,7 +120,7 @@ def walk(name: str, folder: Path) -> List[str]:
     pixels = np.random.RandomState(0).randint(60, 220, (150, 150, 3)).astype('uint8')
     Image.fromarray(pixels).save('scene.png')
     arguments = [config, 'w/iter_1.pth', 'scene.png', '--out', 'maps', *device]
-    return follow(lambda: predict.main(arguments), 'mapsage/maps/strip_store.py:write')
+    return follow(lambda: predict.main(arguments), 'mapsage/maps/strips.py:write')
 
 
 if __name__ == '__main__':

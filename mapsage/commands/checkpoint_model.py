@@ -42,7 +42,7 @@ from mapsage.maps.model import (
 )
 from mapsage.maps.places import open_places
 from mapsage.maps.predictor import WindowPredictor, dtype_name
-from mapsage.maps.strip_store import key_of
+from mapsage.maps.strips import key_of
 
 from .cli import build_model, read_config
 

@@ -39,8 +39,7 @@ from .blending import NO_DATA, PROBABILITY_STEPS
 from .description import Classes
 from .errors import BrokenInputError, PredictError
 from .outputs import Outputs, change_fields, remove_outdated, write_report, writing
-from .strip_store import StripStore
-from .strips import Strip
+from .strips import Strip, StripStore
 from .windows import Grid
 
 # Longest side of a preview in pixels, about.

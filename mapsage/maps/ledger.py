@@ -34,7 +34,7 @@ from mapsage.base.folder_claims import (
 
 from .errors import PredictError
 from .outputs import writing
-from .strip_store import remove_folder
+from .strips import remove_folder
 
 # Seconds after which another machine's worker that has not renewed its file has lost its claims.
 # Longer than attributes of a file are cached by default on NFS (60 s).

@@ -1,6 +1,6 @@
 """One map: the scene, its grid of windows, its finished strips and its files.
 
-Rank 0 plans a job (`planning.py`) and sends its `ScenePlan` to all ranks as JSON; every rank builds
+Rank 0 plans a job (`prediction.py`) and sends its `ScenePlan` to all ranks as JSON; every rank builds
 the same `MapJob` from it. `MapJob.predict` stores strips, `MapJob.assemble` makes the files from all
 strips; which rank of which job does that is decided in `sharing.py`. The scene is opened in two
 sizes: in the model's size for the prediction, in its own size for the files.
@@ -21,11 +21,9 @@ from .description import Bands, Classes
 from .errors import BrokenInputError, PredictError
 from .inputs import Scene
 from .map_model import PlaceSource, Predictor
-from .outputs import Outputs, is_done
+from .outputs import Outputs, Upload, is_done
 from .reading import most_readers
-from .strip_store import StripStore, key_of
-from .strips import Strip, Waits, predict_strips
-from .upload import Upload
+from .strips import Strip, StripStore, Waits, key_of, predict_strips
 from .windows import Grid
 
 

@@ -1,27 +1,41 @@
-"""Files of a map: their names, the report, and what an earlier prediction left of them.
+"""Files of a map: their names, the report, what an earlier prediction left of them, and their upload.
 
 The report (`NAME.json`) is written last, so a map whose report exists is complete. It lists the
 files of the map and the settings it depends on: only files in this list may be replaced or removed,
 everything else in the folder belongs to somebody else. `assembly.py` writes the rasters.
+
+GDAL writes rasters with seeks, which object stores do not have. Maps for a store are written to a
+local folder first, and `Upload` sends them when they are finished, the report last.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import os
+import re
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from mapsage.base.files import atomic_write, parse_json
-from mapsage.geo import confidence_path, probabilities_path
+from mapsage.geo import (
+    as_vsi,
+    confidence_path,
+    content_of,
+    is_remote,
+    list_folder,
+    probabilities_path,
+    remove_file,
+    write_file,
+)
 from mapsage.geo.change_classes import UNCHANGED, transition_of
 from mapsage.geo.change_fields import ChangeFields
 from mapsage.geo.polygons import write_polygons
 
 from .description import Classes
 from .errors import PredictError
-from .strip_store import key_of
+from .strips import key_of
 
 
 @dataclass(frozen=True)
@@ -249,3 +263,101 @@ def writing(path: Path) -> Iterator[None]:
             f'with --out. What is finished stays: the same command '
             f'continues.'
         ) from error
+
+
+def local_folder(out: str) -> Path:
+    """Return the folder in which maps are written: ``out``, or one for a name in an object store.
+
+    Example:
+        >>> str(local_folder('s3://bucket/maps/'))
+        's3-bucket-maps'
+    """
+    if not is_remote(out):
+        return Path(out)
+    return Path(re.sub(r'[\\/:]+', '-', out.strip('/')))
+
+
+class Upload:
+    """The folder of an object store that gets the maps.
+
+    Args:
+        out: Name of the folder: ``s3://bucket/maps/``, ``gs://...``, ``az://...``.
+
+    Raises:
+        PredictError: If nothing can be written to servers of this kind.
+    """
+
+    def __init__(self, out: str) -> None:
+        self._name = out.rstrip('/') + '/'
+        self._folder = as_vsi(self._name)
+        if not re.match('/vsi(s3|gs|az|oss)/', self._folder):
+            raise PredictError(
+                f'--out {out}: expected a folder of this machine, or of an object store that can be '
+                f'written (s3://, gs://, az://, oss://).'
+            )
+        self._present: Optional[Set[str]] = None
+
+    def check(self) -> str:
+        """Write and remove a small object; return a line for the user.
+
+        Raises:
+            PredictError: If the store refuses it.
+        """
+        probe = f'{self._folder}.mapsage-{os.urandom(8).hex()}'
+        try:
+            write_file(b'', probe)
+            remove_file(probe)
+        except OSError as error:
+            raise PredictError(
+                f'--out {self._name} cannot be written: {error}. Check its name, the credentials '
+                f'and the endpoint.'
+            ) from error
+        self._present = set(list_folder(self._folder))
+        return (
+            f'maps are written to the folder {local_folder(self._name)}, and uploaded to '
+            f'{self._name} when they are finished'
+        )
+
+    def has(self, outputs: Outputs, settings: Mapping[str, object]) -> bool:
+        """Return whether the store has a map that was made with these settings.
+
+        Its report is copied to the local folder, unless there is one.
+
+        Raises:
+            PredictError: In the cases of :func:`is_done`.
+        """
+        assert self._present is not None
+        if not outputs.report.exists() and outputs.report.name in self._present:
+            try:
+                report = content_of(self._folder + outputs.report.name)
+            except OSError as error:
+                raise PredictError(f'{self._name}{outputs.report.name}: {error}.') from error
+            outputs.report.write_bytes(report)
+        present = self._present
+        if not is_done(outputs, settings, lambda path: path.name in present):
+            return False
+        if outputs.polygons is not None and outputs.polygons.name not in present:
+            raise PredictError(
+                f'{self._name}{outputs.map.name} has no polygons there. Add --overwrite, or make '
+                f'them of a local copy.'
+            )
+        return outputs.report.name in present
+
+    def send(self, outputs: Outputs) -> None:
+        """Upload the files of a finished map, the report last.
+
+        Raises:
+            PredictError: If a file does not arrive whole.
+        """
+        if self._present and outputs.report.name in self._present:
+            # An earlier map is incomplete from now on.
+            with suppress(OSError):
+                remove_file(self._folder + outputs.report.name)
+        for path in [*filter(os.path.exists, outputs.files()), outputs.report]:
+            try:
+                write_file(path, self._folder + path.name)
+            except OSError as error:
+                raise PredictError(
+                    f'{path} was not uploaded to {self._name}: {error}. What is finished stays: '
+                    f'the same command continues.'
+                ) from error

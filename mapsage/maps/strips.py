@@ -1,27 +1,173 @@
-"""Predict strips of a scene: read windows, compute scores, blend them, hand out finished strips.
+"""Predict strips of a scene: read windows, compute scores, blend them; finished strips on disk.
 
-This is the inner loop of a prediction. One thread or several run the model, one or several read
-windows ahead of it (`reading.py`), another blends scores behind it. A strip's pixels are the same
-bits whichever other strips are predicted in the same call, so ranks may share a scene and a stopped
-prediction may continue: a batch never spans two rows of windows, and scores are added in a fixed
-order.
+`predict_strips` is the inner loop of a prediction. One thread or several run the model, one or
+several read windows ahead of it (`reading.py`), another blends scores behind it. A strip's pixels
+are the same bits whichever other strips are predicted in the same call, so ranks may share a scene
+and a stopped prediction may continue: a batch never spans two rows of windows, and scores are added
+in a fixed order.
+
+`StripStore` has the finished strips, from which a stopped prediction continues. They lie under a
+folder name that depends on everything the map depends on (`key_of`), so strips of other settings
+cannot be mixed into a map. `assembly.py` reads the strips when all of them are finished.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import time
-from contextlib import closing
+import uuid
+import zlib
+from collections import deque
+from concurrent.futures import Future, wait
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Callable, Generator, Iterable, Iterator, List, Optional
+from itertools import cycle
+from pathlib import Path
+from types import TracebackType
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Generator,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 import numpy as np
 
-from .background import WriteBehind, map_in_order, read_ahead
+from mapsage.base.files import atomic_write, parse_json
+from mapsage.base.process import BackgroundWorker
+
 from .blending import RowBlender
+from .errors import PredictError
 from .inputs import Scene
 from .map_model import Predictor, Scores
 from .reading import Window, WindowReader
 from .windows import Grid
+
+_T = TypeVar('_T')
+_R = TypeVar('_R')
+_END: Any = object()
+
+
+def read_ahead(items: Iterable[_T], depth: int) -> Generator[_T, None, None]:
+    """Yield ``items``, which a thread draws up to ``depth`` items ahead.
+
+    An error while drawing an item is raised here when that item is due. The thread ends when the
+    generator is closed.
+    """
+    iterator, worker = iter(items), BackgroundWorker('read-ahead')
+    drawn: Deque[Future] = deque(worker.submit(next, iterator, _END) for _ in range(depth))
+    try:
+        while True:
+            item = drawn.popleft().result()
+            if item is _END:
+                return
+            drawn.append(worker.submit(next, iterator, _END))
+            yield item
+    finally:
+        worker.close()
+
+
+def map_in_order(
+    function: Callable[[_T], _R], items: Iterable[_T], threads: int
+) -> Generator[Tuple[_T, _R], None, None]:
+    """Yield each item with the function's result, in the order of the items.
+
+    One more item than there are threads is drawn, so that a thread that has finished finds the
+    next item. An error is raised here when its item is due. The threads end when the generator is
+    closed.
+
+    Args:
+        function: Function that several threads may call at the same time.
+        items: Items, drawn in the calling thread.
+        threads: Number of threads; with 1 the calling thread calls the function.
+    """
+    if threads == 1:
+        for item in items:
+            yield item, function(item)
+        return
+    workers = [BackgroundWorker(f'compute-{number}') for number in range(threads)]
+    waiting: Deque[Tuple[_T, Future]] = deque()
+    try:
+        for item, worker in zip(items, cycle(workers)):
+            waiting.append((item, worker.submit(function, item)))
+            # The result leaves this list before it is used, so that it can be freed after that.
+            if len(waiting) > threads:
+                first, result = waiting.popleft()
+                yield first, result.result()
+                del first, result
+        while waiting:
+            first, result = waiting.popleft()
+            yield first, result.result()
+            del first, result
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+class WriteBehind:
+    """Calls a function in a thread, in the order of :meth:`put`.
+
+    The ``with`` block ends after all calls were made. If the block raises, waiting calls are
+    dropped.
+
+    Args:
+        function: Function to call.
+        depth: Number of calls that may wait.
+    """
+
+    def __init__(self, function: Callable[..., None], depth: int) -> None:
+        self._function, self._depth = function, depth
+        self._worker = BackgroundWorker('write-behind')
+        self._calls: Deque[Future] = deque()
+        self._error: Optional[BaseException] = None
+
+    def put(self, *arguments: object) -> None:
+        """Let the thread call the function with ``arguments``; wait while too many calls wait.
+
+        Raises:
+            BaseException: The error of an earlier call; no call is made after it.
+        """
+        # One call is running, the rest of the queue waits.
+        if len(self._calls) > self._depth:
+            wait([self._calls.popleft()])
+        if self._error is not None:
+            raise self._error
+        self._calls.append(self._worker.submit(self._call, *arguments))
+
+    def __enter__(self) -> WriteBehind:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        if kind is None:
+            wait(self._calls)
+        self._worker.close()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def _call(self, *arguments: object) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._function(*arguments)
+        # Handed to the thread that puts, which raises it.
+        except BaseException as error:
+            self._error = error
+
 
 _BATCHES_AHEAD = 2
 
@@ -266,3 +412,126 @@ def _batches_of(
                 batch.valid.append(valid)
         batch.ends_row = True
         yield batch
+
+
+# Largest size in bytes of a strip's lines about unreadable blocks.
+_MOST_DAMAGE = 1 << 26
+# Fastest level of zlib; class maps compress well at any level.
+_LEVEL = 1
+
+
+def key_of(settings: Mapping[str, object]) -> str:
+    """Return a short key of all settings of a map; different settings have different keys."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once: what another job makes under its name meanwhile is a new folder."""
+    removed = folder.with_name(f'{folder.name}.{uuid.uuid4().hex[:8]}')
+    with suppress(FileNotFoundError):
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+class StripStore:
+    """The finished strips of a map in a hidden folder beside the map.
+
+    A strip is written atomically, and its checksum is verified when it is read.
+
+    Args:
+        folder: Folder of the strips; created with the first strip.
+        grid: Windows of the scene.
+        confidence: Whether strips have a confidence plane.
+        probabilities: Number of probability planes of a strip; 0 for none.
+    """
+
+    def __init__(self, folder: Path, grid: Grid, confidence: bool, probabilities: int = 0) -> None:
+        self.folder, self._grid = folder, grid
+        self._confidence, self._probabilities = int(confidence), probabilities
+
+    def remove_damaged(self) -> None:
+        """Read all finished strips, and remove the damaged ones."""
+        for number in filter(self.has, range(self._grid.strip_count)):
+            try:
+                self.read(number)
+            except PredictError:
+                self._path(number).unlink()
+
+    def has(self, number: int) -> bool:
+        """Return whether a strip is there, damaged or not."""
+        return self._path(number).exists()
+
+    def write(self, strip: Strip) -> None:
+        """Write a strip.
+
+        Raises:
+            PredictError: If the disk is full or the folder cannot be written.
+        """
+        planes = [
+            strip.classes,
+            *([] if strip.confidence is None else [strip.confidence]),
+            *([] if strip.probabilities is None else strip.probabilities),
+        ]
+        packer = zlib.compressobj(_LEVEL)
+        packed = [packer.compress(json.dumps(strip.damage).encode() + b'\n')]
+        # Plane by plane, so that only the packed pixels are in memory twice.
+        for plane in planes:
+            packed.append(packer.compress(plane.tobytes()))
+        data = b''.join(packed) + packer.flush()
+        path = self._path(strip.number)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, data)
+        except OSError as error:
+            raise PredictError(
+                f'cannot write {path}: {error}. Free space there, or write elsewhere with --out. '
+                f'What is finished stays: the same command continues.'
+            ) from error
+
+    def read(self, number: int) -> Strip:
+        """Return a strip.
+
+        Raises:
+            PredictError: If it is missing or damaged.
+        """
+        start, stop = self._grid.strip(number)
+        left, right = self._grid.span(number)
+        path = self._path(number)
+        try:
+            first = 1 + self._confidence
+            shape = (first + self._probabilities, stop - start, right - left)
+            unpacker = zlib.decompressobj()
+            # Limited, because a damaged file of a few bytes may unpack into gigabytes.
+            most = int(np.prod(shape)) + _MOST_DAMAGE
+            content = unpacker.decompress(path.read_bytes(), most)
+            if not unpacker.eof:
+                raise ValueError('it is cut off, or longer than a strip')
+            head, pixels = content.split(b'\n', 1)
+            planes = np.frombuffer(pixels, np.uint8).reshape(shape)
+            damage = parse_json(head)
+            if not isinstance(damage, list) or not all(isinstance(line, str) for line in damage):
+                raise ValueError('it does not say what could not be read')
+            return Strip(
+                number,
+                planes[0],
+                planes[1] if self._confidence else None,
+                damage,
+                planes[first:] if self._probabilities else None,
+            )
+        except FileNotFoundError as error:
+            raise PredictError(
+                f'{path} is missing. With several ranks, --out must be on a storage '
+                f'that all of them share.'
+            ) from error
+        except (OSError, ValueError, zlib.error) as error:
+            raise PredictError(
+                f'{path} is damaged ({error}). Start the same command again: it '
+                f'predicts these rows again.'
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the folder with all strips."""
+        remove_folder(self.folder)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f'strip{number:06d}'

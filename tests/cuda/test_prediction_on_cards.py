@@ -14,11 +14,10 @@ from transfers import Transfers
 
 from mapsage.accelerator import current_accelerator
 from mapsage.maps import strips as strips_module
-from mapsage.maps.background import WriteBehind
 from mapsage.maps.blending import RowBlender
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
-from mapsage.maps.strips import Strip, predict_strips
+from mapsage.maps.strips import Strip, WriteBehind, predict_strips
 from mapsage.maps.windows import Grid
 
 SIDE = 8

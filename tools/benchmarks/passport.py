@@ -42,9 +42,11 @@ from mapsage.geo import GeoError, facts_of, open_scene  # noqa: E402
 from mapsage.geo.passport import describe_part  # noqa: E402
 from mapsage.geo.scene_facts import sample_quantiles  # noqa: E402
 from mapsage.maps.description import Bands  # noqa: E402
-from mapsage.maps.door import Door  # noqa: E402
 from mapsage.maps.errors import PredictError  # noqa: E402
-from mapsage.maps.inputs import Scene  # noqa: E402
+from mapsage.maps.inputs import (
+    Door,  # noqa: E402
+    Scene,  # noqa: E402
+)
 
 SIDE, TRAINED = 256, 8
 NAMES = ('B02', 'B03', 'B04', 'B08', 'B11', 'B12')

@@ -42,8 +42,7 @@ from mapsage.geo import stamp
 from mapsage.geo.passport import passport_of_checkpoint
 from mapsage.maps.assembly import has_transform
 from mapsage.maps.description import Classes
-from mapsage.maps.door import Door
-from mapsage.maps.inputs import OWN_SIZE, Scene, choose_size, find_inputs
+from mapsage.maps.inputs import OWN_SIZE, Door, Scene, choose_size, find_inputs
 from mapsage.maps.ledger import Worker
 from mapsage.maps.map_job import MapJob, MapSetup, ScenePlan
 from mapsage.maps.model import find_bands, load_weights, place_settings, settings_of
@@ -51,8 +50,7 @@ from mapsage.maps.outputs import Outputs, is_done, remove_outdated, write_report
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import dtype_name
 from mapsage.maps.sharing import SharedWork, run_length, shared_plan
-from mapsage.maps.strip_store import StripStore, key_of
-from mapsage.maps.strips import count_windows
+from mapsage.maps.strips import StripStore, count_windows, key_of
 from mapsage.models.frozen_weights import digest_of, pretrained_source
 from mapsage.version import __version__
 

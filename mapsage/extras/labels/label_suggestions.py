@@ -39,9 +39,8 @@ from mapsage.extras.labels.window_source import WindowCandidate, WindowSource
 from mapsage.extras.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.geo import GeoError
 from mapsage.geo.passport import passport_of_checkpoint
-from mapsage.maps.door import Door
 from mapsage.maps.errors import PredictError
-from mapsage.maps.inputs import find_inputs
+from mapsage.maps.inputs import Door, find_inputs
 from mapsage.maps.model import check_labeling, place_settings
 from mapsage.maps.places import find_places, open_places
 from mapsage.maps.predictor import WindowPredictor

@@ -25,7 +25,7 @@ from mapsage.extras.embeddings.embedding_maps import choose_overlap
 from mapsage.extras.embeddings.errors import EmbeddingError
 from mapsage.geo.passport import VERSION
 from mapsage.maps.errors import PredictError
-from mapsage.maps.strip_store import key_of
+from mapsage.maps.strips import key_of
 
 pytestmark = main_leg
 
@@ -245,7 +245,9 @@ def test_two_jobs_killed_and_one_started_again_give_the_same_bytes(
     slow = [job(number, '1') for number in range(2)]
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (
-        len(list(out.glob('.ledger/plan-*'))) < 2 or len(list(out.glob('.?.*/strip*'))) < 3
+        len(list(out.glob('.ledger/plan-*'))) < 2
+        or len(list(out.glob('.?.*/strip*'))) < 3
+        or not list(out.glob('.a.*/strip*'))
     ):
         for launch in slow:
             assert launch.process.poll() is None, launch.finish().output

@@ -7,7 +7,7 @@ from typing import Iterator, List
 
 import pytest
 
-from mapsage.maps.background import WriteBehind, map_in_order, read_ahead
+from mapsage.maps.strips import WriteBehind, map_in_order, read_ahead
 
 
 def _names() -> List[str]:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from mapsage.maps.errors import PredictError
 from mapsage.maps.outputs import Outputs, is_done, remove_outdated
-from mapsage.maps.strip_store import StripStore
-from mapsage.maps.strips import Strip
+from mapsage.maps.strips import Strip, StripStore
 from mapsage.maps.windows import Grid
 
 REPORT = dict(settings=dict(input=[['a.tif', 1, 1]], window=[64, 64]), files=['a.tif', 'a.gpkg'])
