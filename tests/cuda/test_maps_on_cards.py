@@ -10,10 +10,13 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 import rasterio
+import torch
 from cards import launch_on_cards, logged, run_tool
 from color_model import paint, write_checkpoint, write_config, write_scene
 from map_runs import read
 from support import check_finished, write_tiny_config
+
+from mapsage.accelerator import resolve_accelerator
 
 TRANSFORM = rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000)
 SHORT = """
@@ -158,3 +161,18 @@ def test_what_was_trained_on_cards_exports_to_the_same_map(
     card, exported = (read(tmp_path / name / '0.tif') for name in ('card', 'exported'))
     assert len(np.unique(card)) > 1
     np.testing.assert_array_equal(card, exported)
+
+
+def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: Any) -> None:
+    def refuse(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError('CUDA error: out of memory')
+        return empty(*size, **options)
+
+    empty = torch.empty
+    accelerator = resolve_accelerator('cuda')
+    scores = torch.arange(12, dtype=torch.float32, device='cuda').reshape(3, 4)
+    assert accelerator.host_buffer((3, 4), torch.float32).is_pinned()
+    monkeypatch.setattr(torch, 'empty', refuse)
+    assert not accelerator.host_buffer((3, 4), torch.float32).is_pinned()
+    assert torch.equal(accelerator.copy_to_host(scores)(), torch.arange(12.0).reshape(3, 4))
