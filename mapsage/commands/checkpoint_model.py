@@ -136,6 +136,10 @@ class CheckpointModel(MapModel):
         self.predictor.amp = None if amp is None else getattr(torch, amp)
         if self._on_cpu:
             self.predictor.fold_batch_norms(decisions['folded_norms'])
+        if self._args.compile:
+            self.predictor.compile()
+        # A compiled model belongs to one thread.
+        elif self._on_cpu:
             self.predictor.use_threads(torch.get_num_threads())
 
     def settings(self) -> Dict[str, Any]:
@@ -144,6 +148,7 @@ class CheckpointModel(MapModel):
             checkpoint=file_hash(self._args.checkpoint),
             model=key_of(dict(model=settings_of(self.config))),
             **({} if self._amp is None else dict(amp=dtype_name(self._amp))),
+            **(dict(compile=True) if self._args.compile else {}),
             **({} if not self._refused_norms else dict(unfolded_norms=list(self._refused_norms))),
         )
 

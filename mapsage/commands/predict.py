@@ -194,6 +194,11 @@ def _add_window_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--no-amp', dest='amp', action='store_false', help='32-bit floats')
     parser.add_argument(
+        '--compile',
+        action='store_true',
+        help='translate the model with torch.compile first, which takes a minute or more: for long jobs',
+    )
+    parser.add_argument(
         '--bands',
         type=int,
         nargs='+',
@@ -255,6 +260,8 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     """End the program with the parser's error if options contradict each other."""
     if args.model is not None and args.amp:
         parser.error('--amp is for checkpoints: an exported model computes in float32')
+    if args.model is not None and args.compile:
+        parser.error('--compile is for checkpoints: the runtime of an exported model does that')
     # An option of options.build_parser, which the parser of an exported model lacks.
     if getattr(args, 'work_dir', None):
         parser.error('--work-dir is for training and testing; maps go into --out')

@@ -156,8 +156,8 @@ class WindowPredictor(TorchPredictor):
 
     If a batch does not fit the memory, it and all later batches are computed in halves. A window's
     scores do not depend on the other windows of its batch, except for the last bits of float32,
-    because libraries choose kernels by the size of the batch. On a lazy device every batch is
-    padded to ``batch_size``, so that only one program is compiled.
+    because libraries choose kernels by the size of the batch. On a lazy device, and of a compiled
+    model, every batch is padded to ``batch_size``, so that only one program is compiled.
 
     Args:
         model: Segmentor of MMSegmentation on its device; it is switched to evaluation mode.
@@ -194,6 +194,9 @@ class WindowPredictor(TorchPredictor):
         self._device = device
         self._window, self.batch_size = window, batch_size
         self.amp, self._say = amp, say
+        self._compiled: Optional[Callable[..., torch.Tensor]] = None
+        # Where a program is compiled for each size of a batch, all batches have one.
+        self._pads = current_accelerator().lazy
         self._flips = _FLIPS if tta else _FLIPS[:1]
         self.scores = int(getattr(self._model, 'out_channels', None) or self._model.num_classes)
         head: Any = getattr(model, 'decode_head', None)
@@ -230,6 +233,22 @@ class WindowPredictor(TorchPredictor):
             if is_out_of_memory(error):
                 raise self._no_memory_for_a_window() from error
             raise
+
+    def compile(self) -> None:
+        """Let ``torch.compile`` translate the model, for batches of ``batch_size`` windows.
+
+        A model that it cannot translate computes as before, and the user is told so.
+
+        Raises:
+            PredictError: If this PyTorch has no ``torch.compile``.
+        """
+        compiler = getattr(torch, 'compile', None)
+        if compiler is None:
+            raise PredictError(
+                f'--compile needs PyTorch 2.0 or newer, and this is {torch.__version__}: leave it out.'
+            )
+        self._compiled = compiler(self._model.encode_decode, dynamic=False)
+        self._pads = True
 
     def fold_batch_norms(self, names: Collection[str]) -> None:
         """Make a convolutional model faster on a CPU; ``names`` are from :meth:`choose_folds`."""
@@ -328,7 +347,7 @@ class WindowPredictor(TorchPredictor):
         """Return the weighted scores of a batch, or None if it does not fit the memory."""
         count = len(windows)
         accelerator = current_accelerator()
-        if accelerator.lazy and count < self.batch_size:
+        if self._pads and count < self.batch_size:
             empty = windows.new_zeros((self.batch_size - count, *windows.shape[1:]))
             windows = torch.cat([windows, empty])
         try:
@@ -345,7 +364,7 @@ class WindowPredictor(TorchPredictor):
                     else total.mul_(self._device_weights)
                 )
             accelerator.flush()
-            return weighted if self._blends_on_device else weighted.cpu().numpy()[:count]
+            return weighted[:count] if self._blends_on_device else weighted.cpu().numpy()[:count]
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 # The caller retries after this frame is gone, because the error holds tensors.
@@ -391,7 +410,21 @@ class WindowPredictor(TorchPredictor):
                 # tensor cores use this order anyway.
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             # Cut off the preprocessor's padding, which is below and on the right.
-            return self._model.encode_decode(inputs, metas)[:, :, :height, :width]
+            return self._run_model(inputs, metas)[:, :, :height, :width]
+
+    def _run_model(self, inputs: torch.Tensor, metas: List[Any]) -> torch.Tensor:
+        if self._compiled is not None:
+            from torch._dynamo.exc import TorchDynamoException
+
+            try:
+                return self._compiled(inputs, metas)
+            except TorchDynamoException as error:
+                if is_out_of_memory(error):
+                    raise
+                reason = ' '.join(str(error).strip().split('\n')[:2])
+                self._say(f'--compile: the model cannot be compiled, goes on without: {reason}')
+                self._compiled = None
+        return self._model.encode_decode(inputs, metas)
 
     def _precision(self) -> AbstractContextManager:
         return nullcontext() if self.amp is None else current_accelerator().autocast(self.amp)

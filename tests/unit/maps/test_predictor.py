@@ -134,3 +134,56 @@ def test_a_map_on_a_device_asks_for_few_operators_beside_those_of_its_model() ->
         add_row()
     # Two sums and their views a window, and what a batch and a row of windows cost. They were 28.
     assert operators.calls / batch <= 15
+
+
+@pytest.mark.skipif(not hasattr(torch, 'compile'), reason='torch.compile needs PyTorch 2.0')
+@pytest.mark.parametrize('amp', [None, torch.bfloat16])
+def test_a_compiled_model_gets_batches_of_one_size(amp: Any, monkeypatch: Any) -> None:
+    """The last batch is padded, so that the model is compiled once."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter, sizes = CompileCounter(), []
+
+    def compile_noted(function: Any, **options: Any) -> Any:
+        compiled = compile_model(function, backend=counter, **options)
+
+        def run(inputs: torch.Tensor, metas: Any) -> Any:
+            sizes.append(len(inputs))
+            return compiled(inputs, metas)
+
+        return run
+
+    compile_model = torch.compile
+    expected = predictor(PixelModel(context=3), 3, amp)(WINDOWS)
+    monkeypatch.setattr(torch, 'compile', compile_noted)
+    predict = predictor(PixelModel(context=3), 3, amp)
+    predict.compile()
+    # Other kernels may differ in the last bits.
+    np.testing.assert_allclose(predict(WINDOWS), expected, rtol=1e-2 if amp else 1e-5, atol=1e-6)
+    assert len(expected) == 7 and sizes == [3, 3, 3] and counter.frame_count == 1
+
+
+@pytest.mark.skipif(not hasattr(torch, 'compile'), reason='torch.compile needs PyTorch 2.0')
+def test_a_model_that_cannot_be_compiled_computes_as_before(monkeypatch: Any) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError('no compiler here\nand a long trace')
+
+    said: List[str] = []
+    compile_model = torch.compile
+    monkeypatch.setattr(
+        torch, 'compile', lambda function, **options: compile_model(function, backend=refuse)
+    )
+    predict = predictor(PixelModel(context=3), 7, say=said.append)
+    predict.compile()
+    expected = predictor(PixelModel(context=3), 7)(WINDOWS)
+    for _ in range(2):
+        np.testing.assert_array_equal(predict(WINDOWS), expected)
+    (line,) = said
+    assert line.startswith('--compile: the model cannot be compiled, goes on without: ')
+    assert 'no compiler here' in line and '\n' not in line
+
+
+def test_compiling_needs_pytorch_2(monkeypatch: Any) -> None:
+    monkeypatch.delattr(torch, 'compile', raising=False)
+    with pytest.raises(PredictError, match='--compile needs PyTorch 2.0 or newer, .* leave it out'):
+        predictor(PixelModel(context=3), 7).compile()
