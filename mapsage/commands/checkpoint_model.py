@@ -96,8 +96,12 @@ class CheckpointModel(MapModel):
         amp = self._accelerator.has_16_bit_units() if args.amp is None else args.amp
         self._amp = choose_precision(self.config, self._accelerator) if amp else None
         device = self._accelerator.device(local_rank())
+        model = place_module(revert_sync_batchnorm(model), self._accelerator, local_rank())
+        if self._amp is not None and device.type != 'cpu' and not self._accelerator.lazy:
+            # As the windows in 16 bits: no convolution has to change the layout of its weights.
+            put_channels_last(model)
         self.predictor: WindowPredictor = WindowPredictor(
-            place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
+            model,
             device,
             self.window,
             self.overlap,

@@ -14,9 +14,12 @@ import torch
 from cards import launch_on_cards, logged, run_tool
 from color_model import paint, write_checkpoint, write_config, write_scene
 from map_runs import read
+from mmengine.config import Config
 from support import check_finished, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator
+from mapsage.commands import predict
+from mapsage.commands.checkpoint_model import CheckpointModel, choose_precision
 
 TRANSFORM = rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000)
 SHORT = """
@@ -176,3 +179,25 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: Any) -> No
     monkeypatch.setattr(torch, 'empty', refuse)
     assert not accelerator.host_buffer((3, 4), torch.float32).is_pinned()
     assert torch.equal(accelerator.copy_to_host(scores)(), torch.arange(12.0).reshape(3, 4))
+
+
+@pytest.mark.parametrize('option, last', [('--amp', True), ('--no-amp', False)])
+def test_convolutions_in_16_bits_have_channels_last(trained: Any, option: str, last: bool) -> None:
+    arguments = [*map(str, trained), 'none', '--out', 'none', option, '--accelerator', 'cuda']
+    model = CheckpointModel(predict.build_parser(arguments).parse_args(arguments), print)
+    model.load()
+    kernels = [
+        parameter
+        for parameter in model.predictor._model.parameters()
+        if parameter.dim() == 4 and parameter.shape[1] > 1 and parameter.shape[2] > 1
+    ]
+    layouts = {parameter.is_contiguous(memory_format=torch.channels_last) for parameter in kernels}
+    assert kernels and layouts == {last}
+
+
+def test_a_card_without_the_16_bits_of_the_training_takes_its_own(monkeypatch: Any) -> None:
+    config = Config(dict(optim_wrapper=dict(type='AmpOptimWrapper', dtype='bfloat16')))
+    card = resolve_accelerator('cuda')
+    assert choose_precision(config, card) == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda *_, **__: False)
+    assert choose_precision(config, card) == torch.float16
