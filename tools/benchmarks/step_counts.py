@@ -1,7 +1,7 @@
 """What a training step asks of a card: operators, casts, layout copies, bytes, operations.
 
     python tools/benchmarks/step_counts.py [--arch large] [--side 512] [--batch 2]
-        [--bytes-per-second 4.8e12] [--operations-per-second 989e12]
+        [--bytes-per-second 4.8e12] [--operations-per-second 989e12] [--rows TEXT]
 
 Runs without a card and without computing anything: the tensors have shapes and strides alone
 (FakeTensorMode), and a training step in bfloat16 autocast is counted. Bytes are those of operands
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument('--batch', type=int, default=2)
     parser.add_argument('--bytes-per-second', type=float, default=4.8e12)
     parser.add_argument('--operations-per-second', type=float, default=989e12)
+    parser.add_argument('--rows', default='', metavar='TEXT', help='only rows that hold this text')
     args = parser.parse_args()
     warnings.simplefilter('ignore')
     # Shapes need no random numbers, and a truncated normal distribution reads them.
@@ -209,6 +210,8 @@ def main() -> None:
         ),
     ]
     for name, form in rows:
+        if args.rows not in f'{name}, {form}':
+            continue
         with FakeTensorMode(), DefaultScope.overwrite_default_scope('mmseg'):
             x = torch.randn(args.batch, 3, args.side, args.side)
             labels = torch.randint(0, CLASSES, (args.batch, args.side, args.side))
