@@ -68,7 +68,8 @@ def test_a_split_model_trains_validates_and_resumes(
     placement = (tmp_path / '0.json').read_text()
     assert all(f'"{device}"' in placement for device in split)
     losses, expected = (logged(tmp_path / name) for name in ('split', 'one'))
-    assert len(losses) == 4 and losses == expected
+    # The norm for clipping is summed device by device, which rounds differently on some processors.
+    assert len(losses) == 4 and losses == pytest.approx(expected, rel=1e-6)
     assert len(logged(tmp_path / 'split', 'grad_norm')) == 4
     assert logged(tmp_path / 'split', 'mIoU')[-1:] == logged(tmp_path / 'one', 'mIoU')
 
