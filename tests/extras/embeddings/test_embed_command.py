@@ -15,6 +15,7 @@ import rasterio
 import torch
 from embedding_runs import run, write_config
 from geo_scenes import UTM, write_raster
+from mmengine.registry import DefaultScope
 from mmseg.registry import MODELS
 from stack_files import SENSORS, write_model, write_place
 from support import ROOT, Launch, check_finished, main_leg
@@ -94,7 +95,9 @@ def test_a_single_window_is_what_the_encoder_gives(tmp_path: Path) -> None:
     scene, config = write_raster(tmp_path / 'a.tif', image), write_config(tmp_path, 'Padded')
     run(config, scene, '--out', tmp_path, '--margin', 0, '--out', tmp_path / 'out')
     torch.manual_seed(0)
-    model = MODELS.build(dict(type='Padded'))
+    # Other tests of the process may have left another scope.
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = MODELS.build(dict(type='Padded'))
     model.init_weights()
     with torch.no_grad():
         (features,) = model(torch.from_numpy(image[None].astype(np.float32) / 255))
