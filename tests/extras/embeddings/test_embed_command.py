@@ -218,7 +218,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     image[:, 100:180, 20:90] = 0
     scenes = [
         write_raster(folder / 'a.tif', image, nodata=0),
-        write_raster(folder / 'b.tif', draw(90, 64, seed=1)),
+        write_raster(folder / 'b.tif', draw(400, 64, seed=1)),
     ]
     check_finished(start(config, *scenes, '--out', folder / 'out', *OPTIONS).finish())
     return config, scenes, folder / 'out'
@@ -249,8 +249,8 @@ def test_two_jobs_killed_and_one_started_again_give_the_same_bytes(
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (
         len(list(out.glob('.ledger/plan-*'))) < 2
-        or len(list(out.glob('.?.*/strip*'))) < 3
         or not list(out.glob('.a.*/strip*'))
+        or not list(out.glob('.b.*/strip*'))
     ):
         for launch in slow:
             assert launch.process.poll() is None, launch.finish().output
