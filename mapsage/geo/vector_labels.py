@@ -271,7 +271,7 @@ class BurntLabels:
 
     def cover(
         self, width: int, height: int, part: Optional[ScenePart] = None
-    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> Tuple[np.ndarray, np.ndarray]:
         """Return the class index of each polygon in the scene, and the pixels that it covers.
 
         Args:
@@ -280,9 +280,10 @@ class BurntLabels:
             part: The pixels that count; None: all of the scene.
 
         Returns:
-            Three arrays (N,), a value for each polygon (a multi-polygon has several): the class
-            index; the pixels that it covers in the scene; those of them that count. The pixels are
-            areas of the polygons, so overlapping polygons count twice.
+            Two arrays (N,), a value for each polygon (a multi-polygon has several): the class index,
+            and the pixels that it covers and that count. The pixels are areas, so overlapping
+            polygons count twice. They are 0 where neither a pixel nor half of the polygon counts: so
+            small a corner hardly contains the center of a pixel.
         """
         corners = to_map(
             self._transform, np.array([(0, 0), (width, 0), (width, height), (0, height)])
@@ -298,7 +299,10 @@ class BurntLabels:
             polygons = shapely.intersection(shapely.make_valid(polygons), outline)
         areas = shapely.area(polygons)
         polygons, indices, areas = (values[areas > 0] for values in (polygons, indices, areas))
-        return indices, areas, areas if part is None else part.covered_area(polygons)
+        if part is None:
+            return indices, areas
+        counted = part.covered_area(polygons)
+        return indices, np.where(counted >= np.minimum(1, areas / 2), counted, 0)
 
 
 def place_polygons(

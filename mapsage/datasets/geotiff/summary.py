@@ -129,11 +129,10 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
     )
     for scene in scenes:
         height, width = scene['scene_shape']
-        indices, covered, counted = scene['labels'].cover(width, height, scene['part'])
+        indices, counted = scene['labels'].cover(width, height, scene['part'])
         counts[scene['scene']] = len(indices)
         by_class.update(indices.tolist())
-        # A smaller corner of a polygon hardly contains the center of a pixel.
-        counted_by_class.update(indices[counted >= np.minimum(1, covered / 2)].tolist())
+        counted_by_class.update(indices[counted > 0].tolist())
         areas.update(dict(enumerate(np.bincount(indices, counted).tolist())))
     areas[dataset.outside] += max(0.0, pixels - sum(areas.values()))
     kind = 'polygon' if dataset.point_radius is None else 'point'
@@ -195,16 +194,17 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
 def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
     boxes = list(_boxes([scene['scene_shape'] for scene in scenes]))
     by_value: Counter = Counter()
-    counted_by_value: Counter = Counter()
+    counted_by_value: Counter = by_value if dataset.split is None else Counter()
     pixels = 0
     for number, box in boxes:
         labels, labeled = scenes[number]['labels'].read(*box)
-        part = scenes[number]['part']
-        counts = np.ones(labels.shape, bool) if part is None else part.mask(*box)
-        pixels += int(counts.sum())
-        for counter, selected in ((by_value, labeled), (counted_by_value, labeled & counts)):
-            values, numbers = np.unique(labels[selected], return_counts=True)
-            counter.update(dict(zip(values.tolist(), numbers.tolist())))
+        by_value.update(_count_values(labels[labeled]))
+        if dataset.split is None:
+            pixels += labels.size
+            continue
+        in_part = scenes[number]['part'].mask(*box)
+        pixels += int(in_part.sum())
+        counted_by_value.update(_count_values(labels[labeled & in_part]))
     shift = int(dataset.reduce_zero_label)
     unlabeled = [dataset.ignore_index] + [0] * shift
     by_class, areas = (
@@ -248,6 +248,12 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
             f'no pixel of the label rasters has a label ({sample} examined, the first file is '
             f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.',
         )
+
+
+def _count_values(labels: np.ndarray) -> Dict[int, int]:
+    """Return the number of pixels of each value."""
+    values, counts = np.unique(labels, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist()))
 
 
 def _absent_classes(

@@ -172,15 +172,16 @@ def copies_note(train: object, val: object) -> Optional[str]:
     Up to 64 images of validation are compared by content with the training images of the same size
     in bytes.
     """
-    by_size: Dict[int, List[str]] = {}
+    by_size: Dict[Optional[int], List[str]] = {}
     for path in itertools.islice(_image_files(train), _MOST_FILES):
-        by_size.setdefault(os.path.getsize(path), []).append(path)
+        by_size.setdefault(_size_of(path), []).append(path)
+    by_size.pop(None, None)
     paths = list(itertools.islice(_image_files(val), _MOST_FILES))
     compared = paths[:: -(-len(paths) // _COMPARED)] if paths else []
     copies = [
         (path, candidate)
         for path in compared
-        for candidate in by_size.get(os.path.getsize(path), ())[:_MOST_CANDIDATES]
+        for candidate in by_size.get(_size_of(path), ())[:_MOST_CANDIDATES]
         if filecmp.cmp(path, candidate, shallow=False)
     ]
     count = len({path for path, _ in copies})
@@ -194,14 +195,20 @@ def copies_note(train: object, val: object) -> Optional[str]:
 
 
 def _image_files(dataset: object) -> Iterator[str]:
-    """Yield the local files of a dataset's images, each once; scenes are compared by their ground."""
+    """Yield the paths of a dataset's images, each once; scenes are compared by their ground."""
     for inside in inner_datasets(dataset):
         if isinstance(inside, GeoTiffDataset) or reads_remotely(inside):
             continue
         paths = (sample.get('img_path') for sample in listed_samples(inside))
-        yield from (
-            path for path in dict.fromkeys(paths) if isinstance(path, str) and os.path.isfile(path)
-        )
+        yield from (path for path in dict.fromkeys(paths) if isinstance(path, str))
+
+
+def _size_of(path: str) -> Optional[int]:
+    """Return the bytes of a file, or None if it is no file of this machine."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
 
 
 def ground_note(train: object, val: object, name: str = 'val_dataloader') -> Optional[str]:
