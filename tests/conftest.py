@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import zlib
 from functools import partial
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import pytest
 from hypothesis import settings
@@ -98,6 +99,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     items[:] = spread_waiting_files(items)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+    """Leave out files without a long test where only long tests are wanted."""
+    wanted = (
+        config.getoption('markexpr') != 'long'
+        or collection_path.suffix != '.py'
+        or str(collection_path).startswith(LONG)
+        or re.search(r'mark\.long|rest_is_long', collection_path.read_text())
+    )
+    return None if wanted else True
 
 
 def in_part(name: str, part: str) -> bool:

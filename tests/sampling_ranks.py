@@ -29,9 +29,9 @@ class Answers:
         return answer
 
 
-def answers_of(run: Callable[..., Any], folder: Path) -> Answers:
-    """Call ``run(folder)``, a function of a test file, in a fresh process."""
-    return Answers(run_ranks(run, 1, folder, folder, timeout=800)[0])
+def answers_of(run: Callable[..., Any], folder: Path, *args: Any) -> Answers:
+    """Call ``run(folder, *args)``, a function of a test file, in a fresh process."""
+    return Answers(run_ranks(run, 1, folder, folder, *args, timeout=800)[0])
 
 
 def start() -> int:

@@ -11,7 +11,8 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from types import SimpleNamespace
+from typing import Any, Dict, Iterable, List, Optional
 
 import cv2
 import numpy as np
@@ -52,6 +53,7 @@ def no_simulated_cards() -> Optional[str]:
 
 
 UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
+NO_CASE = SimpleNamespace(params={})  # of a test without parameters
 PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
@@ -137,6 +139,21 @@ def write_tiny_config(path: Path, data_root: Path, extra: str = '') -> Path:
     partial.write_text(TINY_CONFIG.replace('{data_root!r}', repr(str(data_root))) + extra)
     partial.replace(path)
     return path
+
+
+def rest_is_long(cases: Iterable[Any], *daily: Any) -> List[Any]:
+    """Return the cases of a parameter; those that are not among ``daily`` are marked `long`."""
+    assert set(daily) <= set(cases), daily
+    return [case if case in daily else pytest.param(case, marks=pytest.mark.long) for case in cases]
+
+
+def chosen(request: pytest.FixtureRequest, parameter: str) -> List[Any]:
+    """Return the values of a parameter that this session tries in the file of a fixture."""
+    return [
+        item.callspec.params[parameter]
+        for item in request.session.items
+        if item.path == request.path and parameter in getattr(item, 'callspec', NO_CASE).params
+    ]
 
 
 def count_class_pixels(dataset: Any) -> np.ndarray:

@@ -44,6 +44,7 @@ def shades(path: Path, size: int = 48) -> np.ndarray:
     return (gray - gray.mean()) / gray.std()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', NAMES)
 def test_a_kept_picture_looks_like_that_of_today(gallery: Path, name: str) -> None:
     today, kept = gallery / f'{name}.png', KEPT / f'{name}.png'
@@ -52,6 +53,7 @@ def test_a_kept_picture_looks_like_that_of_today(gallery: Path, name: str) -> No
     assert (shades(today) * shades(kept)).mean() > (0.3 if name == 'preview' else 0.7), AGAIN
 
 
+@pytest.mark.long
 def test_the_kept_pictures_have_the_headings_of_today(gallery: Path) -> None:
     today, kept = (json.loads((folder / 'gallery.json').read_text()) for folder in (gallery, KEPT))
     # The short run is one with dynamic sampling, the kept report is of one without.

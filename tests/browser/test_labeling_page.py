@@ -130,6 +130,7 @@ def test_clicks_make_a_map_and_a_file(browser: Any, embedding: Path, tmp_path: P
     assert status == 0 and (classes[200:400, 50:250] == 0).all() and classes[300, 450] == 1
 
 
+@pytest.mark.long
 def test_names_and_colors_are_kept_when_the_page_is_opened_again(
     browser: Any, embedding: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_names_and_colors_are_kept_when_the_page_is_opened_again(
         page.close()
 
 
+@pytest.mark.long
 def test_where_it_is_unsure(browser: Any, embedding: Path, tmp_path: Path) -> None:
     with labeling(embedding, tmp_path / 'points.gpkg') as viewer:
         page = LabelPage(browser, viewer, 'ground')
@@ -177,6 +179,7 @@ def test_where_it_is_unsure(browser: Any, embedding: Path, tmp_path: Path) -> No
         page.close()
 
 
+@pytest.mark.long
 def test_clicks_on_no_data_and_many_at_once(browser: Any, embedding: Path, tmp_path: Path) -> None:
     file = tmp_path / 'points.gpkg'
     with labeling(embedding, file) as viewer:

@@ -115,6 +115,7 @@ def test_keys_decide_and_the_file_has_it_at_once(browser: Any, where: Any) -> No
         page.close()
 
 
+@pytest.mark.long
 def test_the_next_viewer_goes_on_and_other_maps_have_their_tiles(browser: Any, where: Any) -> None:
     folder, labels = where
     (folder.maps / 'review.gpkg').unlink(missing_ok=True)

@@ -82,6 +82,7 @@ def test_the_wheel_zooms_to_the_pointer_also_over_the_border(shown: Any) -> None
         page.page.wait_for_function(f'{resolution} > {0.9 * before}')
 
 
+@pytest.mark.long
 def test_the_map_lets_the_scene_shine_through(shown: Any) -> None:
     page, labels = shown
     place, value = (475 / 600, 225 / 400), int(labels[225, 475])

@@ -145,6 +145,7 @@ def test_labels_and_scenes_that_nothing_places(browser: Any, tmp_path: Path) -> 
         page.close()
 
 
+@pytest.mark.long
 def test_the_last_of_150_classes_is_switched(browser: Any, tmp_path: Path) -> None:
     where = folders(tmp_path)
     labels = add_map(where, 'a', size=(1600, 1600), classes=150, confidence=False, polygons=False)
@@ -231,6 +232,7 @@ def test_without_webgl(chromium: Any, two: Folders) -> None:
         page.close()
 
 
+@pytest.mark.long
 def test_a_large_map_takes_few_requests(browser: Any, tmp_path: Path) -> None:
     where = folders(tmp_path)
     labels = add_large_map(where, 'a', 20000)
@@ -246,6 +248,7 @@ def test_a_large_map_takes_few_requests(browser: Any, tmp_path: Path) -> None:
         page.close()
 
 
+@pytest.mark.long
 def test_the_command_shows_maps_until_it_is_ended(browser: Any, two: Folders) -> None:
     command = subprocess.Popen(  # a job in the background of a script would ignore Ctrl+C
         [

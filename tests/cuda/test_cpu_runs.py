@@ -94,6 +94,7 @@ def test_two_ranks(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
 
 
 @ONE_DRIVER
+@pytest.mark.long
 def test_caching_features(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     config = write_tiny_config(tmp_path / 'frozen.py', tiny_data, frozen_config.PLAIN + OPTIONS)
     check_without_cuda(

@@ -22,7 +22,10 @@ def config(tmp_path: Path, tiny_data: Path) -> Path:
     'cards, accelerator, ranks, line',
     [
         (3, 'auto', 3, '3 ranks, one for each cuda device that is visible'),
-        (1, 'auto', 1, '1 rank, for the only cuda device that is visible'),
+        pytest.param(
+            *(1, 'auto', 1, '1 rank, for the only cuda device that is visible'),
+            marks=pytest.mark.long,
+        ),
         (0, 'auto', 8, '8 ranks, since no card is used'),
         (1, 'cpu', 8, '8 ranks, since no card is used'),
     ],

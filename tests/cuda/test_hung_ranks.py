@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import launch, write_tiny_config
+from support import launch, rest_is_long, write_tiny_config
 
 # Rank HANGS of the run sleeps in its third step, or is stopped there; the others start theirs.
 HANG = """
@@ -30,7 +30,8 @@ env_cfg['dist_cfg']['timeout'] = 8
 
 
 @pytest.mark.parametrize(
-    'how, ranks, hangs', [('sleeps', 3, 1), ('stopped', 2, 1), ('sleeps', 2, 0)]
+    'how, ranks, hangs',
+    rest_is_long([('sleeps', 3, 1), ('stopped', 2, 1), ('sleeps', 2, 0)], ('sleeps', 3, 1)),
 )
 def test_the_rank_that_hangs_is_named(
     how: str, ranks: int, hangs: int, tmp_path: Path, tiny_data: Path

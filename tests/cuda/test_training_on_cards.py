@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cards import launch_on_cards, load, logged, write_start
-from support import check_finished, write_tiny_config
+from support import check_finished, rest_is_long, write_tiny_config
 
 SHORT = """
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
@@ -19,7 +19,7 @@ default_hooks['checkpoint']['interval'] = 3
 """
 
 
-@pytest.mark.parametrize('cards', [1, 2, 8])
+@pytest.mark.parametrize('cards', rest_is_long([1, 2, 8], 2))
 def test_cards_train_like_cpu_ranks(cards: int, tiny_data: Path, tmp_path: Path) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT)
     start = f'load_from={write_start(config)}'

@@ -332,7 +332,7 @@ def fork_between_collectives() -> List[int]:
     rank = start()
     channel = open_channel(None, PATIENT)
     states = []
-    for _ in range(60):
+    for _ in range(20):
         held = channel.gather(torch.full((1000,), rank))  # released after the fork
         pid = os.fork()
         if not pid:

@@ -12,7 +12,15 @@ import pytest
 import torch.distributed as dist
 from doubles import MAKES, make
 from ranks import run_ranks
-from support import ROOT, check_finished, launch, main_leg, why_no_make, write_tiny_config
+from support import (
+    ROOT,
+    check_finished,
+    launch,
+    main_leg,
+    rest_is_long,
+    why_no_make,
+    write_tiny_config,
+)
 from warm_python import warm_python
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_no_make()), reason=why_no_make())]
@@ -54,7 +62,7 @@ def reference(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> List
     return losses(folder / 'work')
 
 
-@pytest.mark.parametrize('name', MAKES)
+@pytest.mark.parametrize('name', rest_is_long(MAKES, 'npu'))
 def test_two_ranks_train_as_the_cpu_does(
     name: str, tiny_data: Path, tmp_path: Path, reference: List[float]
 ) -> None:

@@ -29,7 +29,9 @@ def trained(kind: str, data: Path, folder: Path, processes: int, changes: Dict[s
     return dict(losses=recorder.losses, weights=weights)
 
 
-@pytest.mark.parametrize('kind, several', [('eomt', (4, 3)), ('pmt', (2,))])
+@pytest.mark.parametrize(
+    'kind, several', [('eomt', (4, 3)), pytest.param('pmt', (2,), marks=pytest.mark.long)]
+)
 def test_any_number_of_processes_has_the_same_bits(
     kind: str, several: Any, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -56,6 +58,7 @@ def test_any_number_of_processes_has_the_same_bits(
     assert all(torch.isfinite(value).all() for value in found[1]['weights'].values())
 
 
+@pytest.mark.long
 def test_features_may_come_from_anywhere(tiny_data: Path, tmp_path: Path) -> None:
     """PMT's weights are those of features computed in place, bit for bit."""
 

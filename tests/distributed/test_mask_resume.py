@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoint_bits import checkpoint_bits
 from mask_runs import config_of
-from support import Launch, check_finished, launch, main_leg
+from support import Launch, check_finished, launch, main_leg, rest_is_long
 
 pytestmark = main_leg
 LOAD: Dict[str, Any] = {'weights_only': False} if torch.__version__ >= '2' else {}
@@ -35,7 +35,7 @@ AMP = dict(type='AmpOptimWrapper', dtype='bfloat16') if LOAD else {}
 KILLED = dict(type='StopBeforeIteration', variable='MAPSAGE_TEST_REACHED')
 
 
-@pytest.mark.parametrize('kind', list(RUNS))
+@pytest.mark.parametrize('kind', rest_is_long(RUNS, 'eomt'))
 def test_killed_and_resumed_with_the_same_bits(kind: str, tiny_data: Path, tmp_path: Path) -> None:
     """With mixed precision, accumulation, the average of the weights, and masks that fade out."""
     ranks, changes, step, last = RUNS[kind]
@@ -80,6 +80,7 @@ def masked(work: Path, name: str) -> List[float]:
     return state['decode_head.attn_mask_probs'].tolist()
 
 
+@pytest.mark.long
 def test_two_head_replicas_train_what_two_ranks_do(tiny_data: Path, tmp_path: Path) -> None:
     """PMT's queries and decoder held by two ranks each, with uneven masks a replica."""
     found = {}

@@ -114,6 +114,7 @@ def test_ranks_with_different_masks_on_one_card_are_refused(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.long
 def test_a_broken_package_does_not_hinder_the_cpu(tiny_data: Path, tmp_path: Path) -> None:
     """From nothing: PyTorch imports the package while it is itself imported, in every process."""
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, SHORT)

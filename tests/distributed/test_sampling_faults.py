@@ -29,7 +29,7 @@ from mapsage.sampling import (
 
 pytestmark = main_leg
 WORLDS = [2, 4, 8]
-STEPS = 600  # at 8 ranks
+STEPS = 200  # at 8 ranks
 LATE = 20.0  # seconds, at 2 ranks
 IMPATIENT = 8.0  # seconds a rank may be late where that matters
 
@@ -567,6 +567,6 @@ def scenarios() -> Dict[str, Any]:
         named[f'faults {policy} {world}'] = account_through_faults, world, 120, policy
     named['fallback of more'] = fallback_of_more_than_the_target, 3, (24, 24, 3)
     named['account fallback'] = account_for_every_sample, 8, STEPS, 'fallback'
-    named['account shrink'] = account_for_every_sample, 4, 200, 'shrink'
-    named['account pad'] = account_for_every_sample, 4, 200, 'pad'
+    named['account shrink'] = account_for_every_sample, 4, 100, 'shrink'
+    named['account pad'] = account_for_every_sample, 4, 100, 'pad'
     return named

@@ -13,7 +13,7 @@ import torch
 from forked import fork_scenarios
 from mmengine.hooks import Hook
 from sampling_ranks import Answers, answers_of
-from support import on_host
+from support import chosen, on_host, rest_is_long
 from toy_runs import same_weights, toy_runner, toy_train
 
 from mapsage_launcher import stop_request
@@ -163,21 +163,33 @@ CASES: Dict[str, Any] = {
 }
 
 
-def run_scenarios(folder: Path) -> Dict[str, Any]:
+DAILY = rest_is_long(
+    CASES,
+    'iterations, one process',
+    'both signals to all, twice in a moment',
+    'before the validation behind an epoch',
+    'inside an accumulation cycle',
+    'virtual ranks',
+)
+
+
+def run_scenarios(folder: Path, names: Sequence[str]) -> Dict[str, Any]:
     scenarios: Dict[Any, Sequence[Any]] = {
         name: (stopped_and_resumed, ranks, folder / str(number), ask, changes)
         for number, (name, (ranks, ask, changes, _)) in enumerate(CASES.items())
+        if name in names
     }
     scenarios['full disk'] = (full_disk, 2, folder / 'full')
     return fork_scenarios(scenarios, folder)
 
 
 @pytest.fixture(scope='module')
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return answers_of(run_scenarios, tmp_path_factory.mktemp('stopped'))
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    folder = tmp_path_factory.mktemp('stopped')
+    return answers_of(run_scenarios, folder, chosen(request, 'name'))
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', DAILY)
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name: str, answers: Answers) -> None:
     ranks, _, changes, end = CASES[name]
     every = answers.of(name)

@@ -57,6 +57,7 @@ def test_the_list_for_errors_has_everything_that_extras_add() -> None:
         assert set(known['names'].get(name, [])) == expected, name
 
 
+@pytest.mark.long
 def test_an_old_path_is_the_new_module() -> None:
     code = f"""import importlib, sys, warnings
 import mapsage

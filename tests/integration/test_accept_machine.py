@@ -51,6 +51,7 @@ custom_hooks = [dict(type='StopBeforeIteration', iteration=6, variable='ACCEPT_R
 """
 
 
+@pytest.mark.long
 @main_leg
 @pytest.mark.skipif(reason is not None, reason=str(reason))
 def test_the_steps_pass_on_simulated_cards(tiny_data: Path, tmp_path: Path) -> None:

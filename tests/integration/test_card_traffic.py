@@ -31,7 +31,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     [
         ('configs/demo/efficientnet_lite0_fpn_demo_dynamic.py', '2.11'),
         ('configs/demo/pmt_tiny_frozen_demo.py', '2.10'),
-        ('configs/nwpu/efficientnet_lite0_fpn_nwpu_16_fixmatch.py', '2.11'),
+        pytest.param(
+            'configs/nwpu/efficientnet_lite0_fpn_nwpu_16_fixmatch.py',
+            '2.11',
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_travels_between_cards(name: str, profile: str, data: None, tmp_path: Path) -> None:

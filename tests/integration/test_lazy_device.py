@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from mask_runs import config_of
-from support import ROOT, write_tiny_config
+from support import ROOT, rest_is_long, write_tiny_config
 
 pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg runs this')
 
@@ -49,7 +49,7 @@ print('SEEN', json.dumps(CountCompilations.seen))
 """
 
 
-@pytest.mark.parametrize('kind', ['eomt', 'pmt'])
+@pytest.mark.parametrize('kind', rest_is_long(['eomt', 'pmt'], 'pmt'))
 def test_mask_queries_compile_once(kind: str, tiny_data: Path, tmp_path: Path) -> None:
     """Whatever classes the images hold, and while masks fade out and rates change."""
     cfg = config_of(kind, tiny_data, tmp_path, steps=12, **{'env_cfg.accelerator': 'xla'})
@@ -60,7 +60,9 @@ def test_mask_queries_compile_once(kind: str, tiny_data: Path, tmp_path: Path) -
     assert all(loss == loss for loss in losses)
 
 
-@pytest.mark.parametrize('wrapper', ['OptimWrapper', 'AmpOptimWrapper'])
+@pytest.mark.parametrize(
+    'wrapper', rest_is_long(['OptimWrapper', 'AmpOptimWrapper'], 'AmpOptimWrapper')
+)
 def test_compilations_stop_after_warm_up(wrapper: str, tiny_data: Path, tmp_path: Path) -> None:
     config = write_tiny_config(
         tmp_path / 'tiny.py', tiny_data, CLIP_AND_ACCUMULATE.format(wrapper=wrapper)

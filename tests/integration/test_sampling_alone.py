@@ -60,6 +60,7 @@ def environ() -> dict:
     return dict(kept, OMP_NUM_THREADS='1', MAPSAGE_SECRET=os.urandom(32).hex())
 
 
+@pytest.mark.long
 def test_it_loads_few_modules_and_no_package_but_torch_and_numpy(alone: Installed) -> None:
     code = 'import sys, torch, numpy, mapsage.sampling; print(*sys.modules)'
     done = subprocess.run(

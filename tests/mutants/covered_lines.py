@@ -3,7 +3,8 @@
 drawn.py copies this file as ``sitecustomize.py`` into the folder of tests of its copy. Python imports it
 at the start of each process whose PYTHONPATH has that folder. A process appends to a file of its own:
 ``T`` and the test, ``F`` and the source, then line numbers. A fork starts a new file, so that what the
-process before it had executed is recorded for the test of the fork too.
+process before it had executed is recorded for the test of the fork too. pytest loads it as a plugin
+too, because a trace function ends with the first error that passes through it.
 """
 
 import os
@@ -25,6 +26,14 @@ class Recorder:
 
     def start_file(self):
         self._file = self._test = None
+        self._unwritten = b''
+
+    def write(self, text):
+        self._unwritten += text
+        try:  # a test may close all files, or let the process write none
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError:
+            pass
 
     def __call__(self, frame, event, arg):
         code = frame.f_code
@@ -37,7 +46,7 @@ class Recorder:
             if self._file is None:
                 name = f'{os.getpid()}-{os.urandom(4).hex()}'
                 self._file = open(os.path.join(FOLDER, name), 'ab', buffering=0)
-            self._file.write(b'T' + test + b'\n')
+            self.write(b'T' + test + b'\n')
         left = self._left.get(code)
         if left is None:
             left = self._left[code] = {line for _, _, line in code.co_lines() if line}
@@ -51,10 +60,16 @@ class Recorder:
                 if self._source != code.co_filename:
                     self._source = code.co_filename
                     text = b'F' + self._source.encode() + b'\n' + text
-                self._file.write(text)
+                self.write(text)
             return on_line
 
         return on_line
+
+
+def pytest_runtest_call():
+    """Trace each test, whatever an earlier one has done to the trace function."""
+    if FOLDER:
+        sys.settrace(recorder)
 
 
 if FOLDER:

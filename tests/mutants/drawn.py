@@ -208,7 +208,9 @@ def record_lines(paths: Sequence[str], jobs: int, folder: Path) -> Path:
     )
     try:
         workers = ['-n', str(jobs), '--dist', 'loadfile'] if jobs > 1 else []
-        outcome = copy.run_tests(paths, [*workers, '-rfE'], _COVERAGE_SECONDS)
+        outcome = copy.run_tests(
+            paths, [*workers, '-rfE', '-p', 'sitecustomize'], _COVERAGE_SECONDS
+        )
     finally:
         for name in ('MAPSAGE_COVERED_LINES', 'MAPSAGE_CORE', 'PYTHONPATH'):
             del os.environ[name]

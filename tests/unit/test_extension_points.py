@@ -122,6 +122,7 @@ def test_a_command_that_reads_a_config(checkout: Path) -> None:
     assert 0 < sizes['decode_head'] < sizes['backbone'] < 10_000
 
 
+@pytest.mark.long
 def test_a_hook(checkout: Path) -> None:
     assert re.search(r'slowest step: \d+ ms', run(checkout, 'A hook')[1])
 
@@ -136,6 +137,7 @@ def test_a_hook_that_knows_how_a_run_ended(checkout: Path) -> None:
     assert 'iteration' in json.loads(result.read_text())['error']
 
 
+@pytest.mark.long
 def test_an_accelerator(checkout: Path) -> None:
     _, output = run(checkout, 'An accelerator')
     assert 'accelerator rehearsal (1 simulated device(s), gradients over gloo)' in output
@@ -150,6 +152,7 @@ def test_an_accelerator_that_changes_another(checkout: Path) -> None:
     assert saved['meta']['reproducibility'][0]['facts']['threads'] == '1'
 
 
+@pytest.mark.long
 def test_an_extra(checkout: Path) -> None:
     assert run(checkout, 'An extra')[0] == '100.0%\n'
     program = (

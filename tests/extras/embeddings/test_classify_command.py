@@ -14,7 +14,7 @@ import rasterio
 import shapely
 from embedding_runs import write_alpha_earth, write_tessera
 from geo_scenes import CLASSES, PALETTE, UTM, draw_classes, write_raster
-from support import main_leg
+from support import main_leg, rest_is_long
 
 from mapsage.extras.embeddings import classify as command
 
@@ -93,7 +93,7 @@ def read_map(folder: Path, flip: bool = True) -> Any:
         return names, values[::-1] if flip and file.transform.e > 0 else values
 
 
-@pytest.mark.parametrize('method', ['probe', 'knn', 'forest'])
+@pytest.mark.parametrize('method', rest_is_long(['probe', 'knn', 'forest'], 'probe'))
 def test_points_become_a_map(place: Any, tmp_path: Path, method: str, capsys: Any) -> None:
     truth, embedding, _ = place
     labels = write_shapes(tmp_path / 'p.gpkg', *draw_points(truth, 15))
@@ -132,6 +132,7 @@ def test_its_map_is_ready_for_assess(place: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_labels_in_another_crs(place: Any, tmp_path: Path) -> None:
     import pyproj
 
@@ -165,6 +166,7 @@ def test_polygons_label_the_cells_inside(place: Any, tmp_path: Path, capsys: Any
     ).mean() > 0.97
 
 
+@pytest.mark.long
 def test_a_raster_of_classes_on_another_grid(place: Any, tmp_path: Path, capsys: Any) -> None:
     """Labels of half the pixel size, in a part of the scene, from the north."""
     truth = place[0]
@@ -195,6 +197,7 @@ def test_a_raster_of_classes_on_another_grid(place: Any, tmp_path: Path, capsys:
         assert [list(file.colormap(1)[number][:3]) for number in range(3)] == PALETTE
 
 
+@pytest.mark.long
 def test_several_files_of_tessera_share_their_labels(tmp_path: Path, capsys: Any) -> None:
     truth = draw_classes(WIDTH, HEIGHT)
     vectors = 3 * make_vectors(truth, 128)
@@ -283,6 +286,7 @@ def test_one_block_has_no_scores(place: Any, tmp_path: Path, capsys: Any) -> Non
     assert json.loads((tmp_path / 'out/scene.json').read_text())['cross_validation'] == {}
 
 
+@pytest.mark.long
 def test_numbers_as_classes(place: Any, tmp_path: Path) -> None:
     """A field of numbers, which other programs write as floats where one is missing."""
     points, names = draw_points(place[0], 5)

@@ -18,7 +18,7 @@ from geo_scenes import UTM, write_raster
 from mmengine.registry import DefaultScope
 from mmseg.registry import MODELS
 from stack_files import SENSORS, write_model, write_place
-from support import ROOT, Launch, check_finished, main_leg
+from support import ROOT, Launch, check_finished, main_leg, rest_is_long
 
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.extras.embeddings import read_embeddings
@@ -224,7 +224,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return config, scenes, folder / 'out'
 
 
-@pytest.mark.parametrize('ranks', [2, 3])
+@pytest.mark.parametrize('ranks', rest_is_long([2, 3], 3))
 def test_ranks_give_the_same_bytes(alone: Any, tmp_path: Path, ranks: int) -> None:
     config, scenes, expected = alone
     finished = start(config, *scenes, '--out', tmp_path / 'o', *OPTIONS, ranks=ranks).finish()

@@ -252,6 +252,7 @@ def answers(folder: Path) -> Answers:
     return answers_of(run_scenarios, folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', SOUND)
 def test_checks_change_no_bit(name: str, answers: Answers, folder: Path) -> None:
     ranks, _ = SOUND[name]
@@ -267,6 +268,7 @@ def test_checks_change_no_bit(name: str, answers: Answers, folder: Path) -> None
         assert checkpoint_bits(path) == checkpoint_bits(folder / name / 'plain' / path.name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', FAULTY)
 def test_a_fault_ends_the_run_on_every_rank(name: str, answers: Answers) -> None:
     *_, named, words = FAULTY[name]
@@ -277,6 +279,7 @@ def test_a_fault_ends_the_run_on_every_rank(name: str, answers: Answers) -> None
     assert answers.of(name)[0][2] == []
 
 
+@pytest.mark.long
 def test_a_sample_of_the_benchmark(answers: Answers) -> None:
     (table,) = answers.of('benchmark')
     for count, found, named, always in table.values():
@@ -285,6 +288,7 @@ def test_a_sample_of_the_benchmark(answers: Answers) -> None:
     assert table['one bit in the forward pass of a step that is not checked'][:3] == [1, 0, 0]
 
 
+@pytest.mark.long
 def test_a_bound_lets_rounding_pass(answers: Answers) -> None:
     lowest, high = (answers.of(('unlike', bit)) for bit in BITS)
     assert 'results may differ by rounding' in lowest[0], lowest
@@ -292,6 +296,7 @@ def test_a_bound_lets_rounding_pass(answers: Answers) -> None:
     assert 'of the size of the whole gradient' in high[0][1]
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_bits_of_a_sound_one(answers: Answers, folder: Path) -> None:
     (problems, message, saved), *_ = answers.of('faulty')
     # The check of iteration 6 is also the one before its checkpoint, which is not written.

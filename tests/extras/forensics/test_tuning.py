@@ -302,6 +302,7 @@ def test_the_old_option_of_the_doctor(tiny_config: Path, capsys: pytest.CaptureF
     assert '--tune-compile needs a config: mapsage tune CONFIG --comp' in capsys.readouterr().err
 
 
+@pytest.mark.long
 @main_leg
 @pytest.mark.skipif(no_simulated_cards() is not None, reason='no simulated cards here')
 @pytest.mark.usefixtures('two_rounds')

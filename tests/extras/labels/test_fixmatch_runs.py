@@ -16,7 +16,7 @@ from sampling_ranks import Answers, answers_of
 from semi_runs import OF_FEATURES, semi_config, semi_train, write_semi_data
 from support import no_simulated_cards, on_host
 
-pytestmark = on_host
+pytestmark = [on_host, pytest.mark.long]
 V = 3
 LOAD: Dict[str, Any] = {} if torch.__version__ < '2' else dict(weights_only=False)
 NO_SIM = no_simulated_cards()

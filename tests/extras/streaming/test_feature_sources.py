@@ -146,7 +146,12 @@ visualizer = dict(vis_backends=[dict(type='LocalVisBackend')])
     'text, config, data',
     [
         (DEMO, 'demo/vit_tiny_frozen_demo.py', None),
-        (NWPU, 'dinov3/vit_tiny_nwpu.py', REAL_DATA / 'nwpu_polygons'),
+        pytest.param(
+            NWPU,
+            'dinov3/vit_tiny_nwpu.py',
+            REAL_DATA / 'nwpu_polygons',
+            marks=pytest.mark.long,
+        ),
     ],
     ids=['demo', 'nwpu'],
 )

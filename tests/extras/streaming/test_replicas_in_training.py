@@ -61,6 +61,7 @@ def one_replica(trainings: Trainings) -> Run:
     return trainings.train('one', streamed(2, 2), 4)
 
 
+@pytest.mark.long
 def test_one_replica_trains_what_one_rank_trains(alone: Run, one_replica: Run) -> None:
     check_close(one_replica, alone)
 
@@ -74,6 +75,7 @@ optim_wrapper.update(type='AmpOptimWrapper', accumulative_counts=2)
 """
 
 
+@pytest.mark.long
 def test_a_replica_of_four_ranks_in_mixed_precision(trainings: Trainings) -> None:
     four = trainings.train('four', streamed(1, 4), 5, extra=MIXED)
     whole = trainings.train('whole', None, 1, extra=MIXED)

@@ -320,6 +320,7 @@ def serve_badly(links: List[Link]) -> Any:
     return serve(links, unsure, CPU)
 
 
+@pytest.mark.long
 def test_a_thousand_items_with_random_failures_leave_no_block_behind(tmp_path):
     report, died, served = run_job(take_thousand, serve_badly, 1, 2, tmp_path)
     assert died == DIED and report['lost'] == 1 and report['threads'] == 0

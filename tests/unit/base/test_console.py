@@ -108,6 +108,7 @@ def test_every_program_prints_this_way() -> None:
         assert 'accept_any_text()' in text or 'cli.run(' in text, name
 
 
+@pytest.mark.long
 def test_a_program_that_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b'II*\0broken')
     result = subprocess.run(

@@ -176,6 +176,7 @@ runner.build_logger().error('cannot read \\u5f71\\u50cf \\udcb5\\udcd8.tif')
 """
 
 
+@pytest.mark.long
 def test_a_log_in_an_ascii_locale_takes_any_text(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, '-c', LOGGING, str(tmp_path)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ torch.nn.GroupNorm(4, 16)(maps).sum().backward()
 """
 
 
+@pytest.mark.long
 def test_the_process_survives_the_backward_pass() -> None:
     finished = subprocess.run([sys.executable, '-c', _STEP], capture_output=True, check=False)
     assert finished.returncode == 0, finished.stderr.decode()[-2000:]

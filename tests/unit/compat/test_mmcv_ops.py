@@ -91,6 +91,7 @@ except ImportError:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not STAND_IN, reason=f'mmcv {mmcv.__version__} has compiled ops')
 def test_models_imported_before_mapsage_have_the_ops(tmp_path: Path) -> None:
     """A notebook imports the host packages first, in any order."""

@@ -67,6 +67,7 @@ def test_all_ranks_have_one_store_and_no_port(size: int, tmp_path: Path) -> None
     assert fork_ranks(count_ranks, size, tmp_path, port, {}) == [(True, [], [])] * size
 
 
+@pytest.mark.long
 def test_thirty_two_ranks_that_ask_all_the_time(tmp_path: Path) -> None:
     assert fork_ranks(ask_often, 32, tmp_path, free_port()) == [True] * 32
 

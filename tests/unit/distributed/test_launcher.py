@@ -217,6 +217,7 @@ for seconds, state in ((0, 'runs'), (0.5, 'runs'), (0, 'stopped')):
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != 'linux', reason='prctl is Linux only')
 def test_a_worker_outlives_the_thread_that_started_it_and_dies_with_the_process() -> None:
     """Of three processes, one dies before its worker asks for that, and one worker is stopped."""

@@ -80,6 +80,7 @@ def test_a_raster_may_stay_open(tmp_path: Path) -> None:
     assert count_open_files(path) == 0
 
 
+@pytest.mark.long
 def test_threads_open_at_the_same_moment(tmp_path: Path) -> None:
     path = write_raster(tmp_path / 'a.tif', paint(draw_classes(20, 20)))
     interval = sys.getswitchinterval()

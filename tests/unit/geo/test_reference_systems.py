@@ -129,6 +129,7 @@ def test_a_turn_around_the_globe(crs: Any, expected: float) -> None:
     assert full_turn(crs) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_folder_of_another_program_is_named(tmp_path: Path) -> None:
     """Importing needs no database of PROJ; a scene with coordinates does, a picture does not."""
     variable = 'PROJ_LIB'

@@ -38,6 +38,7 @@ def test_what_is_no_program(name: str, capsys: Any) -> None:
     assert ended.value.code == 2 and 'there is no such command' in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_file_of_tools_runs_from_any_folder(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
     done = subprocess.run(

@@ -217,8 +217,8 @@ def test_a_link_costs_one_descriptor_and_no_thread() -> None:
     def count() -> List[int]:
         # Sockets and threads of earlier tests may still be closing.
         counts: List[List[int]] = []
+        gc.collect()
         while len(counts) < 5 or counts[-5:] != counts[-1:] * 5:
-            gc.collect()
             counts.append([threading.active_count(), len(os.listdir('/proc/self/fd'))])
             time.sleep(0.05)
         return counts[-1]

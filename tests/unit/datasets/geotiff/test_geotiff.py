@@ -26,7 +26,7 @@ from mmengine.dataset import ConcatDataset
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from mmseg.datasets import MultiImageMixDataset
-from support import ROOT, check_finished, launch, main_leg
+from support import ROOT, check_finished, launch, main_leg, rest_is_long
 
 from mapsage.commands import geotiff_statistics
 from mapsage.engine.loading.data_checks import DataError, build_checked, check_labels, explain_error
@@ -233,7 +233,7 @@ def test_damaged_block_is_named_through_the_runner(tmp_path: Path) -> None:
         KeyedDataset(dataset, check_labels, explain_error)[1]
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn'])
+@pytest.mark.parametrize('method', rest_is_long(['fork', 'spawn'], 'fork'))
 def test_workers_read_what_the_process_reads(tmp_path: Path, method: str) -> None:
     write_scene(tmp_path)
     write_polygons(tmp_path / 'labels/a.tif', tmp_path / 'map.gpkg', CLASSES, simplify=0)

@@ -67,6 +67,7 @@ def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.Mo
     assert worker.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_process_that_ends_with_workers_ends_without_a_word() -> None:
     ended = subprocess.run(
         [sys.executable, '-c', ENDS_WITH_WORKERS],

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict
 
 import pytest
 from mmengine.dataset import pseudo_collate
-from support import PATIENT, ROOT, on_host
+from support import PATIENT, ROOT, on_host, rest_is_long
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from toy_runs import log_of, toy_train
@@ -194,7 +194,7 @@ small_memory = pytest.mark.skipif(
 
 
 @small_memory
-@pytest.mark.parametrize('kind', ['block', '64', pytest.param('collated', marks=pytest.mark.long)])
+@pytest.mark.parametrize('kind', rest_is_long(['block', '64', 'collated'], 'block'))
 def test_a_full_shared_memory_ends_the_run_and_says_how_to_get_more(kind: str) -> None:
     """PyTorch of a container has 64 MB; older versions end the worker with SIGBUS."""
     ended = subprocess.run(

@@ -144,6 +144,7 @@ def check_started_anew(finished: subprocess.CompletedProcess) -> None:
     assert 'this rank starts as a new Python process' in finished.stderr
 
 
+@pytest.mark.long
 def test_a_server_with_two_threads_refuses(tmp_path: Path) -> None:
     (tmp_path / 'starts_a_thread.py').write_text(
         'import threading, time\n'
@@ -155,6 +156,7 @@ def test_a_server_with_two_threads_refuses(tmp_path: Path) -> None:
     check_started_anew(refused)
 
 
+@pytest.mark.long
 def test_an_import_error_that_utf8_cannot_encode_is_said(tmp_path: Path) -> None:
     # a file name in GBK, as os.listdir gives it
     (tmp_path / 'names_a_file.py').write_text("raise OSError('\\udcb5\\udcd8.so is damaged')")

@@ -94,6 +94,7 @@ def test_a_question_for_help_is_left_to_the_program(
     assert (tmp_path / 'arguments').read_text() == '["a.py", "--amp"]'
 
 
+@pytest.mark.long
 def test_the_program_counts_what_a_run_would_use(tmp_path: Path) -> None:
     config = tmp_path / 'config.py'
     config.write_text("env_cfg = dict(accelerator='cpu')\n")
