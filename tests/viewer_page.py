@@ -91,8 +91,11 @@ class Page:
 
     def drawn(self) -> None:
         """Wait until everything is drawn that has been asked for."""
+        # From the next frame on: the event of the frame before may still be waiting.
         self.page.evaluate("""() => new Promise((done) => {
-            viewer.map().once('rendercomplete', done); viewer.map().render(); })""")
+            const map = viewer.map();
+            map.once('precompose', () => map.once('rendercomplete', done));
+            map.render(); })""")
 
     def place(self, share: float, height: float) -> List[float]:
         """Return x and y on the page of a place of the map, in shares of its width and height."""

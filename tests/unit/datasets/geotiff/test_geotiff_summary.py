@@ -287,9 +287,9 @@ def test_wrapped_datasets_are_logged_on_the_first_rank(
                 'mapsage.engine.loading.build.get_dist_info', functools.partial(tuple, place)
             )
             checked_dataset(dict(type=lambda: inner))
+            assert caplog.text.count('9 windows of 128') == 1
     finally:
         logger.removeHandler(caplog.handler)
-    assert caplog.text.count('9 windows of 128') == 1
 
 
 def write_wide_scene(root: Path, place: dict = UTM) -> None:

@@ -267,6 +267,12 @@ def test_shared_memory_counts_batches_of_all_workers_and_ranks() -> None:
     assert 'up to 192.0 MB' in note and '64.0 MB were free' in note and '--shm-size=1g' in note
 
 
+def test_too_many_open_files_are_said() -> None:
+    text = Workers('train_dataloader', 4, 2, 2).failure('received 0 items: too many open files', 8)
+    assert text.startswith('train_dataloader: a worker cannot hand over its batch: received 0')
+    assert '`ulimit -n 65536`' in text
+
+
 def test_the_start_says_that_workers_crowd_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,16 @@ from typing import Any, Dict
 
 import numpy as np
 import pytest
+import torch
 from geotiff_data import METAINFO, build_dataset, write_scene
+from label_pairs import data_sample
 from mmengine.config import Config
 from support import write_tiny_config
 
 from mapsage.engine import MapSageRunner
 from mapsage.pictures.tiles import display_rgb
+from mapsage.sampling.hooks.sampling_report import SIDE, TileGallery
+from mapsage.sampling.pool import Candidate
 
 pytestmark = pytest.mark.usefixtures('own_environment')
 
@@ -77,3 +81,19 @@ def test_windows_of_four_bands_are_shown(
                 found = expected.get(image.tobytes())
                 assert found is not None and (label == found).all()
                 assert min(len(np.unique(label)), 2) == classes
+
+
+def test_around_a_small_tile_nothing_is_labeled(tmp_path: Path) -> None:
+    gallery = TileGallery()
+    labels = torch.ones(10, 12, dtype=torch.uint8)
+    sample = dict(
+        inputs=torch.full((3, 10, 12), 9, dtype=torch.uint8),
+        data_samples=data_sample(labels, labels),
+    )
+    gallery.add(Candidate(sample, score=0.5), '', 1)
+    gallery.save(tmp_path / 'tiles.npz', ['a', 'b'], [[0] * 3, [9] * 3])
+    with np.load(str(tmp_path / 'tiles.npz')) as tiles:
+        [kept] = tiles['kept_labels']
+    expected = np.full((SIDE, SIDE), 255)
+    expected[43:53, 42:54] = 1
+    np.testing.assert_array_equal(kept, expected)
