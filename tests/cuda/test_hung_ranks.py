@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import launch, rest_is_long, write_tiny_config
+from support import launch, write_tiny_config
 
 # Rank HANGS of the run sleeps in its third step, or is stopped there; the others start theirs.
 HANG = """
@@ -31,7 +31,11 @@ env_cfg['dist_cfg']['timeout'] = 8
 
 @pytest.mark.parametrize(
     'how, ranks, hangs',
-    rest_is_long([('sleeps', 3, 1), ('stopped', 2, 1), ('sleeps', 2, 0)], ('sleeps', 3, 1)),
+    [
+        ('sleeps', 3, 1),
+        pytest.param('stopped', 2, 1, marks=pytest.mark.long),
+        pytest.param('sleeps', 2, 0, marks=pytest.mark.long),
+    ],
 )
 def test_the_rank_that_hangs_is_named(
     how: str, ranks: int, hangs: int, tmp_path: Path, tiny_data: Path
