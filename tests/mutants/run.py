@@ -68,6 +68,8 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.tree, self._temporary = folder / 'tree', folder / 'tmp'
+        # A test has another user, who has to find the files of this tree.
+        folder.parent.chmod(0o755)
         self._process: Optional[subprocess.Popen] = None
         listed = subprocess.run(
             ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],

@@ -131,4 +131,5 @@ dist.destroy_process_group()
 """)
     run = run_ranks(program, ranks=3, timeout=120)
     assert run.statuses == [0, 0, 0], run.outputs
-    assert run.outputs[0].split() == ['none', 'False', 'backward', 'True', 'unused', 'True']
+    said = run.outputs[0].splitlines()
+    assert {'none False', 'backward True', 'unused True'} <= set(said), said
