@@ -190,10 +190,7 @@ MUTANTS = (
         'a reduced tensor is not copied back to its device',
         'self._complete(lambda: collective(host))\n        _copy_back(tensors, host)',
         'self._complete(lambda: collective(host))',
-        (
-            'tests/extras/simulator/test_simulated_cards.py'
-            '::test_eight_simulated_cards_train_like_the_cpu',
-        ),
+        ('tests/unit/distributed/groups/test_staged.py',),
     ),
     Mutant(
         'model_parallel_unasked',

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from support import no_simulated_cards
 
 from mapsage.accelerator import (
     AcceleratorError,
@@ -28,6 +29,8 @@ def why_not(device: str, world: int) -> str:
         return f'torch {torch.__version__} has no process groups in Python (needs torch>=2.0)'
     if device == 'cuda' and torch.cuda.device_count() < world:
         return f'{world} ranks need as many cards, there are {torch.cuda.device_count()}'
+    if device == 'sim':
+        return no_simulated_cards() or ''
     if device == 'xla':
         try:
             resolve_accelerator('xla')
@@ -320,6 +323,8 @@ def start_group(device: str) -> None:
 def collect(device: str) -> Dict[str, Any]:
     """Run every case on one rank; return its tensors, or the text of its error."""
     start_group(device)
+    if device == 'sim':
+        device = str(current_accelerator().device(local_rank()))
     rank, world, results = dist.get_rank(), dist.get_world_size(), {}
     for name, case in CASES.items():
         try:
@@ -329,7 +334,7 @@ def collect(device: str) -> Dict[str, Any]:
     return results
 
 
-WORLDS = [(device, world) for device in ('cpu', 'cuda', 'xla') for world in (2, 3)]
+WORLDS = [(device, world) for device in ('cpu', 'cuda', 'xla') for world in (2, 3)] + [('sim', 3)]
 
 
 @pytest.fixture(scope='module', params=WORLDS, ids=lambda world: f'{world[0]}-{world[1]}')
@@ -375,7 +380,7 @@ def tiny_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
 
 
-@pytest.mark.parametrize('device, world_size', [('cpu', 2), ('cuda', 2), ('xla', 2)])
+@pytest.mark.parametrize('device, world_size', [('cpu', 2), ('cuda', 2), ('xla', 2), ('sim', 2)])
 def test_ddp_averages_gradients(device: str, world_size: int, tmp_path: Path) -> None:
     if why_not(device, world_size):
         pytest.skip(why_not(device, world_size))
