@@ -324,6 +324,7 @@ DAILY = rest_is_long(
     'gradient, best',
     'weights',
     'buffers',
+    'buffers that are not written',
     'a loss that trains nothing',
 )
 

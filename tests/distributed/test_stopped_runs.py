@@ -170,6 +170,7 @@ DAILY = rest_is_long(
     'before the validation behind an epoch',
     'inside an accumulation cycle',
     'virtual ranks',
+    'workers are signaled too',
 )
 
 

@@ -66,6 +66,7 @@ class Defect(NamedTuple):
         line: Number of the line in which the place begins, from 1.
         what: Kind, old and new text.
         source: Whole source with the defect.
+        in_function: Whether it is executed by calls, and not by an import.
     """
 
     key: str
@@ -73,6 +74,7 @@ class Defect(NamedTuple):
     line: int
     what: str
     source: str
+    in_function: bool
 
 
 class Places(ast.NodeVisitor):
@@ -162,7 +164,7 @@ def defects_of(file: str) -> Iterator[Tuple[str, Defect]]:
         old = ' '.join(whole[start:end].decode().split())
         source = (whole[:start] + new.encode() + whole[end:]).decode()
         what = f'{kind}: {old or "()"} -> {" ".join(new.split())}'
-        yield kind, Defect(key, file, line, what, source)
+        yield kind, Defect(key, file, line, what, source, bool(function))
 
 
 def draw(count: int, seed: int, rooms: Sequence[str]) -> List[Defect]:
@@ -233,8 +235,8 @@ def _made(folder: Path) -> Path:
 def covering_tests(defects: Sequence[Defect], lines: Path) -> Dict[str, List[str]]:
     """Return the tests that execute the line of a defect, by its key, those of its room first.
 
-    A line that a fixture executes belongs to all tests of the file. A line that no test executes,
-    but a process of the tests while it imports the module, belongs to the tests of the module.
+    A line that a fixture executes belongs to all tests of the file. A line that is
+    executed while a process imports the module belongs to all tests that execute one of the module.
     """
     tree = (lines / 'tree').read_text()
     tests: Dict[Tuple[str, int], Set[str]] = defaultdict(set)
@@ -257,7 +259,7 @@ def covering_tests(defects: Sequence[Defect], lines: Path) -> Dict[str, List[str
     chosen = {}
     for defect in defects:
         covering = tests[defect.file, defect.line]
-        if covering == {''}:
+        if not defect.in_function or covering == {''}:
             covering = of_file[defect.file]
         covering = {
             test
@@ -293,7 +295,6 @@ def main() -> int:
                 print(f'{defect.key} {defect.file}:{defect.line} {defect.what}')
             return 0
         paths = args.tests or [
-            *('-m', 'not long'),
             *(f'--ignore=tests/{name}' for name in (*_NOT_MAIN, 'mutants')),
         ]
         with tempfile.TemporaryDirectory(prefix='mapsage-mutants-') as folder:

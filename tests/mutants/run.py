@@ -110,6 +110,8 @@ class Copy:
             *tests,
             *options,
             '-q',
+            # what each day's run would see
+            *('-m', 'not long'),
             '--tb=short',
             '-p',
             'no:cacheprovider',

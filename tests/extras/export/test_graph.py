@@ -38,13 +38,13 @@ PREPROCESSOR = dict(
 )
 
 
-def efficientnet_fpn(channels: int = 3, **head: Any) -> Any:
+def efficientnet_fpn(channels: int = 3, rgb: bool = True, **head: Any) -> Any:
     means = dict(mean=[900.0] * channels, std=[400.0] * channels)
     return build(
         dict(
             type='EncoderDecoder',
             data_preprocessor=(
-                PREPROCESSOR
+                dict(PREPROCESSOR, bgr_to_rgb=rgb)
                 if channels == 3
                 else dict(type='BandDataPreProcessor', test_cfg=dict(size_divisor=48), **means)
             ),
@@ -71,6 +71,7 @@ def efficientnet_fpn(channels: int = 3, **head: Any) -> Any:
 
 def one_output() -> Any:
     return efficientnet_fpn(
+        rgb=False,
         num_classes=2,
         out_channels=1,
         threshold=0.4,
@@ -162,7 +163,7 @@ def dims(value: Any) -> list:
 # All shipped segmentors, and variants of head, bands and batch.
 SEGMENTORS: Dict[str, Tuple[Callable[[], Any], Bands, str]] = {
     'fpn': (efficientnet_fpn, Bands(3, True), 'qgis'),
-    'one output, corners aligned': (one_output, Bands(3, True), 'gcu'),
+    'one output, corners aligned, blue first': (one_output, Bands(3, True), 'gcu'),
     'four bands of 16 bits, padded': (lambda: efficientnet_fpn(4), Bands(4, False), 'qgis'),
     'fcn with an auxiliary head': (resnet_fcn, Bands(3, True), 'gcu'),
     'dinov3 and upernet': (upernet, Bands(3, True), 'gcu'),

@@ -16,7 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS
 from sampling_ranks import Answers, answers_of
 from scaled_on_cpu import ScaledOnCpu
-from support import launch, main_leg, no_simulated_cards, write_tiny_config
+from support import chosen, launch, main_leg, no_simulated_cards, rest_is_long, write_tiny_config
 from torch.utils.checkpoint import checkpoint
 from toy_runs import CountedToy, ToyRegression, log_of, toy_train
 
@@ -205,10 +205,11 @@ def run_benchmark(folder: Path) -> Dict[str, List[int]]:
     }
 
 
-def run_scenarios(folder: Path) -> Dict[Any, Any]:
-    """Train all runs of this file, in a process without threads, several at a time."""
+def run_scenarios(folder: Path, names: List[str]) -> Dict[Any, Any]:
+    """Train sound and faulty runs, in a process without threads, several at a time."""
     scenarios: Dict[Any, Any] = {}
-    for name, (ranks, changes) in SOUND.items():
+    for name in set(SOUND).intersection(names):
+        ranks, changes = SOUND[name]
         scenarios[name, 'checked'] = (
             train,
             ranks,
@@ -217,10 +218,17 @@ def run_scenarios(folder: Path) -> Dict[Any, Any]:
             with_checks(changes),
         )
         scenarios[name, 'plain'] = train, ranks, folder / name / 'plain', [], changes
-    for name, (ranks, hooks, changes, _, _) in FAULTY.items():
+    for name in set(FAULTY).intersection(names):
+        ranks, hooks, changes, _, _ = FAULTY[name]
         scenarios[name] = train, ranks, folder / name, hooks, with_checks(changes)
-    for bit in BITS:
-        scenarios['unlike', bit] = train_unlike, 2, folder / f'unlike {bit}', bit
+    return fork_scenarios(scenarios, folder / 'ranks')
+
+
+def run_others(folder: Path) -> Dict[Any, Any]:
+    """Train what is compared with a bound or resumed, and a sample of the benchmark."""
+    scenarios: Dict[Any, Any] = {
+        ('unlike', bit): (train_unlike, 2, folder / f'unlike {bit}', bit) for bit in BITS
+    }
     scenarios['faulty'] = (
         train,
         2,
@@ -248,12 +256,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def answers(folder: Path) -> Answers:
-    return answers_of(run_scenarios, folder)
+def answers(request: pytest.FixtureRequest, folder: Path) -> Answers:
+    return answers_of(run_scenarios, folder, chosen(request, 'name'))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize('name', SOUND)
+@pytest.fixture(scope='module')
+def others(folder: Path) -> Answers:
+    return answers_of(run_others, folder)
+
+
+@pytest.mark.parametrize(
+    'name', rest_is_long(SOUND, 'iterations', 'epochs', 'loss scale and counts')
+)
 def test_checks_change_no_bit(name: str, answers: Answers, folder: Path) -> None:
     ranks, _ = SOUND[name]
     log, plain_log = answers.of((name, 'checked'))[0], answers.of((name, 'plain'))[0]
@@ -268,8 +282,7 @@ def test_checks_change_no_bit(name: str, answers: Answers, folder: Path) -> None
         assert checkpoint_bits(path) == checkpoint_bits(folder / name / 'plain' / path.name)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize('name', FAULTY)
+@pytest.mark.parametrize('name', rest_is_long(FAULTY, 'before a checkpoint', 'weights of two'))
 def test_a_fault_ends_the_run_on_every_rank(name: str, answers: Answers) -> None:
     *_, named, words = FAULTY[name]
     for answer in answers.of(name):
@@ -280,8 +293,8 @@ def test_a_fault_ends_the_run_on_every_rank(name: str, answers: Answers) -> None
 
 
 @pytest.mark.long
-def test_a_sample_of_the_benchmark(answers: Answers) -> None:
-    (table,) = answers.of('benchmark')
+def test_a_sample_of_the_benchmark(others: Answers) -> None:
+    (table,) = others.of('benchmark')
     for count, found, named, always in table.values():
         assert not always or count == found == named, table
     # The benchmark can tell: a step that is not checked hides a single fault.
@@ -289,21 +302,21 @@ def test_a_sample_of_the_benchmark(answers: Answers) -> None:
 
 
 @pytest.mark.long
-def test_a_bound_lets_rounding_pass(answers: Answers) -> None:
-    lowest, high = (answers.of(('unlike', bit)) for bit in BITS)
+def test_a_bound_lets_rounding_pass(others: Answers) -> None:
+    lowest, high = (others.of(('unlike', bit)) for bit in BITS)
     assert 'results may differ by rounding' in lowest[0], lowest
     assert [answer[0] for answer in high] == [[0, 1]] * 2, high
     assert 'of the size of the whole gradient' in high[0][1]
 
 
 @pytest.mark.long
-def test_a_resumed_run_has_the_bits_of_a_sound_one(answers: Answers, folder: Path) -> None:
-    (problems, message, saved), *_ = answers.of('faulty')
+def test_a_resumed_run_has_the_bits_of_a_sound_one(others: Answers, folder: Path) -> None:
+    (problems, message, saved), *_ = others.of('faulty')
     # The check of iteration 6 is also the one before its checkpoint, which is not written.
     assert problems == [0, 1] and saved == ['iter_2.pth', 'iter_4.pth']
     assert 'after iteration 6 failed' in message
     assert f'{folder}/faulty/iter_4.pth was saved after a check: --resume' in message
-    assert isinstance(answers.of('resumed')[0], str), answers.of('resumed')
+    assert isinstance(others.of('resumed')[0], str), others.of('resumed')
     assert checkpoint_bits(folder / 'faulty' / 'iter_8.pth') == checkpoint_bits(
         folder / 'sound' / 'iter_8.pth'
     )

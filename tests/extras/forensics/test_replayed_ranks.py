@@ -17,7 +17,7 @@ from toy_runs import log_of, toy_config, toy_train
 from mapsage.distributed.virtual_ranks import VirtualRanksError
 from mapsage.extras.forensics.replay import ReplayError, replay
 
-pytestmark = [main_leg, pytest.mark.long]
+pytestmark = main_leg
 STEP = 7  # of 8; the checkpoint is of step 4
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),

@@ -17,7 +17,6 @@ from sampling_ranks import Answers, answers_of
 from torch import nn
 from toy_runs import log_of, toy_train
 
-pytestmark = pytest.mark.long
 SIDE, CLASSES = 8, 3
 
 
