@@ -11,7 +11,6 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Dict, Iterable, List, Optional
 
 import cv2
@@ -53,7 +52,6 @@ def no_simulated_cards() -> Optional[str]:
 
 
 UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
-NO_CASE = SimpleNamespace(params={})  # of a test without parameters
 PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
@@ -152,7 +150,7 @@ def chosen(request: pytest.FixtureRequest, parameter: str) -> List[Any]:
     return [
         item.callspec.params[parameter]
         for item in request.session.items
-        if item.path == request.path and parameter in getattr(item, 'callspec', NO_CASE).params
+        if item.path == request.path and parameter in item.fixturenames
     ]
 
 

@@ -68,8 +68,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def answers(request: pytest.FixtureRequest, folder: Path) -> Answers:
-    of_the_last_test = [(hooks, 'iterations', 3) for hooks in ('plain', 'mean')]
-    return answers_of(run_scenarios, folder, chosen(request, 'names') + of_the_last_test)
+    compared = [
+        (hooks, 'iterations', world)
+        for hooks in ('plain', 'mean')
+        for world in chosen(request, 'world')
+    ]
+    return answers_of(run_scenarios, folder, chosen(request, 'names') + compared)
 
 
 @pytest.mark.parametrize('names', DAILY, ids=str)
@@ -86,7 +90,10 @@ def test_the_log_and_the_checkpoint_agree(
         assert record.figures[0] == pytest.approx(figure, rel=1e-6), name
 
 
-def test_a_hook_that_averages_is_obeyed(answers: Answers) -> None:
+@pytest.mark.parametrize('world', rest_is_long([2, 3], 3))
+def test_a_hook_that_averages_is_obeyed(world: int, answers: Answers) -> None:
     """As under MMEngine the averaged statistics are evaluated, and not those of rank 0."""
-    without, mean = (answers.of(str((hooks, 'iterations', 3)))[0][0] for hooks in ('plain', 'mean'))
+    without, mean = (
+        answers.of(str((hooks, 'iterations', world)))[0][0] for hooks in ('plain', 'mean')
+    )
     assert without != pytest.approx(mean, rel=1e-4)

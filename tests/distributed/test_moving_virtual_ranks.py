@@ -27,7 +27,7 @@ from mapsage.engine import MapSageRunner
 pytestmark = main_leg
 DATA_SAMPLERS.register_module(name='TorchBatches', module=BatchSampler, force=True)
 V = 8
-SIZES = (1, 3, 5, 8)
+SIZES = (1, 2, 3, 5, 8)
 EMA = dict(type='EMAHook', update_buffers=True, momentum=0.3)
 # A checkpoint after every iteration is in most places of the accumulation cycles of three.
 ITERATIONS: Dict[str, Any] = {
@@ -327,11 +327,11 @@ def variant(folder: Path, processes: int, name: str) -> Any:
     return record.losses
 
 
-def run_scenarios(folder: Path, names: Sequence[str]) -> Dict[str, Any]:
+def run_scenarios(folder: Path, sizes: Sequence[int], names: Sequence[str]) -> Dict[str, Any]:
     write_tiny_data(folder / 'data', train=11, val=1, size=32)
     fork_ranks(make_cache, 1, folder / 'caching', folder, timeout=120)
     scenarios: Dict[str, Any] = {
-        f'whole {each}': (whole_runs, each, folder / str(each), each) for each in SIZES
+        f'whole {each}': (whole_runs, each, folder / str(each), each) for each in (*sizes, V)
     }
     scenarios.update(
         {f'seldom {each}': (seldom, each, folder / 'seldom' / str(each), each) for each in (1, 3)}
@@ -339,14 +339,14 @@ def run_scenarios(folder: Path, names: Sequence[str]) -> Dict[str, Any]:
     scenarios.update(
         {
             f'counted {each}': (counted, each, folder / 'counted' / str(each), each)
-            for each in (1, 3)
+            for each in (1, 2, 3, 4)
         }
     )
     scenarios.update(
         {
             f'{name} {each}': (variant, each, folder / name / str(each), each, name)
             for name in names
-            for each in (1, 3)
+            for each in (1, 2, 3)
         }
     )
     scenarios['not counted'] = not_counted, 3, folder / 'not counted'
@@ -381,11 +381,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def answers(request: pytest.FixtureRequest, folder: Path) -> Answers:
-    names = set(VARIANTS).intersection(chosen(request, 'name'))
-    return answers_of(run_scenarios, folder, names)
+    sizes, names = set(chosen(request, 'processes')), set(VARIANTS) & set(chosen(request, 'name'))
+    return answers_of(run_scenarios, folder, sizes, names)
 
 
-@pytest.mark.parametrize('processes', SIZES[:-1])
+@pytest.mark.parametrize('processes', rest_is_long(SIZES[:-1], 1, 3, 5))
 @pytest.mark.parametrize(
     ('name', 'files'),
     [('iterations', [f'iter_{each}' for each in range(1, 9)]), ('epochs', ['epoch_1', 'epoch_2'])],
@@ -433,10 +433,10 @@ def test_a_parameter_without_gradient_counts_as_zeros_or_is_named(
 
 @pytest.mark.parametrize('name', rest_is_long(VARIANTS, 'a late buffer'))
 def test_variants_have_the_same_bits(name: str, answers: Answers, folder: Path) -> None:
-    losses = [answers.of(f'{name} {each}')[0] for each in (1, 3)]
-    assert losses[0] == losses[1] and len(set(losses[0])) == len(losses[0])
-    last = [checkpoint_bits(max((folder / name / str(each)).glob('*.pth'))) for each in (1, 3)]
-    assert last[0] == last[1]
+    losses = [answers.of(f'{name} {each}')[0] for each in (1, 2, 3)]
+    assert losses[0] == losses[1] == losses[2] and len(set(losses[0])) == len(losses[0])
+    last = [checkpoint_bits(max((folder / name / str(each)).glob('*.pth'))) for each in (1, 2, 3)]
+    assert last[0] == last[1] == last[2]
     if name == 'a scaler':  # sample 7 came four times, and no rank made a step then
         assert last[0]['/optimizer/loss_scaler/scale'] == 2.0**60
 
@@ -447,7 +447,7 @@ def test_epochs_of_other_lengths_on_other_processes_are_refused(answers: Answers
 
 
 def test_a_loss_that_counts_the_global_batch(answers: Answers) -> None:
-    told = [weights for each in (1, 3) for weights in answers.of(f'counted {each}')]
+    told = [weights for each in (1, 2, 3, 4) for weights in answers.of(f'counted {each}')]
     assert all(weights == told[0] for weights in told)
     assert torch.tensor(told[0]).numpy() == pytest.approx(
         torch.tensor(answers.of('one batch')[0]).numpy(), rel=1e-5

@@ -235,8 +235,8 @@ def _made(folder: Path) -> Path:
 def covering_tests(defects: Sequence[Defect], lines: Path) -> Dict[str, List[str]]:
     """Return the tests that execute the line of a defect, by its key, those of its room first.
 
-    A line that a fixture executes belongs to all tests of the file. A line that is
-    executed while a process imports the module belongs to all tests that execute one of the module.
+    A line that a fixture executes belongs to all tests of the file. A line that is executed while a
+    process imports the module belongs to all tests that execute one of the module.
     """
     tree = (lines / 'tree').read_text()
     tests: Dict[Tuple[str, int], Set[str]] = defaultdict(set)
@@ -294,9 +294,7 @@ def main() -> int:
             for defect in defects:
                 print(f'{defect.key} {defect.file}:{defect.line} {defect.what}')
             return 0
-        paths = args.tests or [
-            *(f'--ignore=tests/{name}' for name in (*_NOT_MAIN, 'mutants')),
-        ]
+        paths = args.tests or [f'--ignore=tests/{name}' for name in (*_NOT_MAIN, 'mutants')]
         with tempfile.TemporaryDirectory(prefix='mapsage-mutants-') as folder:
             lines = record_lines(paths, args.jobs, Path(folder))
             print(f'lines of the tests: {lines}, {time.monotonic() - begin:.0f} s', flush=True)

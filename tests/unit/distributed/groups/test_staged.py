@@ -14,7 +14,6 @@ from support import no_simulated_cards
 
 from mapsage.accelerator import (
     AcceleratorError,
-    current_accelerator,
     resolve_accelerator,
     set_current_accelerator,
 )
@@ -311,24 +310,24 @@ CASES: Dict[str, Case] = {
 NOT_STAGED = ('any_source', 'batched_exchange', 'send')
 
 
-def start_group(device: str) -> None:
+def start_group(device: str) -> torch.device:
+    """Join the ranks; return the device of this one."""
     if device == 'cpu':
         register_staged_backend('cpu')
         dist.init_process_group(BACKEND, timeout=timedelta(seconds=TIMEOUT))
-    else:
-        accelerator = set_current_accelerator(resolve_accelerator(device))
-        init_process_group(accelerator, BACKEND, TIMEOUT)
+        return torch.device('cpu')
+    accelerator = set_current_accelerator(resolve_accelerator(device))
+    init_process_group(accelerator, BACKEND, TIMEOUT)
+    return accelerator.device(local_rank())
 
 
 def collect(device: str) -> Dict[str, Any]:
     """Run every case on one rank; return its tensors, or the text of its error."""
-    start_group(device)
-    if device == 'sim':
-        device = str(current_accelerator().device(local_rank()))
+    where = start_group(device)
     rank, world, results = dist.get_rank(), dist.get_world_size(), {}
     for name, case in CASES.items():
         try:
-            results[name] = [tensor.cpu() for tensor in case.run(device, rank, world)]
+            results[name] = [tensor.cpu() for tensor in case.run(where, rank, world)]
         except Exception as error:  # a case that fails must not hide the others
             results[name] = f'{type(error).__name__}: {error}'
     return results
@@ -368,8 +367,7 @@ def test_collective(outcome: List[Dict[str, Any]], name: str) -> None:
 
 def gradients(device: str) -> Dict[str, torch.Tensor]:
     """Return this rank's gradients after a backward pass through torch's DDP."""
-    start_group(device)
-    where = torch.device('cpu') if device == 'cpu' else current_accelerator().device(local_rank())
+    where = start_group(device)
     model = torch.nn.parallel.DistributedDataParallel(tiny_model().to(where))
     model(numbers(dist.get_rank(), 4, 6).to(where)).pow(2).mean().backward()
     return {name: parameter.grad.cpu() for name, parameter in model.module.named_parameters()}
