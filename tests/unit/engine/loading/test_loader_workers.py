@@ -147,6 +147,8 @@ def test_an_error_that_cannot_be_sent_is_an_error() -> None:
         def __getitem__(self, index: int) -> int:
             raise LocalError('no such band')
 
+    # Workers of another test's loader may wait to be collected.
+    others = set(multiprocessing.active_children())
     with pytest.raises(
         BatchTransferError,
         match=('(?s)the loader of Broken: a worker cannot hand over.*LocalError: no such band'),
@@ -154,7 +156,7 @@ def test_an_error_that_cannot_be_sent_is_an_error() -> None:
         batches = iter(loader(Broken(), 1, persistent_workers=True))
         next(batches)
     # What a worker does afterwards is no second error, wherever the main thread is.
-    for worker in multiprocessing.active_children():
+    for worker in set(multiprocessing.active_children()) - others:
         os.kill(worker.pid, signal.SIGKILL)
         # Not `join`, which leaves torch's signal handler nothing to find.
         multiprocessing.connection.wait([worker.sentinel])
