@@ -26,8 +26,8 @@ from typing import Callable, Collection, Dict, List, NamedTuple, Optional, Proto
 
 from .store import LockedStore
 
-# Seconds without a new report after which the others do not come any more. Ranks in the same
-# collective time out shortly one after the other.
+# Seconds of waiting without a new report after which the others do not come any more. Ranks in the
+# same collective time out shortly one after the other.
 QUIET_SECONDS = 3.0
 # Longest time for all reports, in seconds.
 MOST_SECONDS = 30.0
@@ -186,13 +186,15 @@ class Record:
             ended: Function that returns ranks whose process has ended, see :meth:`settle`.
         """
         end = time.monotonic() + MOST_SECONDS
-        quiet_until, pause = time.monotonic() + QUIET_SECONDS, _RETRY_SECONDS[0]
+        # The pauses that are asked for, not the clock: where a busy machine gives this process few
+        # turns, it gives few to those that report.
+        quiet, pause = 0.0, _RETRY_SECONDS[0]
         seen, lost, absent = 0, -1, 0
-        while time.monotonic() < min(end, quiet_until):
+        while time.monotonic() < end and quiet < QUIET_SECONDS:
             reported, ended_ranks = self._store.add(f'{self._name}/reports', 0), ended()
             if (reported, len(ended_ranks)) != (seen, lost):
                 if reported != seen:
-                    quiet_until = time.monotonic() + QUIET_SECONDS
+                    quiet = 0.0
                 seen, lost, pause = reported, len(ended_ranks), _RETRY_SECONDS[0]
                 # Some of these ranks had reported before they ended.
                 absent = sum(
@@ -202,6 +204,7 @@ class Record:
             if seen + absent >= count:
                 return
             time.sleep(pause)
+            quiet += pause
             pause = min(2 * pause, _RETRY_SECONDS[1])
 
 

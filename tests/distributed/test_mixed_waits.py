@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Dict
@@ -20,7 +19,6 @@ from mapsage.distributed import lost_ranks_named, open_channel
 
 pytestmark = on_host
 SECONDS = 3.0  # how long a rank may be late
-HANG_SECONDS = 13  # longer than the others need to find out
 # How a rank does not come, the number of ranks, which one it is, and the first that waits in torch.
 CASES = [
     ('Python', 3, 0, 0),
@@ -36,16 +34,27 @@ CASES = [
 ]
 
 
-def _sleep_in_c() -> None:
+def _wait_in_python(fifo: Path) -> None:
+    os.close(os.open(fifo, os.O_RDONLY))
+
+
+def _wait_in_c(fifo: Path) -> None:
     # Without letting other threads of the interpreter run, so that this process answers nobody.
-    ctypes.PyDLL(None).sleep(HANG_SECONDS)
+    ctypes.PyDLL(None).open(str(fifo).encode(), os.O_RDONLY)
 
 
-def _receive() -> None:
+def _receive(fifo: Path) -> None:
     dist.recv(torch.ones(3), src=(dist.get_rank() + 1) % dist.get_world_size())
 
 
-HANGS = {'Python': lambda: time.sleep(HANG_SECONDS), 'C': _sleep_in_c, 'receive': _receive}
+HANGS = {'Python': _wait_in_python, 'C': _wait_in_c, 'receive': _receive}
+
+
+def _end_the_hang(fifo: Path, rank: int, world: int) -> None:
+    """Wake the rank that hangs at a named pipe, if all others have found out."""
+    fifo.with_name(f'{rank}.knows').touch()
+    if len(list(fifo.parent.glob('*.knows'))) == world - 1:
+        os.close(os.open(fifo, os.O_RDWR))
 
 
 def wait_in_two_ways(how: str, missing: int, first: int, folder: Path) -> Dict[str, Any]:
@@ -56,18 +65,23 @@ def wait_in_two_ways(how: str, missing: int, first: int, folder: Path) -> Dict[s
         'gloo', store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
     )
     channel = open_channel()
+    fifo = folder / 'fifo'
+    if rank == missing:
+        os.mkfifo(fifo)
     channel.gather(torch.tensor(rank))
     others = [other for other in range(world) if other != missing]
     in_torch = others[first::2]
     try:
         with lost_ranks_named('this test'):
             if rank == missing:
-                HANGS[how]()
+                HANGS[how](fifo)
             elif rank in in_torch:
                 dist.all_reduce(torch.ones(2))
             else:
                 channel.gather(torch.tensor(rank))
     except Exception as error:
+        if rank != missing:
+            _end_the_hang(fifo, rank, world)
         return dict(kind=type(error).__name__, message=str(error), ranks=getattr(error, 'ranks', 0))
     return {}
 
@@ -102,5 +116,5 @@ def test_who_waits_is_not_blamed(
         return
     assert all(error['ranks'] == [missing] for error in waiting), errors
     if how != 'C':
-        place = 'in _receive' if how == 'receive' else 'in <lambda>'
+        place = 'in _receive' if how == 'receive' else 'in _wait_in_python'
         assert all(place in error['message'] for error in waiting), errors

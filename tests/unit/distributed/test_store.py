@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from typing import Dict, List
 
@@ -50,6 +51,26 @@ def test_those_who_do_not_report_are_found_by_all_at_a_constant_cost(
         thread.join(60)
     assert found == dict.fromkeys(stores, absent)
     assert sum(store.requests for store in stores.values()) < 20 * size
+
+
+class SlowStore(LockedStore):
+    """Answers as a store on a busy machine does."""
+
+    def add(self, key: str, more: int) -> int:
+        time.sleep(0.2)
+        return super().add(key, more)
+
+
+@pytest.mark.skipif(not hasattr(dist, 'HashStore'), reason='this torch has no store in memory')
+def test_a_late_report_on_a_busy_machine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_ranks, 'QUIET_SECONDS', 0.5)
+    shared = dist.HashStore()
+    late = threading.Timer(1, Record(LockedStore(shared), 'broken', 1, range(2)).file, [Report()])
+    late.start()
+    Record(SlowStore(shared), 'broken', 0, range(2)).wait(1)
+    reports = shared.add('broken/reports', 0)
+    late.join()
+    assert reports == 1
 
 
 KEEPER = """
