@@ -122,7 +122,7 @@ def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndar
     """Return ``array`` resized to ``(height, width)``.
 
     With ``nearest=True``, for label maps, pixels are selected: every dtype works, and no new value
-    appears. Otherwise pixels are averaged if the array shrinks and interpolated if it grows.
+    appears. Otherwise pixels are averaged if the array shrinks, and interpolated if not.
     """
     if array.shape[:2] == (height, width):
         return array

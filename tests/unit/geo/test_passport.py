@@ -78,6 +78,17 @@ def stretched(values: np.ndarray) -> np.ndarray:
     return np.clip((values - low) / (high - low), 0, 1) * 65535
 
 
+def test_the_contrast_of_the_training_is_not_mentioned() -> None:
+    def saturated(values: np.ndarray) -> np.ndarray:
+        """Return values from 0 to a third of the range, and the brightest 5 % at its end."""
+        low, high = np.percentile(values, (2, 95), axis=1, keepdims=True)
+        return np.where(values > high, 65535, (values - low).clip(0) / (high - low) * 20000)
+
+    part = describe_part([PLAIN] * 6, [quantiles(seed, saturated) for seed in range(6)])
+    assert 'contrast' not in kinds(compare(part, PLAIN, quantiles(50, saturated)))
+    assert 'contrast' in kinds(compare(passport(PLAIN), PLAIN, quantiles(50, saturated)))
+
+
 @pytest.mark.parametrize(
     ('kind', 'change'),
     [

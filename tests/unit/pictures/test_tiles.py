@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,12 @@ def test_resized_labels_hold_no_new_value(labels: np.ndarray, height: int, width
     resized = tiles.resize(labels, height, width, nearest=True)
     assert resized.shape == (height, width)
     assert set(np.unique(resized)) <= set(np.unique(labels))
+
+
+def test_an_image_that_keeps_its_number_of_pixels_is_interpolated() -> None:
+    image = np.random.default_rng(0).random((4, 16)).astype('float32')
+    expected = cv2.resize(image, (8, 8), interpolation=cv2.INTER_LINEAR)
+    assert (tiles.resize(image, 8, 8, nearest=False) == expected).all()
 
 
 def test_shrink_keeps_the_aspect() -> None:
