@@ -226,6 +226,8 @@ def test_a_machine_too_many_waits_and_the_others_go_on(place: Place, two: List[L
         threading.Thread(target=each.meet, daemon=True)
         for each in (place.launcher(), place.launcher(), *two)
     ]
+    for each in two:  # a round of three, never one of these two alone
+        each.handler._settings.timeout._last_call = timedelta(seconds=60)
     for thread in threads[:2]:
         thread.start()
     until(lambda: two[0].membership.waiting() and len(two[0].state.wait_list) == 2)
