@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from typing import Dict, Iterator, Optional, Tuple
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
 from .channels.main_thread import line_of, set_broken_collective
-from .channels.open_channels import ask_positions, known_ends, known_pause
+from .channels.open_channels import ask_reports, known_ends, known_pause
 from .lost_ranks import Activity, Record, Report, find_culprit, watched_losses
 from .store import LockedStore
 
@@ -82,11 +82,19 @@ def _find_cause(name: str, error: Exception, activity: str) -> Optional[Exceptio
     )
     if not is_broken:
         return None
-    finding = record.settle(
-        lambda reports: find_culprit(
-            reports, ranks, known_ends, lambda silent: ask_positions(f'{name}/silent', silent)
-        )
-    )
+
+    # A rank that does not answer may have reported in the meantime, and then ended.
+    def ask(silent: Sequence[int]) -> Dict[int, Report]:
+        answers = ask_reports(f'{name}/silent', silent)
+        reports = record.reports()
+        return {**answers, **{rank: reports[rank] for rank in silent if rank in reports}}
+
+    def silent_ends(silent: Sequence[int]) -> Dict[int, str]:
+        ends = known_ends(silent)
+        reports = record.reports() if ends else {}
+        return {rank: text for rank, text in ends.items() if rank not in reports}
+
+    finding = record.settle(lambda reports: find_culprit(reports, ranks, silent_ends, ask))
     if finding is not None and finding.failed is not None:
         return RankError(*finding.failed, activity)
     # A watch names the ranks that broke the collective; others that did not report were late.

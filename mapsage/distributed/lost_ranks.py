@@ -277,7 +277,7 @@ def find_culprit(
     reports: Dict[int, Report],
     ranks: Sequence[int],
     known_ends: Callable[[Sequence[int]], Dict[int, str]],
-    ask: Callable[[Sequence[int]], Dict[int, Position]],
+    ask: Callable[[Sequence[int]], Dict[int, Report]],
 ) -> Finding:
     """Return the rank at fault where a collective of torch.distributed has failed on some ranks.
 
@@ -285,11 +285,11 @@ def find_culprit(
         reports: Reports of these ranks.
         ranks: Global ranks of the job.
         known_ends: Function that returns those of some ranks whose process has ended, with a text.
-        ask: Function that returns where the main threads of some ranks are, if they answer.
+        ask: Function that returns the reports of some ranks now, if they answer.
     """
-    for rank, report in reports.items():
-        if report.error:
-            return Finding([], {}, failed=(rank, report.error))
+    failed = _find_failed(reports)
+    if failed is not None:
+        return failed
     silent = [rank for rank in ranks if rank not in reports]
     late = {
         rank: f'rank {rank} {describe_pause(report.paused)}'
@@ -306,7 +306,11 @@ def find_culprit(
         return Finding(list(ended), ended)
     # A rank without a report may itself wait, in a later collective of another kind. If no rank
     # answers, this job has opened no channel yet, and all ranks without a report count.
-    positions = ask(silent)
+    answers = ask(silent)
+    failed = _find_failed(answers)
+    if failed is not None:
+        return failed
+    positions = {rank: report.position for rank, report in answers.items()}
     hanging = [rank for rank in silent if rank not in positions] or find_stragglers(positions)
     if all(
         rank in positions and positions[rank].activity == Activity.IN_COLLECTIVE for rank in hanging
@@ -324,6 +328,14 @@ def find_culprit(
             if rank in positions
         },
     )
+
+
+def _find_failed(reports: Dict[int, Report]) -> Optional[Finding]:
+    """Return the finding that a rank failed with an error of its own, if one says so. Pure."""
+    for rank, report in reports.items():
+        if report.error:
+            return Finding([], {}, failed=(rank, report.error))
+    return None
 
 
 def find_stragglers(positions: Dict[int, Position]) -> List[int]:

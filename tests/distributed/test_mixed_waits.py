@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Sequence
 
 import pytest
 import torch
@@ -15,7 +16,13 @@ from forked import fork_scenarios
 from ranks import run_ranks
 from support import on_host
 
-from mapsage.distributed import lost_ranks_named, open_channel
+from mapsage.distributed import (
+    RankLostError,
+    broken_collective,
+    lost_ranks,
+    lost_ranks_named,
+    open_channel,
+)
 
 pytestmark = on_host
 SECONDS = 3.0  # how long a rank may be late
@@ -86,11 +93,51 @@ def wait_in_two_ways(how: str, missing: int, first: int, folder: Path) -> Dict[s
     return {}
 
 
+def give_up_while_asked(folder: Path) -> Dict[str, Any]:
+    """Rank 2 hangs, rank 1 waits for it in torch, and rank 0 gives up when rank 1 asks for it."""
+    lost_ranks.QUIET_SECONDS = 0.5
+    rank, real_ask, fifo = int(os.environ['RANK']), broken_collective.ask_reports, folder / 'fifo'
+    store = dist.FileStore(str(folder / 'store'), 3)
+    dist.init_process_group(
+        'gloo', store=store, rank=rank, world_size=3, timeout=timedelta(seconds=SECONDS)
+    )
+    if rank == 2:
+        os.mkfifo(fifo)
+    open_channel().gather(torch.tensor(rank))
+
+    def ask_once_it_has_ended(name: str, ranks: Sequence[int]) -> Any:
+        (folder / 'asked').touch()
+        until((folder / '0.answer').exists)
+        return real_ask(name, ranks)
+
+    broken_collective.ask_reports = ask_once_it_has_ended
+    try:
+        with lost_ranks_named('this test'):
+            if rank == 0:
+                until((folder / 'asked').exists)
+                raise RankLostError('rank 2 did not come', [2])
+            if rank == 1:
+                dist.all_reduce(torch.ones(2))
+            _wait_in_python(fifo)
+    except RankLostError as error:
+        _end_the_hang(fifo, rank, 3)
+        return dict(ranks=error.ranks)
+    return {}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
 def run_all(folder: Path) -> Dict[Any, Any]:
     return fork_scenarios(
         {
-            (how, world, missing, first): (wait_in_two_ways, world, how, missing, first, Path)
-            for how, world, missing, first in CASES
+            'asked': (give_up_while_asked, 3, Path),
+            **{
+                (how, world, missing, first): (wait_in_two_ways, world, how, missing, first, Path)
+                for how, world, missing, first in CASES
+            },
         },
         folder,
     )
@@ -118,3 +165,7 @@ def test_who_waits_is_not_blamed(
     if how != 'C':
         place = 'in _receive' if how == 'receive' else 'in _wait_in_python'
         assert all(place in error['message'] for error in waiting), errors
+
+
+def test_a_rank_that_gives_up_while_it_is_asked_is_not_blamed(answers: Dict[Any, Any]) -> None:
+    assert answers['asked'] == [dict(ranks=[2]), dict(ranks=[2]), {}]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from mapsage.distributed.descriptors import DescriptorLimitError, check_descriptors
 from mapsage.distributed.groups.process_group import DEFAULT_TIMEOUT_SECONDS
 from mapsage.distributed.groups.staged import StagedProcessGroup
-from mapsage.distributed.lost_ranks import Position
+from mapsage.distributed.lost_ranks import Report
 from mapsage.distributed.store import LockedStore
 
 from .channel import Channel, RankLostError, SerialChannel, error_text
@@ -122,13 +122,13 @@ def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
     return roll.mesh.reasons()
 
 
-def ask_positions(name: str, ranks: Sequence[int]) -> Dict[int, Position]:
-    """Return where the main threads of ranks are, see :meth:`RollCall.ask_positions`.
+def ask_reports(name: str, ranks: Sequence[int]) -> Dict[int, Report]:
+    """Return where the main threads of ranks are, see :meth:`RollCall.ask_reports`.
 
     The answer is empty if this process has opened no channel.
     """
     roll = _existing_roll_call()
-    return {} if roll is None else roll.ask_positions(name, ranks)
+    return {} if roll is None else roll.ask_reports(name, ranks)
 
 
 def known_pause() -> float:

@@ -19,7 +19,6 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple
 from mapsage.distributed.lost_ranks import (
     MOST_SECONDS,
     Finding,
-    Position,
     Record,
     Report,
     find_missing,
@@ -148,8 +147,8 @@ class RollCall:
         lost = self._lost_ranks(lane)
         return Finding(list(lost), lost, silent=True) if lost else unknown
 
-    def ask_positions(self, name: str, ranks: Sequence[int]) -> Dict[int, Position]:
-        """Return the positions of the main threads of ranks, without ranks that do not answer.
+    def ask_reports(self, name: str, ranks: Sequence[int]) -> Dict[int, Report]:
+        """Return the reports of ranks where their main threads are, of those that answer.
 
         Args:
             name: Name of the question, which is asked once in a job; all ranks answer it.
@@ -159,7 +158,7 @@ class RollCall:
         self.alarm(Lane(name, everyone), {})
         record = self._record(name, everyone)
         record.wait(self._ranks)
-        return {rank: report.position for rank, report in record.reports().items() if rank in ranks}
+        return {rank: report for rank, report in record.reports().items() if rank in ranks}
 
     def publish(self, lane: Lane, key: str, text: str) -> bool:
         """Store a text for all ranks; return whether it is the first under its key."""

@@ -105,7 +105,7 @@ def test_who_is_missing(
 
 
 @pytest.mark.parametrize(
-    'reports, ended, positions, ranks, failed',
+    'reports, ended, answers, ranks, failed',
     [
         (
             {0: Report(), 2: Report(error='ValueError: x')},
@@ -116,13 +116,15 @@ def test_who_is_missing(
         ),
         ({0: Report(), 2: Report()}, {1: 'dead'}, {}, [1], None),
         ({0: Report()}, {}, {}, [1, 2], None),
-        ({0: Report()}, {}, {1: Position(RUNS, 'a'), 2: Position(WAITS, 'b')}, [1], None),
+        ({0: Report()}, {}, {1: Report(0, RUNS, 'a'), 2: Report(0, WAITS, 'b')}, [1], None),
+        # Rank 2 has failed after the reports were read.
+        ({0: Report()}, {}, {2: Report(error='OSError: x')}, [], (2, 'OSError: x')),
         ({rank: Report(paused=5 * (rank == 1)) for rank in range(3)}, {}, {}, [1], None),
         # All wait; rank 2 alone is in another collective.
         (
             {0: Report(0, WAITS, 'a'), 1: Report(0, WAITS, 'a')},
             {},
-            {2: Position(WAITS, 'b')},
+            {2: Report(0, WAITS, 'b')},
             [2],
             None,
         ),
@@ -132,9 +134,9 @@ def test_who_is_missing(
 def test_who_broke_a_collective(
     reports: Dict[int, Report],
     ended: Dict[int, str],
-    positions: Dict[int, Position],
+    answers: Dict[int, Report],
     ranks: List[int],
     failed: object,
 ) -> None:
-    finding = find_culprit(reports, range(3), lambda _: ended, lambda _: dict(positions))
+    finding = find_culprit(reports, range(3), lambda _: ended, lambda _: answers)
     assert (finding.ranks, finding.failed) == (ranks, failed)
