@@ -85,9 +85,8 @@ def _find_cause(name: str, error: Exception, activity: str) -> Optional[Exceptio
 
     # A rank that does not answer may have reported in the meantime, and then ended.
     def ask(silent: Sequence[int]) -> Dict[int, Report]:
-        answers = ask_reports(f'{name}/silent', silent)
-        reports = record.reports()
-        return {**answers, **{rank: reports[rank] for rank in silent if rank in reports}}
+        answers = {**ask_reports(f'{name}/silent'), **record.reports()}
+        return {rank: answers[rank] for rank in silent if rank in answers}
 
     def silent_ends(silent: Sequence[int]) -> Dict[int, str]:
         ends = known_ends(silent)

@@ -7,7 +7,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict
 
 import pytest
 import torch
@@ -105,10 +105,10 @@ def give_up_while_asked(folder: Path) -> Dict[str, Any]:
         os.mkfifo(fifo)
     open_channel().gather(torch.tensor(rank))
 
-    def ask_once_it_has_ended(name: str, ranks: Sequence[int]) -> Any:
+    def ask_once_it_has_ended(name: str) -> Any:
         (folder / 'asked').touch()
         until((folder / '0.answer').exists)
-        return real_ask(name, ranks)
+        return real_ask(name)
 
     broken_collective.ask_reports = ask_once_it_has_ended
     try:

@@ -122,13 +122,13 @@ def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
     return roll.mesh.reasons()
 
 
-def ask_reports(name: str, ranks: Sequence[int]) -> Dict[int, Report]:
-    """Return where the main threads of ranks are, see :meth:`RollCall.ask_reports`.
+def ask_reports(name: str) -> Dict[int, Report]:
+    """Return reports with the positions of main threads, see :meth:`RollCall.ask_reports`.
 
     The answer is empty if this process has opened no channel.
     """
     roll = _existing_roll_call()
-    return {} if roll is None else roll.ask_reports(name, ranks)
+    return {} if roll is None else roll.ask_reports(name)
 
 
 def known_pause() -> float:

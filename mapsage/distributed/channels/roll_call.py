@@ -147,18 +147,17 @@ class RollCall:
         lost = self._lost_ranks(lane)
         return Finding(list(lost), lost, silent=True) if lost else unknown
 
-    def ask_reports(self, name: str, ranks: Sequence[int]) -> Dict[int, Report]:
-        """Return the reports of ranks where their main threads are, of those that answer.
+    def ask_reports(self, name: str) -> Dict[int, Report]:
+        """Return reports with the positions of the main threads, of the ranks that answer.
 
         Args:
             name: Name of the question, which is asked once in a job; all ranks answer it.
-            ranks: Global ranks whose answers are returned.
         """
         everyone = range(self._ranks)
         self.alarm(Lane(name, everyone), {})
         record = self._record(name, everyone)
         record.wait(self._ranks)
-        return {rank: report for rank, report in record.reports().items() if rank in ranks}
+        return record.reports()
 
     def publish(self, lane: Lane, key: str, text: str) -> bool:
         """Store a text for all ranks; return whether it is the first under its key."""
